@@ -7,8 +7,10 @@ its `data`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import UnionType
 from typing import Any
 
 from lmi import errors
@@ -19,19 +21,18 @@ from lmi.apis.base.readers import JSON_SCHEMAS
 from lmi.settings.config import ModelConfig
 
 Schema = dict[str, Any]
+Form = type | UnionType | str | tuple[str, ...] | list[Any] | Schema | None
+"""A schema in short, which `schema_of` writes out."""
+Content = dict[str, Schema]  # by media type
 Operation = dict[str, Any]
 Causes = Iterable[type[errors.LmiError]]
 
 ITEM_SCHEMA = "x-itemSchema"
 JSON, JSONLINES, SSE = "application/json", "application/jsonlines", "text/event-stream"
+NOTHING: Content = {"text/plain": {"schema": {"type": "string", "maxLength": 0}}}
+TYPES: dict[type | None, str] = {str: "string", int: "integer", float: "number", bool: "boolean", dict: "object"}
 STRING: Schema = {"type": "string"}
-INTEGER: Schema = {"type": "integer"}
-NUMBER: Schema = {"type": "number"}
 BOOLEAN: Schema = {"type": "boolean"}
-PAGE: list[Schema] = [  # the parameters of a list in pages
-    {"name": LIMIT, "in": "query", "schema": {**INTEGER, "minimum": 1, "maximum": MAX_ITEMS}},
-    {"name": TOKEN, "in": "query", "schema": {**STRING, "pattern": "^[0-9]{1,9}$"}},
-]
 OF_HTTP = {  # what an answer may mean besides the errors of its route
     404: "There is no such path.",
     405: "The path has other methods.",
@@ -41,33 +42,32 @@ OF_HTTP = {  # what an answer may mean besides the errors of its route
     431: "The head of the request is too large.",
     500: "A fault of the server.",
 }
-OF_ROUTES: Causes = (errors.Overloaded, errors.Unavailable)
 OF_INFERENCE: Causes = (
-    *(errors.InvalidRequest, errors.UnknownAdapter, errors.UnknownModel),
+    *(errors.InvalidRequest, errors.UnknownAdapter, errors.UnknownModel, errors.Overloaded),
     *(errors.GenerationFailed, errors.EngineLost, errors.DeadlineExceeded, errors.OutOfMemory),
 )
 
 
-@dataclass(frozen=True, slots=True)
-class ApiDescription:
-    """The part of the document that describes one API."""
-
-    name: str
-    about: str
-    paths: dict[str, dict[str, Operation]]
-    schemas: dict[str, Schema] = field(default_factory=dict)
-
-
-def ref(name: str) -> Schema:
-    return {"$ref": f"#/components/schemas/{name}"}
-
-
-def array(items: Schema) -> Schema:
-    return {"type": "array", "items": items}
+def schema_of(form: Form) -> Schema:
+    """Return the schema of a type, `type | None`, a list `[form]`, one of the texts `("a", "b")` or a component."""
+    if isinstance(form, dict):
+        return form
+    if isinstance(form, str):
+        return {"$ref": f"#/components/schemas/{form}"}
+    if isinstance(form, list):
+        return array(form[0])
+    if isinstance(form, tuple):
+        return {"enum": list(form)}
+    return or_null(form.__args__[0]) if isinstance(form, UnionType) else {"type": TYPES.get(form, "null")}
 
 
-def or_null(schema: Schema) -> Schema:
+def array(items: Form) -> Schema:
+    return {"type": "array", "items": schema_of(items)}
+
+
+def or_null(form: Form) -> Schema:
     """Return the schema with null added, which means "left out"."""
+    schema = schema_of(form)
     if not schema:
         return schema
     if "enum" in schema:
@@ -77,15 +77,21 @@ def or_null(schema: Schema) -> Schema:
     return {"anyOf": [schema, {"type": "null"}]}
 
 
-def struct(properties: Mapping[str, Schema], *optional: str) -> Schema:
+def either(*forms: Form) -> Schema:
+    return {"anyOf": list(map(schema_of, forms))}
+
+
+def struct(*optional: str, **properties: Form) -> Schema:
     """Describe an object of an answer. It has only these properties, and all except the `optional` ones."""
     required = [name for name in properties if name not in optional]
-    return {"type": "object", "properties": dict(properties), "required": required, "additionalProperties": False}
+    return {**asked(properties, *required), "additionalProperties": False}
 
 
-def asked(properties: Mapping[str, Schema], *required: str) -> Schema:
+def asked(properties: Mapping[str, Form], *required: str, example: object = None) -> Schema:
     """Describe an object of a request, which may have further properties."""
-    return {"type": "object", "properties": dict(properties), "required": list(required)}
+    schemas = {name: schema_of(form) for name, form in properties.items()}
+    described: Schema = {"type": "object", "properties": schemas, "required": list(required)}
+    return described if example is None else {**described, "examples": [example]}
 
 
 def taken(table: Mapping[str, Parameter]) -> dict[str, Schema]:
@@ -93,9 +99,20 @@ def taken(table: Mapping[str, Parameter]) -> dict[str, Schema]:
     return {name: or_null(JSON_SCHEMAS.get(row.read, {})) for name, row in table.items()}
 
 
-def content(schema: Schema, *media_types: str, end: str = "") -> dict[str, Schema]:
+def parameter(place: str, name: str, form: Form, description: str = "") -> Schema:
+    described = {"name": name, "in": place, "schema": schema_of(form)}
+    return {**described, "description": description} if description else described
+
+
+PAGE = (  # the parameters of a list in pages
+    parameter("query", LIMIT, {"type": "integer", "minimum": 1, "maximum": MAX_ITEMS}),
+    parameter("query", TOKEN, {"type": "string", "pattern": "^[0-9]{1,9}$"}),
+)
+
+
+def content(form: Form, *media_types: str, end: str = "") -> Content:
     """Return the schema by media type: of the body for JSON, else of one record. `end` is an event that is not JSON."""
-    return {media: _medium(schema, media, end) for media in media_types or (JSON,)}
+    return {media: _medium(schema_of(form), media, end) for media in media_types or (JSON,)}
 
 
 def _medium(schema: Schema, media_type: str, end: str) -> Schema:
@@ -109,51 +126,66 @@ def _medium(schema: Schema, media_type: str, end: str) -> Schema:
     return {ITEM_SCHEMA: {"type": "object", "properties": {"data": data}, "required": ["data"]}}
 
 
-def answers(
-    ok: Mapping[str, Schema],
-    error: Mapping[str, Schema],
-    causes: Causes = (),
-    rules: Sequence[ErrorRules[Any]] = (),
-) -> dict[str, Schema]:
-    """Describe all answers of a route: `ok` for 200, `error` for each status that HTTP or one of the causes gives it.
+@dataclass(frozen=True, slots=True)
+class ApiDescription:
+    """The part of the document that describes one API.
 
-    The status of a cause is its own, or those under the rules of the route's APIs. Its docstring says the reason.
+    A failure has the form `error`. Its status is that of the LmiError, or those under the `rules` of APIs.
     """
-    reasons = {status: [reason] for status, reason in OF_HTTP.items()}
-    for cause in (*OF_ROUTES, *causes):
-        for status in {each.status_of(cause) for each in rules} or {cause.status}:
-            reasons.setdefault(status, []).append((cause.__doc__ or "").partition("\n")[0])
-    failed = {
-        str(status): {"description": " ".join(reasons[status]), "content": dict(error)} for status in sorted(reasons)
-    }
-    return {"200": {"description": "the answer", "content": dict(ok)}, **failed}
+
+    name: str
+    about: str
+    model: ModelConfig
+    schemas: dict[str, Schema]
+    error: Form = "Error"
+    rules: Sequence[ErrorRules[Any]] = ()
+    paths: dict[str, dict[str, Operation]] = field(default_factory=dict)
+
+    def add(
+        self,
+        method: str,
+        path: str,
+        summary: str,
+        ok: Form | Content,
+        causes: Causes = (),
+        *,
+        body: Form | Content = None,
+        failed: Content | None = None,
+        parameters: Iterable[Schema] = (),
+    ) -> Operation:
+        """Describe an operation, whose failures have these causes and those of every route. Without `ok` it fails."""
+        causes = (errors.Unavailable, *causes, *([errors.UnknownModel] if "{model}" in path else ()))
+        answers = {"200": {"description": "the answer", "content": _content(ok)}} if ok else {}
+        responses = answers | self._failures(causes, failed or content(self.error))
+        described: Operation = {"tags": [self.name], "summary": summary, "responses": responses}
+        if body:
+            described["requestBody"] = {"required": True, "content": _content(body)}
+        if parameters := [*_names(self.model, path), *parameters]:
+            described["parameters"] = parameters
+        self.paths.setdefault(path, {})[method] = described
+        return described
+
+    def _failures(self, causes: Causes, failed: Content) -> dict[str, Schema]:
+        """Describe each status that HTTP or a cause gives. The reason is the first line of the cause's docstring."""
+        reasons = {status: [reason] for status, reason in OF_HTTP.items()}
+        for cause in dict.fromkeys(causes):
+            for status in {rules.status_of(cause) for rules in self.rules} or {cause.status}:
+                reasons.setdefault(status, []).append((cause.__doc__ or "").partition("\n")[0])
+        return {
+            str(status): {"description": " ".join(reasons[status]), "content": failed} for status in sorted(reasons)
+        }
 
 
-def operation(
-    tag: str,
-    summary: str,
-    responses: Mapping[str, Schema],
-    body: Mapping[str, Schema] | None = None,
-    names: Iterable[Schema] = (),
-) -> Operation:
-    """Describe one operation. `body` holds schemas by media type, `names` the parameters in the path."""
-    described: Operation = {"tags": [tag], "summary": summary, "responses": dict(responses)}
-    if body is not None:
-        described["requestBody"] = {"required": True, "content": dict(body)}
-    if names:
-        described["parameters"] = list(names)
-    return described
+def _content(form: Form | Content) -> Content:
+    return form if isinstance(form, dict) else content(form)
 
 
-def names(model: ModelConfig, path: str) -> list[Schema]:
+def _names(model: ModelConfig, path: str) -> list[Schema]:
     """Return the parameters of a path, with all values that are served here if the server has only one model."""
-    values = {
-        "model": list(model.names),
-        "version": [model.version],
-    }
-    is_known = bool(model.path)
+    served = {"model": list(model.names), "version": [model.version]} if model.path else {}
+    named = re.findall(r"{(\w+)}", path)
+    values = [{"enum": served[name]} if name in served else {} for name in named]
     return [
-        {"name": name, "in": "path", "required": True, "schema": {**STRING, "enum": allowed} if is_known else STRING}
-        for name, allowed in values.items()
-        if f"{{{name}}}" in path
+        {"name": name, "in": "path", "required": True, "schema": STRING | value}
+        for name, value in zip(named, values, strict=True)
     ]

@@ -3,148 +3,106 @@
 from __future__ import annotations
 
 from lmi.apis.base.openapi import (
-    INTEGER,
-    NUMBER,
+    JSON,
     OF_INFERENCE,
     SSE,
-    STRING,
     ApiDescription,
-    Operation,
+    Form,
     Schema,
-    answers,
     array,
     asked,
     content,
-    names,
-    operation,
+    either,
     or_null,
-    ref,
     struct,
     taken,
 )
 from lmi.apis.openai.api import OPENAI_CHAT
 from lmi.apis.openai.chat_schema import CHAT, ROLES
 from lmi.apis.openai.schema import COMPLETION
-from lmi.errors import UnknownModel
 from lmi.settings.config import Config
 
-NAME = "OpenAI"
 CHAT_EXAMPLE = {"messages": [{"role": "user", "content": "say Hello"}], "max_completion_tokens": 8}
 EXAMPLE = {"prompt": "What is the capital of France?", "max_tokens": 8, "temperature": 0}
-TEXT_PART = asked({"type": {"enum": ["text"]}, "text": STRING}, "type", "text")
-MESSAGE = asked(
-    {
-        "role": {"enum": list(ROLES)},
-        "content": {"anyOf": [STRING, array(TEXT_PART), {"type": "null"}]},
-        "tool_calls": or_null(array({"type": "object"})),
-    },
-    "role",
-)
-PROMPTS = array({"anyOf": [STRING, INTEGER, array(INTEGER)]})
-PROMPT: Schema = {"anyOf": [{"type": "string", "minLength": 1}, {**PROMPTS, "minItems": 1}]}
+TEXT_PART = asked({"type": ("text",), "text": str}, "type", "text")
+SAYS = either(str, [TEXT_PART], None)
+MESSAGES = {**array(asked({"role": ROLES, "content": SAYS, "tool_calls": or_null([dict])}, "role")), "minItems": 1}
+PROMPTS = array(either(str, int, [int]))
+PROMPT = either({"type": "string", "minLength": 1}, {**PROMPTS, "minItems": 1})
 
 
 def describe(config: Config) -> ApiDescription:
-    failed = content(ref("OpenAIError"))
-
-    def post(summary: str, kind: str) -> dict[str, Operation]:
-        ok = content(ref(f"OpenAI{kind}"))
-        ok |= content({"anyOf": [ref(f"OpenAI{kind}Chunk"), ref("OpenAIError")]}, SSE, end="[DONE]")
-        failing = failed | content(ref("OpenAIError"), SSE, end="[DONE]")
-        described = answers(ok, failing, OF_INFERENCE, [OPENAI_CHAT.errors])
-        return {"post": operation(NAME, summary, described, content(ref(f"OpenAI{kind}Request")))}
-
-    one = answers(content(ref("OpenAIModel")), failed, [UnknownModel])
-    paths = {
-        "/v1/chat/completions": post("Answer a conversation", "Chat"),
-        "/v1/completions": post("Continue one or more prompts", "Text"),
-        "/v1/models": {"get": operation(NAME, "The model and its names", answers(content(MODELS), failed))},
-        "/v1/models/{model}": {
-            "get": operation(NAME, "The model by a name of its", one, names=names(config.model, "/v1/models/{model}"))
-        },
-    }
-    return ApiDescription(NAME, "OpenAI's API. A stream ends with `[DONE]`.", paths, SCHEMAS)
+    about, rules = "OpenAI's API. A stream ends with `[DONE]`.", [OPENAI_CHAT.errors]
+    api = ApiDescription("OpenAI", about, config.model, SCHEMAS, "OpenAIError", rules)
+    failed = content("OpenAIError", JSON, SSE, end="[DONE]")
+    for path, summary, kind in (
+        ("/v1/chat/completions", "Answer a conversation", "OpenAIChat"),
+        ("/v1/completions", "Continue one or more prompts", "OpenAIText"),
+    ):
+        ok = content(kind) | content(either(f"{kind}Chunk", "OpenAIError"), SSE, end="[DONE]")
+        api.add("post", path, summary, ok, OF_INFERENCE, body=f"{kind}Request", failed=failed)
+    models = content(struct(object={"const": "list"}, data=["OpenAIModel"]))
+    api.add("get", "/v1/models", "The model and its names", models)
+    api.add("get", "/v1/models/{model}", "The model by a name of its", "OpenAIModel")
+    return api
 
 
-MODELS = struct({"object": {"const": "list"}, "data": array(ref("OpenAIModel"))})
-HEAD = {"id": STRING, "created": INTEGER, "model": STRING, "system_fingerprint": STRING}
-USAGE = struct(
-    {
-        "prompt_tokens": INTEGER,
-        "completion_tokens": INTEGER,
-        "total_tokens": INTEGER,
-        "prompt_tokens_details": struct({"cached_tokens": INTEGER}),
-    }
-)
-TOKEN = {"token": STRING, "logprob": or_null(NUMBER), "bytes": array(INTEGER)}
-CHAT_LOG_PROBS = or_null(
-    struct({"content": array(struct(TOKEN | {"top_logprobs": array(struct(TOKEN))})), "refusal": {"type": "null"}})
-)
+CACHED = struct(cached_tokens=int)
+USAGE = struct(prompt_tokens=int, completion_tokens=int, total_tokens=int, prompt_tokens_details=CACHED)
+TOKEN: dict[str, Form] = {"token": str, "logprob": float | None, "bytes": [int]}
+CHAT_LOG_PROBS = or_null(struct(content=[struct(**TOKEN, top_logprobs=[struct(**TOKEN)])], refusal=None))
 LOG_PROBS = or_null(
-    struct(
-        {
-            "tokens": array(STRING),
-            "token_logprobs": array(or_null(NUMBER)),
-            "top_logprobs": or_null(array({"type": ["object", "null"]})),
-            "text_offset": array(INTEGER),
-        }
-    )
+    struct(tokens=[str], token_logprobs=[float | None], top_logprobs=or_null([dict | None]), text_offset=[int])
 )
 CALL = struct(
-    {
-        "index": INTEGER,
-        "id": STRING,
-        "type": {"const": "function"},
-        "function": struct({"name": STRING, "arguments": STRING}, "name"),
-    },
     *("index", "id", "type"),
+    index=int,
+    id=str,
+    type={"const": "function"},
+    function=struct("name", name=str, arguments=str),
 )
-SAID = {
+SAID: dict[str, Form] = {
     "role": {"const": "assistant"},
-    "content": or_null(STRING),
-    "reasoning_content": STRING,
-    "tool_calls": array(CALL),
+    "content": str | None,
+    "reasoning_content": str,
+    "tool_calls": [CALL],
 }
-REASON: Schema = {"enum": ["stop", "length", "tool_calls"]}
+REASON = ("stop", "length", "tool_calls")
 
 
-def _answer(kind: str, choice: dict[str, Schema], usage: Schema, *optional: str) -> Schema:
-    choices = array(struct({"index": INTEGER, **choice}))
-    return struct({**HEAD, "object": {"const": kind}, "choices": choices, "usage": usage}, *optional)
+def _answer(kind: str, usage: Schema, *optional: str, **choice: Form) -> Schema:
+    head: dict[str, Form] = {"id": str, "created": int, "model": str, "system_fingerprint": str}
+    choices = [struct(index=int, **choice)]
+    return struct(*optional, **head, object={"const": kind}, choices=choices, usage=usage)
 
 
 SCHEMAS: dict[str, Schema] = {
-    "OpenAIChatRequest": {
-        **asked(taken(CHAT) | {"messages": {**array(MESSAGE), "minItems": 1}}, "messages"),
-        "examples": [CHAT_EXAMPLE],
-    },
-    "OpenAITextRequest": {**asked(taken(COMPLETION) | {"prompt": PROMPT}, "prompt"), "examples": [EXAMPLE]},
+    "OpenAIChatRequest": asked(taken(CHAT) | {"messages": MESSAGES}, "messages", example=CHAT_EXAMPLE),
+    "OpenAITextRequest": asked(taken(COMPLETION) | {"prompt": PROMPT}, "prompt", example=EXAMPLE),
     "OpenAIChat": _answer(
         "chat.completion",
-        {
-            "message": struct(SAID | {"refusal": {"type": "null"}}, "reasoning_content", "tool_calls"),
-            "logprobs": CHAT_LOG_PROBS,
-            "finish_reason": REASON,
-        },
         USAGE,
+        message=struct("reasoning_content", "tool_calls", **SAID, refusal=None),
+        logprobs=CHAT_LOG_PROBS,
+        finish_reason=REASON,
     ),
     "OpenAIChatChunk": _answer(
         "chat.completion.chunk",
-        {"delta": struct(SAID, *SAID), "logprobs": CHAT_LOG_PROBS, "finish_reason": or_null(REASON)},
         or_null(USAGE),
         "usage",
+        delta=struct(*SAID, **SAID),
+        logprobs=CHAT_LOG_PROBS,
+        finish_reason=or_null(REASON),
     ),
-    "OpenAIText": _answer("text_completion", {"text": STRING, "logprobs": LOG_PROBS, "finish_reason": REASON}, USAGE),
+    "OpenAIText": _answer("text_completion", USAGE, text=str, logprobs=LOG_PROBS, finish_reason=REASON),
     "OpenAITextChunk": _answer(
         "text_completion",
-        {"text": STRING, "logprobs": LOG_PROBS, "finish_reason": or_null(REASON)},
         or_null(USAGE),
         "usage",
+        text=str,
+        logprobs=LOG_PROBS,
+        finish_reason=or_null(REASON),
     ),
-    "OpenAIModel": struct(
-        {"id": STRING, "object": {"const": "model"}, "created": INTEGER, "owned_by": STRING, "parent": STRING}, "parent"
-    ),
-    "OpenAIError": struct(
-        {"error": struct({"message": STRING, "type": STRING, "param": or_null(STRING), "code": or_null(STRING)})}
-    ),
+    "OpenAIModel": struct("parent", id=str, object={"const": "model"}, created=int, owned_by=str, parent=str),
+    "OpenAIError": struct(error=struct(message=str, type=str, param=str | None, code=str | None)),
 }

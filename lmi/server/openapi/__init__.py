@@ -11,18 +11,19 @@ import re
 from importlib.metadata import version
 from typing import Any
 
-from lmi.apis.base.openapi import Operation
+from lmi.apis.base.openapi import STRING, ApiDescription, Content, Form, Operation, content, struct
 from lmi.apis.lmi import openapi as lmi
 from lmi.apis.openai import openapi as openai
 from lmi.apis.tgi import openapi as tgi
 from lmi.apis.triton import openapi as triton
-from lmi.server.openapi import adapters, models, plain
+from lmi.server.metrics import MEDIA_TYPE
+from lmi.server.openapi import adapters, models
 from lmi.settings.config import Config
 
 
 def document(config: Config) -> dict[str, Any]:
     """Return the whole document, as JSON's objects."""
-    apis = [lmi.describe(config), adapters.describe(config), models.describe(config), plain.describe(config)]
+    apis = [lmi.describe(config), adapters.describe(config), models.describe(config), server(config)]
     if not config.is_user_code:
         apis[1:1] = [triton.describe(config), tgi.describe(config), openai.describe(config)]
     paths = {path: methods for api in apis for path, methods in api.paths.items()}
@@ -59,3 +60,42 @@ def _share_failures(paths: dict[str, dict[str, Operation]]) -> dict[str, Any]:
             if status != "200" and shared.setdefault(name, response) == response:
                 responses[status] = {"$ref": f"#/components/responses/{name}"}
     return shared
+
+
+STATES = ("Healthy", "Draining", "Failed", "Loading", "Restarting", "Unresponsive")
+HINTS: dict[str, Form] = {
+    **dict.fromkeys(("reason", "stage"), str),
+    **dict.fromkeys(("start", "engines", "engines_ready"), int),
+    **dict.fromkeys(("progress", "lost_for_s", "silent_s"), float),
+}
+SCHEMAS = {
+    "Health": struct(*HINTS, status=STATES, **HINTS),
+    "ExecutionParameters": struct(
+        MaxConcurrentTransforms={"type": "integer", "minimum": 1},
+        BatchStrategy=("SINGLE_RECORD", "MULTI_RECORD"),
+        MaxPayloadInMB={"type": "integer", "minimum": 0},
+    ),
+}
+PING = {
+    "200": "requests are served",
+    "207": "some engines serve (allow_multi_status)",
+    "500": "given up, or a fault of the server",
+    "503": "not now: the body says why",
+}
+
+
+def server(config: Config) -> ApiDescription:
+    """Describe the routes outside the APIs: health, metrics, parameters of batch transforms, and this document."""
+    api = ApiDescription("server", "How the server is, and what it can be asked.", config.model, SCHEMAS)
+    for method in ("get", "post"):
+        ping = api.add(method, "/ping", "Whether requests are served", "Health")
+        ping["responses"] |= {
+            status: {"description": text, "content": content("Health")} for status, text in PING.items()
+        }
+    page: Content = {"text/html; charset=utf-8": {"schema": STRING}}
+    api.add("get", "/metrics", "Metrics for Prometheus", {MEDIA_TYPE: {"schema": STRING}})
+    api.add("get", "/openapi.json", "This description", content(dict))
+    api.add("get", "/docs", "This description, to read", page)
+    parameters = "How a batch transform should send its records"
+    api.add("get", "/execution-parameters", parameters, "ExecutionParameters")
+    return api

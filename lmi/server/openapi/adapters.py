@@ -3,31 +3,23 @@
 from __future__ import annotations
 
 from lmi.apis.base.openapi import (
-    BOOLEAN,
     PAGE,
-    STRING,
     ApiDescription,
-    Operation,
     Schema,
-    answers,
-    array,
     asked,
     content,
-    names,
-    operation,
-    ref,
+    parameter,
     struct,
 )
 from lmi.apis.base.readers import JSON_SCHEMAS, boolean, text
 from lmi.engine.registry import AdapterUnusable, NameTaken, NotRegistered
-from lmi.errors import DeadlineExceeded, InvalidRequest, OutOfMemory
+from lmi.errors import DeadlineExceeded, InvalidRequest, OutOfMemory, Overloaded
 from lmi.server.adapter_choice import ALIAS
 from lmi.settings.config import Config
 from lmi.shared.desired_state import NAME_PATTERN
 
-NAME = "adapters"
 READING = (InvalidRequest, NotRegistered)
-CHANGING = (*READING, NameTaken, AdapterUnusable, DeadlineExceeded, OutOfMemory)
+CHANGING = (*READING, NameTaken, AdapterUnusable, Overloaded, DeadlineExceeded, OutOfMemory)
 TEXT, FLAG = JSON_SCHEMAS[text], JSON_SCHEMAS[boolean]
 SETTINGS: dict[str, Schema] = {"preload": {**FLAG, "default": True}, "pin": {**FLAG, "default": False}}
 SRC = {
@@ -36,46 +28,30 @@ SRC = {
     "owner/name of a hub; s3://bucket/prefix; s3://bucket/key.tar.gz",
 }
 NEW: dict[str, Schema] = {"name": {**TEXT, "pattern": f"^{NAME_PATTERN}$"}, "src": SRC, **SETTINGS}
-ADAPTER_NAME: Schema = {"name": "adapter", "in": "path", "required": True, "schema": STRING}
-SAID: Schema = {
-    "name": ALIAS,
-    "in": "header",
-    "description": "replaces the adapter's name in messages",
-    "schema": STRING,
-}
+SAID = parameter("header", ALIAS, str, "replaces the adapter's name in messages")
 SCHEMAS: dict[str, Schema] = {
-    "Adapter": struct({"name": STRING, "src": STRING, "preload": BOOLEAN, "pin": BOOLEAN, "reason": STRING}, "reason"),
-    "Adapters": struct({"adapters": array(ref("Adapter")), "nextPageToken": STRING}, "nextPageToken"),
-    "AdapterChange": struct({"status": STRING, "warning": STRING}, "warning"),
+    "Adapter": struct("reason", name=str, src=str, preload=bool, pin=bool, reason=str),
+    "Adapters": struct("nextPageToken", adapters=["Adapter"], nextPageToken=str),
+    "AdapterChange": struct("warning", status=str, warning=str),
 }
 
 
 def describe(config: Config) -> ApiDescription:
-    paths = {}
+    about = "LoRA adapters of the model, changed while the server runs."
+    api = ApiDescription("adapters", about, config.model, SCHEMAS)
+
+    def change(method: str, path: str, summary: str, settings: dict[str, Schema] | None = None) -> None:
+        """Describe a change. Each of its settings may stand in the query or in the body."""
+        in_query = [parameter("query", name, schema) for name, schema in (settings or {}).items()]
+        changed = api.add(method, path, summary, "AdapterChange", CHANGING, parameters=(*in_query, SAID))
+        if settings:
+            changed["requestBody"] = {"required": False, "content": content(asked(settings))}
+
     for prefix in ("/adapters", "/models/{model}/adapters"):
-        model = names(config.model, prefix)
-        one = [*model, ADAPTER_NAME]
-        paths[prefix] = {
-            "get": _reading("List the registered adapters", "Adapters", [*model, *PAGE]),
-            "post": _changing("Register an adapter", model, NEW),
-        }
-        paths[f"{prefix}/{{adapter}}"] = {
-            "get": _reading("Describe a registered adapter", "Adapter", one),
-            "delete": _changing("Unregister an adapter", one),
-        }
-        paths[f"{prefix}/{{adapter}}/update"] = {"post": _changing("Pin or preload an adapter", one, SETTINGS)}
-    return ApiDescription(NAME, "LoRA adapters of the model, changed while the server runs.", paths, SCHEMAS)
-
-
-def _reading(summary: str, schema: str, places: list[Schema]) -> Operation:
-    return operation(NAME, summary, answers(content(ref(schema)), content(ref("Error")), READING), names=places)
-
-
-def _changing(summary: str, places: list[Schema], parameters: dict[str, Schema] | None = None) -> Operation:
-    """Describe a change. Each of its parameters may stand in the query or in the body."""
-    described = answers(content(ref("AdapterChange")), content(ref("Error")), CHANGING)
-    in_query = [{"name": name, "in": "query", "schema": schema} for name, schema in (parameters or {}).items()]
-    change = operation(NAME, summary, described, names=[*places, *in_query, SAID])
-    if parameters:
-        change["requestBody"] = {"required": False, "content": content(asked(parameters))}
-    return change
+        one = f"{prefix}/{{adapter}}"
+        api.add("get", prefix, "List the registered adapters", "Adapters", READING, parameters=PAGE)
+        api.add("get", one, "Describe a registered adapter", "Adapter", READING)
+        change("post", prefix, "Register an adapter", NEW)
+        change("delete", one, "Unregister an adapter")
+        change("post", f"{one}/update", "Pin or preload an adapter", SETTINGS)
+    return api
