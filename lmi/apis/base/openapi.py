@@ -130,14 +130,14 @@ def _medium(schema: Schema, media_type: str, end: str) -> Schema:
 class ApiDescription:
     """The part of the document that describes one API.
 
-    A failure has the form `error`. Its status is that of the LmiError, or those under the `rules` of APIs.
+    `error` is the content of a failure. Its status is that of the LmiError, or those under the `rules` of APIs.
     """
 
     name: str
     about: str
     model: ModelConfig
     schemas: dict[str, Schema]
-    error: Form = "Error"
+    error: Content = field(default_factory=lambda: content("Error"))
     rules: Sequence[ErrorRules[Any]] = ()
     paths: dict[str, dict[str, Operation]] = field(default_factory=dict)
 
@@ -150,13 +150,12 @@ class ApiDescription:
         causes: Causes = (),
         *,
         body: Form | Content = None,
-        failed: Content | None = None,
         parameters: Iterable[Schema] = (),
     ) -> Operation:
         """Describe an operation, whose failures have these causes and those of every route. Without `ok` it fails."""
         causes = (errors.Unavailable, *causes, *([errors.UnknownModel] if "{model}" in path else ()))
         answers = {"200": {"description": "the answer", "content": _content(ok)}} if ok else {}
-        responses = answers | self._failures(causes, failed or content(self.error))
+        responses = answers | self._failures(causes)
         described: Operation = {"tags": [self.name], "summary": summary, "responses": responses}
         if body:
             described["requestBody"] = {"required": True, "content": _content(body)}
@@ -165,14 +164,14 @@ class ApiDescription:
         self.paths.setdefault(path, {})[method] = described
         return described
 
-    def _failures(self, causes: Causes, failed: Content) -> dict[str, Schema]:
+    def _failures(self, causes: Causes) -> dict[str, Schema]:
         """Describe each status that HTTP or a cause gives. The reason is the first line of the cause's docstring."""
         reasons = {status: [reason] for status, reason in OF_HTTP.items()}
         for cause in dict.fromkeys(causes):
             for status in {rules.status_of(cause) for rules in self.rules} or {cause.status}:
                 reasons.setdefault(status, []).append((cause.__doc__ or "").partition("\n")[0])
         return {
-            str(status): {"description": " ".join(reasons[status]), "content": failed} for status in sorted(reasons)
+            str(status): {"description": " ".join(reasons[status]), "content": self.error} for status in sorted(reasons)
         }
 
 

@@ -90,21 +90,18 @@ def describe(config: Config) -> ApiDescription:
     if is_batch:
         request, answer, record, error = "BatchRequest", "BatchAnswer", "BatchRecord", "BatchError"
     body = content(either(request, "OpenAIChatRequest", "OpenAITextRequest", "SessionRequest"))
+    body |= {"text/plain": {"schema": PROMPT}}
     ok = content(either(answer, *OPENAI, "TgiAnswer", "SessionAnswer"))
     ok |= content(either(record, *OPENAI_CHUNKS), JSONLINES)
-    ok |= content(either(record, *OPENAI_CHUNKS, "TgiEvent"), SSE, end="[DONE]")
+    ok |= content(either(record, *OPENAI_CHUNKS, "TgiEvent", "TgiError"), SSE, end="[DONE]")
     if config.user_code is not None:
         ok |= {"*/*": {}}  # its formatter's
-    failure = either(error, "Error", "OpenAIError", "TgiError")
+    failed = content(either(error, "Error", "OpenAIError", "TgiError"), JSON, JSONLINES, SSE)
     rules = [api.errors for api in (DYNAMIC_BATCH if is_batch else LMI, *BY_ROUTE.values())]
-    api = ApiDescription("LMI", ABOUT, config.model, (BATCH if is_batch else _schemas(is_tgi)) | SESSIONS, rules=rules)
+    schemas = (BATCH if is_batch else _schemas(is_tgi)) | SESSIONS
+    api = ApiDescription("LMI", ABOUT, config.model, schemas, failed, rules)
     for path in PATHS:
-        api.add(
-            *("post", path, "Continue a prompt", ok, OF_INFERENCE),
-            body=body | {"text/plain": {"schema": PROMPT}},
-            failed=content(failure, JSON, JSONLINES, SSE, end="[DONE]"),
-            parameters=(ROUTE, SESSION),
-        )
+        api.add("post", path, "Continue a prompt", ok, OF_INFERENCE, body=body, parameters=(ROUTE, SESSION))
     return api
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from lmi.apis.base.openapi import (
-    JSON,
     OF_INFERENCE,
     SSE,
     ApiDescription,
@@ -33,14 +32,13 @@ PROMPT = either({"type": "string", "minLength": 1}, {**PROMPTS, "minItems": 1})
 
 def describe(config: Config) -> ApiDescription:
     about, rules = "OpenAI's API. A stream ends with `[DONE]`.", [OPENAI_CHAT.errors]
-    api = ApiDescription("OpenAI", about, config.model, SCHEMAS, "OpenAIError", rules)
-    failed = content("OpenAIError", JSON, SSE, end="[DONE]")
+    api = ApiDescription("OpenAI", about, config.model, SCHEMAS, content("OpenAIError"), rules)
     for path, summary, kind in (
         ("/v1/chat/completions", "Answer a conversation", "OpenAIChat"),
         ("/v1/completions", "Continue one or more prompts", "OpenAIText"),
     ):
         ok = content(kind) | content(either(f"{kind}Chunk", "OpenAIError"), SSE, end="[DONE]")
-        api.add("post", path, summary, ok, OF_INFERENCE, body=f"{kind}Request", failed=failed)
+        api.add("post", path, summary, ok, OF_INFERENCE, body=f"{kind}Request")
     models = content(struct(object={"const": "list"}, data=["OpenAIModel"]))
     api.add("get", "/v1/models", "The model and its names", models)
     api.add("get", "/v1/models/{model}", "The model by a name of its", "OpenAIModel")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from lmi.apis.base.openapi import (
-    JSON,
     NOTHING,
     OF_INFERENCE,
     SSE,
@@ -12,6 +11,7 @@ from lmi.apis.base.openapi import (
     Schema,
     asked,
     content,
+    either,
     or_null,
     struct,
     taken,
@@ -29,15 +29,12 @@ FIELDS: dict[str, Schema] = {
 
 def describe(config: Config) -> ApiDescription:
     about, rules = "Text Generation Inference 3.3.", [TGI.errors]
-    api = ApiDescription("TGI", about, config.model, SCHEMAS, "TgiError", rules)
-    events, failed = content("TgiEvent", SSE), content("TgiError", JSON, SSE)
-    # An error is an event if an engine had the request before it failed.
-    for path, summary, request, ok in (
-        ("/", "Continue a prompt, in a list or a stream", "TgiEitherRequest", content(["TgiAnswer"]) | events),
-        ("/generate", "Continue a prompt", "TgiRequest", content("TgiAnswer")),
-        ("/generate_stream", "Continue a prompt, token by token", "TgiRequest", events),
-    ):
-        api.add("post", path, summary, ok, OF_INFERENCE, body=request, failed=failed if SSE in ok else None)
+    api = ApiDescription("TGI", about, config.model, SCHEMAS, content("TgiError"), rules)
+    events, request = content(either("TgiEvent", "TgiError"), SSE), "TgiRequest"
+    said, summary = content(["TgiAnswer"]) | events, "Continue a prompt, in a list or a stream"
+    api.add("post", "/", summary, said, OF_INFERENCE, body="TgiEitherRequest")
+    api.add("post", "/generate", "Continue a prompt", "TgiAnswer", OF_INFERENCE, body=request)
+    api.add("post", "/generate_stream", "Continue a prompt, token by token", events, OF_INFERENCE, body=request)
     api.add("get", "/info", "What is served, and its limits", "TgiInfo")
     api.add("get", "/health", "Whether requests are served", NOTHING)
     return api

@@ -47,7 +47,7 @@ PROMPT: Schema = {"type": ["string", "array"], "items": STRING, "minLength": 1, 
 
 def describe(config: Config) -> ApiDescription:
     about = "Triton's generate extension on KServe v2. The end of the body is the end of a stream."
-    api = ApiDescription("Triton", about, config.model, SCHEMAS, "TritonError", [TRITON.errors])
+    api = ApiDescription("Triton", about, config.model, SCHEMAS, content("TritonError"), [TRITON.errors])
     events, request = content("TritonEvent", SSE_UTF8), "TritonRequest"
     for model in MODELS:
         api.add("post", f"{model}/generate", "Continue a prompt", "TritonAnswer", OF_INFERENCE, body=request)

@@ -8,6 +8,7 @@ from lmi.apis.base.openapi import (
     Form,
     Schema,
     asked,
+    content,
     struct,
 )
 from lmi.errors import Conflict, DeadlineExceeded, InvalidRequest, OutOfMemory, Overloaded
@@ -44,7 +45,7 @@ def describe(config: Config) -> ApiDescription:
     is_several = config.server.multi_model
     unused = ("Workflow",) if is_several else ("NewModel", "ModelStatus")
     schemas = {name: schema for name, schema in SCHEMAS.items() if name not in unused}
-    api = ApiDescription("models", ABOUT, config.model, schemas, "ModelError")
+    api = ApiDescription("models", ABOUT, config.model, schemas, content("ModelError"))
     one: Form = "Model" if is_several else ["Workflow"]
     api.add("get", "/models", "The models, by name, in pages", "ModelPage", [InvalidRequest], parameters=PAGE)
     api.add("get", "/models/{model}", "One model", one)
