@@ -27,8 +27,8 @@ from lmi.settings.kinds import BOOLEAN, MODELS
 from lmi.settings.option import Option
 from lmi.settings.options import OPTIONS, known_keys
 from lmi.settings.reference import elsewhere
-from lmi.settings.report import Resolved, Setting
 from lmi.settings.resolve import resolve_folder
+from lmi.settings.values import Resolved, Setting
 from lmi.shared import log, sink
 
 REPORTED_LIBRARIES = (

@@ -47,7 +47,7 @@ ENGINES_NAMED_IN = {
         "engine: auto, lmi-dist, vllm, trtllm, scheduler, disable",
         "GPUs that share each layer, or groups of cores on a CPU (vllm); max: all GPUs",
     },
-    "lmi.settings.other_images": {"SM_VLLM_"},  # variables of another image
+    "lmi.settings.reference": {"SM_VLLM_"},  # variables of another image
 }
 
 
@@ -95,7 +95,7 @@ def test_imports_point_downwards(path: Path) -> None:
 def test_the_settings_that_every_process_reads_stand_on_nothing_of_ours_but_what_an_option_is() -> None:
     code = "import sys, lmi.settings.config; print(*sorted(name for name in sys.modules if name.startswith('lmi.')))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    settings = ("", ".config", ".engine_config", ".kinds", ".model_urls", ".option", ".server_config")
+    settings = ("", ".config", ".engine_config", ".kinds", ".option", ".server_config")
     assert done.stdout.split() == [f"lmi.settings{name}" for name in settings]
 
 

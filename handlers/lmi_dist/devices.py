@@ -11,8 +11,7 @@ import os
 from handlers.lmi_dist.model_types import INSTALL_TORCH
 from lmi.errors import BadConfiguration
 from lmi.settings.config import EngineConfig
-from lmi.settings.handler import folder_of
-from lmi.settings.machine import Machine
+from lmi.settings.handler import Machine, folder_of
 
 log = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from handlers.base.sequence import Sequence
 from lmi.errors import GenerationFailed, LmiError, Unsupported, cause_line
 from lmi.executor import GuidedDecodingParams, GuideType, Request
 from lmi.settings.config import EngineConfig
-from lmi.settings.kinds import WORDS
+from lmi.settings.kinds import is_true
 
 OPTION, XGRAMMAR, LLGUIDANCE = "guided_decoding_backend", "xgrammar", "llguidance"
 # llguidance reads what is called a grammar as one of Lark, which is another language than EBNF.
@@ -41,7 +41,7 @@ def kinds(config: EngineConfig, model_path: str) -> tuple[tuple[GuideType, ...],
     backend = config.options.get(OPTION, XGRAMMAR)
     if backend not in KINDS:
         return (), f"option.{OPTION}={backend} is neither {XGRAMMAR} nor {LLGUIDANCE}"
-    if WORDS.get(config.options.get("skip_tokenizer_init", "").lower(), False):
+    if is_true(config.options.get("skip_tokenizer_init", "")):
         return (), NO_TEXTS
     if reason := why_no_guides(Path(model_path)):
         return (), reason

@@ -10,7 +10,7 @@ from lmi.errors import InvalidParameter, InvalidRequest, StartError, shorten, wi
 from lmi.server.fetches import Fetches
 from lmi.settings.adapters import check_files
 from lmi.settings.config import Config
-from lmi.settings.model_urls import local_path
+from lmi.settings.kinds import local_path
 from lmi.settings.secure_mode import check_adapter
 from lmi.sources.request import WantedSource
 from lmi.sources.source import is_remote

@@ -26,7 +26,7 @@ from lmi.server.service import Service
 from lmi.server.sessions import kept_clean
 from lmi.server.start_failure import describe, explain
 from lmi.settings.config import Config, EngineConfig, ModelConfig
-from lmi.settings.model_urls import local_path
+from lmi.settings.kinds import local_path
 from lmi.shared.desired_state import Model, State, is_abandoned
 from lmi.shared.state import Block, Phase
 from lmi.supervisor.restarts import LONGEST_DELAY_S

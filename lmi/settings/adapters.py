@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from lmi.errors import InvalidParameter, ModelUnusable, SecurityRefused
-from lmi.settings.kinds import WORDS
+from lmi.settings.kinds import is_true
 from lmi.shared.desired_state import check_name
 
 FOLDER = "adapters"  # beside the model or serving.properties, with one folder for each adapter, named after it
@@ -23,7 +23,7 @@ MAX_CONFIG_BYTES = 1 << 20
 
 def is_enabled(options: Mapping[str, str]) -> bool:
     """Return whether the options of an engine ask for adapters."""
-    return WORDS.get(options.get(OPTION.removeprefix("option."), "").lower(), False)
+    return is_true(options.get(OPTION.removeprefix("option."), ""))
 
 
 def folders_beside(*places: Path) -> list[Path]:

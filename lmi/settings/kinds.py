@@ -1,6 +1,7 @@
 """Kinds of values: each parses the text of an option and says which values are allowed.
 
-This module does not know the options. Forms of tool calls and of reasoning have the names of vLLM's parsers.
+This module does not know the options, and looks at no folder. Forms of tool calls and of reasoning have the names of
+vLLM's parsers. The form of `load_models`, which is `-m` and SERVING_LOAD_MODELS of the reference, is djl-serving's.
 """
 
 from __future__ import annotations
@@ -10,10 +11,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
-
-from lmi.settings import model_urls
-from lmi.settings.model_urls import NamedModel
+from urllib.parse import unquote, urlsplit
 
 LARGEST = 2**31 - 1
 SIZE_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
@@ -34,6 +32,28 @@ class Kind:
     allowed: str
     parse: Callable[[str], Any]
     unset: str = ""  # the text that means None
+
+
+@dataclass(frozen=True, slots=True)
+class NamedModel:
+    """One model of `load_models`. `name` and `engine` may be empty; version and device have no meaning here."""
+
+    url: str
+    name: str = ""
+    engine: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.name}::{self.engine}={self.url}" if self.name or self.engine else self.url
+
+
+def is_true(text: str, otherwise: bool = False) -> bool:
+    """Return what a word for true or false means, or `otherwise` for any other text."""
+    return WORDS.get(text.strip().lower(), otherwise)
+
+
+def local_path(url: str) -> str:
+    """Return the path of a `file:` URL, or any other text unchanged."""
+    return unquote(urlsplit(url).path) if url.startswith("file:") else url
 
 
 def integer(low: int, high: int = LARGEST) -> Kind:
@@ -170,10 +190,19 @@ def _served_names(text: str) -> tuple[str, ...]:
 
 
 def _models(text: str) -> tuple[NamedModel, ...]:
-    models = model_urls.parse(text)
-    for name in [model.name for model in models if model.name]:
-        NAME.parse(name)
-    return models
+    """Parse models with commas or blanks between, each [NAME]:VERSION:ENGINE:DEVICE=URL, of which the URL is needed."""
+    return () if text.upper() in ("ALL", "NONE") else tuple(map(_model, re.split(r"[,\s]+", text.strip())))
+
+
+def _model(text: str) -> NamedModel:
+    head, equals, url = text.partition("=")
+    if not equals or "/" in head:  # a URL or a path without a name
+        head, url = "", text
+    if not url:
+        raise ValueError
+    head = head[1:-1] if head.startswith("[") and head.endswith("]") else head
+    name, _version, engine, *_device = [*head.split(":"), "", ""]
+    return NamedModel(url, NAME.parse(name) if name else "", engine)
 
 
 def _variables(text: str) -> dict[str, str]:

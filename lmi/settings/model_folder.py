@@ -11,7 +11,7 @@ from pathlib import Path
 
 from lmi.errors import ModelUnusable, shorten
 from lmi.settings.handler import announced
-from lmi.settings.model_urls import local_path
+from lmi.settings.kinds import local_path
 from lmi.sources.files import GGUF, NO_GGUF, fault, listed
 
 PLATFORM_FOLDER = Path("/opt/ml/model")

@@ -14,8 +14,7 @@ from lmi.settings.config import Config
 from lmi.settings.engine_choice import ChosenEngine, Replicas
 from lmi.settings.handler import Handler
 from lmi.settings.kinds import GATEWAY_PORT
-from lmi.settings.sources import Problems
-from lmi.settings.values import Values
+from lmi.settings.values import Problems, Values
 
 RANGE, LEADER_PORT = "safe_port_range", "option.master_port"
 

@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lmi.errors import BadConfiguration
-from lmi.settings import other_images, secure_mode
+from lmi.settings import reference, secure_mode
 from lmi.settings.adapters import OPTION, by_name, check_files, folders_beside, is_enabled
-from lmi.settings.code_choice import choose_code
 from lmi.settings.config import Config, EngineConfig, ModelConfig, RequirementsConfig, ServerConfig, UserCodeConfig
 from lmi.settings.engine_choice import (
     KEY,
+    TASKS,
     ChosenEngine,
     Replicas,
     choose_defaults,
@@ -25,25 +25,38 @@ from lmi.settings.engine_choice import (
     choose_gpus,
     choose_replicas,
     fit_beams,
+    other_options,
     read_meanings,
+    warn_of_some_engines,
 )
-from lmi.settings.handler import USER_CODE, Handler, announced
-from lmi.settings.kinds import ADDRESS, FORMATTER_WORDS, MODELS, REASONING_FORMS, TOOL_CALL_FORMS
-from lmi.settings.machine import Machine
-from lmi.settings.model_choice import choose_model
+from lmi.settings.handler import USER_CODE, Handler, Machine, announced
+from lmi.settings.kinds import (
+    ADDRESS,
+    FORMATTER_WORDS,
+    MODELS,
+    REASONING_FORMS,
+    TOOL_CALL_FORMS,
+    NamedModel,
+    local_path,
+)
+from lmi.settings.model_choice import MODEL, Fetched, choose_model, is_remote_folder, left_to_code, place
 from lmi.settings.model_folder import find_folder, user_code_folders
-from lmi.settings.model_sources import MODEL, Fetched, is_remote_folder, left_to_code, place
-from lmi.settings.model_urls import NamedModel, local_path
 from lmi.settings.options import is_of_server
-from lmi.settings.other_options import other_options, warn_of_some_engines
 from lmi.settings.ports import choose_gateway_port, choose_ports
 from lmi.settings.properties import Properties, read
-from lmi.settings.reference import GENERATION_TASKS
-from lmi.settings.remote_code import unrun_code
-from lmi.settings.report import Resolved, settings, shadows
-from lmi.settings.requirements import choose_requirements
-from lmi.settings.sources import FILE, Given, Problems, collect, pick, unused_of_platform
-from lmi.settings.values import Values
+from lmi.settings.user_code import choose_code, choose_requirements, unrun_code
+from lmi.settings.values import (
+    FILE,
+    Given,
+    Problems,
+    Resolved,
+    Values,
+    collect,
+    pick,
+    settings,
+    shadows,
+    unused_of_platform,
+)
 from lmi.sources.place import default_download_dir
 from lmi.sources.request import FetchRequest, WantedSource
 
@@ -106,7 +119,7 @@ def resolve(
     names the remote sources that are not in `fetched`. Until they are, its settings are what is known without them.
     Secure mode searches the folders of `untrusted` as it does those that were fetched.
     """
-    warnings = [*properties.warnings, *other_images.warnings(environ)]
+    warnings = [*properties.warnings, *reference.warnings(environ)]
     problems = Problems(warnings=warnings, details=unused_of_platform(environ))
     here = Surroundings(environ, folder, cwd, machine or Machine.here(environ), announced(), fetched or {}, untrusted)
     placed = place(_expand(collect(properties, environ, flags), here.machine), folder, cwd, here.fetched, problems)
@@ -274,9 +287,9 @@ def _choose_forms(values: Values, problems: Problems) -> Values:
 
 def _refuse_other_tasks(values: Values, engine: ChosenEngine, problems: Problems) -> None:
     task = values.given("option.task", "auto")
-    if task.lower().replace("_", "-") not in GENERATION_TASKS and engine.handler is not USER_CODE:
+    if task.lower().replace("_", "-") not in TASKS and engine.handler is not USER_CODE:
         only = "engines here generate text and do nothing else; a model.py can"
-        values.refuse("option.task", f"{', '.join(GENERATION_TASKS)} ({only})", problems)
+        values.refuse("option.task", f"{', '.join(TASKS)} ({only})", problems)
 
 
 def _fit_body_memory(values: Values, problems: Problems) -> Values:

@@ -17,12 +17,11 @@ from typing import Any, NoReturn
 
 from lmi.errors import SecurityRefused
 from lmi.settings.config import ServerConfig
-from lmi.settings.model_urls import local_path
+from lmi.settings.kinds import local_path
 from lmi.settings.option import PICKLES, REMOTE_CODE, SCRIPTS, TEMPLATES
 from lmi.settings.options import OPTIONS, find
-from lmi.settings.requirements import NAME as REQUIREMENTS
-from lmi.settings.sources import FILE
-from lmi.settings.values import Values
+from lmi.settings.user_code import REQUIREMENTS
+from lmi.settings.values import FILE, Values
 
 SWITCH, CONTROLS_KEY, CHANNELS = "secure_mode", "security_controls", "untrusted_channels"
 PLATFORM_FOLDER = Path("/opt/ml")

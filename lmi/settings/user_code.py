@@ -1,22 +1,35 @@
-"""Reads from the text of a Python file which functions and which marks of formatters it holds, without running it.
+"""The model's own code: the file and the functions in it that the server calls, and the requirements.txt that it needs.
 
-Settings choose the user code by it. The code runs only in its own process.
+This module reads the code as text. It runs only in its own process, and `lmi/user_code/requirements.py` installs.
 """
 
 from __future__ import annotations
 
 import ast
+import hashlib
+import json
+import os
+import platform
 import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from lmi.errors import ModelUnusable
+from lmi.settings.config import Config, RequirementsConfig, UserCodeConfig
+from lmi.settings.engine_choice import NEURON
+from lmi.settings.kinds import BUILT_IN, ENTRY_POINT, FORMATTER_WORDS, is_built_in
+from lmi.settings.model_folder import user_code_folders
+from lmi.settings.values import Problems, Values
+from lmi.sources.files import CONFIG
 
 HANDLER = "handle"
-TRIES_HANDLER = re.compile(
-    r"djl_python\.lmi_.*|.*async_service"
-)  # entry points that call the handler of a model.py first
+# Entry points that call the handler of a model.py first.
+TRIES_HANDLER = re.compile(r"djl_python\.lmi_.*|.*async_service")
 MARKS = ("output_formatter", "input_formatter")  # decorators of djl_python
+ENTRY_KEY, HANDLER_KEY = "option.entryPoint", "option.handler"
+REQUIREMENTS, WHEELS = "requirements.txt", "requirements"
+SWITCH, TRUST = "option.install_requirements", "option.trust_remote_code"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,3 +68,153 @@ def _last_name(decorator: ast.expr) -> str:
     """Return `output_formatter` for `@output_formatter`, `@output_formatter()` and `@module.output_formatter`."""
     node = decorator.func if isinstance(decorator, ast.Call) else decorator
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def choose_code(values: Values, folder: Path | None, cwd: Path, problems: Problems) -> UserCodeConfig | None:
+    """Return the file of user code and its functions that are used, or None if nothing in it runs."""
+    path = _find_file(values, folder, cwd, problems)
+    if path is None:
+        _named_formatters(values, frozenset(), problems)
+        return None
+    try:
+        found = outline(path)
+    except ModelUnusable as error:
+        problems.unusable = error
+        return None
+    handler = _choose_handler(values, path, found.names, problems)
+    named = _named_formatters(values, found.names, problems)
+    kinds = found.marks | named.keys()
+    if handler is None and not kinds:
+        _warn_of_nothing_to_run(values, path, found.names, problems)
+        return None
+    return UserCodeConfig(
+        path=str(path.resolve()),
+        handler=handler,
+        output_formatter=named.get("output_formatter"),
+        input_formatter=named.get("input_formatter"),
+        has_output_formatter="output_formatter" in kinds,
+        has_input_formatter="input_formatter" in kinds,
+    )
+
+
+def _find_file(values: Values, folder: Path | None, cwd: Path, problems: Problems) -> Path | None:
+    """Return the file that the entry point names, or a model.py; None if neither exists."""
+    entry: str = values.given(ENTRY_KEY, "model.py")
+    name = "model.py" if is_built_in(entry) else entry
+    if is_built_in(entry):
+        _check_built_in(values, entry.removeprefix(BUILT_IN), problems)
+    places = user_code_folders(values.given("option.model_id"), folder, cwd)
+    path = next((place / name for place in places if (place / name).is_file()), None)
+    if path is None and _is_own_file(values):
+        values.refuse(ENTRY_KEY, ENTRY_POINT.allowed, problems)
+    return path
+
+
+def _is_own_file(values: Values) -> bool:
+    """Return whether the entry point names a file, which then must exist and hold something to run."""
+    return ENTRY_KEY in values and not is_built_in(values.given(ENTRY_KEY))
+
+
+def _check_built_in(values: Values, name: str, problems: Problems) -> None:
+    """Refuse an entry point of the reference that makes images, and warn of one for Neuron. Others have no effect."""
+    if "stable" in name:
+        values.refuse(ENTRY_KEY, "an entry point that generates text, images are not made here", problems)
+    elif "neuron" in name:
+        said = values.how_given(ENTRY_KEY).said
+        problems.warnings.append(f"{said}: {NEURON}, the model runs on GPUs or a CPU")
+
+
+def _choose_handler(values: Values, path: Path, names: frozenset[str], problems: Problems) -> str | None:
+    """Return the function that is the model.
+
+    Returns None if the file does not have it, or if an entry point of the reference answers in its place.
+    """
+    entry: str = values.given(ENTRY_KEY, "")
+    is_hidden = is_built_in(entry) and not TRIES_HANDLER.fullmatch(entry)
+    handler: str = values.given(HANDLER_KEY, HANDLER)
+    if handler in names and not is_hidden:
+        return handler
+    if HANDLER_KEY in values and not is_built_in(entry):
+        values.refuse(HANDLER_KEY, f"a function of {path}", problems)
+    return None
+
+
+def _named_formatters(values: Values, names: frozenset[str], problems: Problems) -> dict[str, str]:
+    """Return the functions that options name as formatters, by kind. Each must be among `names`."""
+    named = {}
+    for kind in MARKS:
+        wanted = values.given(f"option.{kind}")
+        if wanted is None or wanted in FORMATTER_WORDS:
+            continue
+        named[kind] = wanted
+        if wanted not in names:
+            words = f"{', '.join(FORMATTER_WORDS)} or " if kind == "output_formatter" else ""
+            values.refuse(f"option.{kind}", f"{words}a function of the model's own model.py", problems)
+    return named
+
+
+def _warn_of_nothing_to_run(values: Values, path: Path, names: frozenset[str], problems: Problems) -> None:
+    if _is_own_file(values):
+        values.refuse(ENTRY_KEY, f"a file with a function {HANDLER} or a formatter", problems)
+    wanted = values.given(HANDLER_KEY, HANDLER)
+    lacks = f"has neither a function {wanted} nor a formatter"
+    if wanted in names:
+        entry = values.given(ENTRY_KEY)
+        lacks = f"has no formatter, and option.entryPoint={entry} answers in place of its function {wanted}"
+    if "option.model_id" not in values and not (path.parent / CONFIG).is_file():
+        problems.unusable = ModelUnusable(f"{path}: {lacks}, and there is no {CONFIG} of a model beside it")
+        return
+    problems.warnings.append(f"{path}: {lacks}, so it is not run")
+
+
+def choose_requirements(
+    values: Values, code: UserCodeConfig | None, folders: Iterable[Path], problems: Problems
+) -> RequirementsConfig | None:
+    """Return what is installed for the model's own code, or None. `folders` may hold the file."""
+    beside = [Path(code.path).parent] if code is not None else []
+    file = next((folder / REQUIREMENTS for folder in (*beside, *folders) if (folder / REQUIREMENTS).is_file()), None)
+    if file is None:
+        return None
+    if not values.final(SWITCH):
+        problems.notes.append(f"{file}: not installed, by {values.how_given(SWITCH).said}")
+        return None
+    if code is None and not values.final(TRUST):
+        problems.notes.append(f"{file}: not installed, since no code of the model runs ({TRUST}=false)")
+        return None
+    return RequirementsConfig(file=str(file.resolve()), folder=str(_folder(file, values.final("download_dir"))))
+
+
+def is_complete(requirements: RequirementsConfig) -> bool:
+    """Return whether nothing has to be installed."""
+    return Path(requirements.folder).is_dir()
+
+
+def with_installed(config: Config, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that put what was installed first on the path of a process, or none if nothing was."""
+    if config.requirements is None:
+        return {}
+    return {"PYTHONPATH": ":".join(filter(None, (config.requirements.folder, environ.get("PYTHONPATH"))))}
+
+
+def _folder(file: Path, download_dir: str) -> Path:
+    wheels = file.parent / WHEELS
+    try:
+        names = sorted(entry.name for entry in wheels.iterdir()) if wheels.is_dir() else []
+        parts = [file.read_bytes(), *map(os.fsencode, names)]
+    except OSError as error:
+        raise ModelUnusable(f"{file}: cannot be read: {error.strerror}") from None
+    digest = hashlib.sha256(b"\0".join([platform.python_version().encode(), *parts])).hexdigest()
+    return Path(download_dir) / "requirements" / digest
+
+
+def unrun_code(folder: Path) -> list[str]:
+    """Return the line that a checkpoint's own code is not run, or no line if its config.json names no code."""
+    file = folder / "config.json"
+    try:
+        config = json.loads(file.read_bytes())
+    except (OSError, ValueError, RecursionError):  # the engine says what is wrong with the file
+        return []
+    if not isinstance(config, dict) or not config.get("auto_map"):
+        return []
+    advice = "option.trust_remote_code=true runs it, if you trust it and the engine can"
+    return [f"{file}: auto_map names Python code of the checkpoint, which is not run; {advice}"]

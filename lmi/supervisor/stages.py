@@ -16,9 +16,9 @@ from pathlib import Path
 from lmi.errors import StartError
 from lmi.runtime import Runtime, ServerRuntime
 from lmi.settings.config import Config, ServerConfig
-from lmi.settings.model_sources import Fetched
-from lmi.settings.report import Resolved
-from lmi.settings.requirements import is_complete
+from lmi.settings.model_choice import Fetched
+from lmi.settings.user_code import is_complete
+from lmi.settings.values import Resolved
 from lmi.shared.linux import SUPERVISOR_PID
 from lmi.shared.state import SupervisorRecord
 from lmi.sources.progress import FetchReport

@@ -24,7 +24,7 @@ from contextlib import ExitStack
 from lmi.errors import StartError
 from lmi.runtime import ServerRuntime
 from lmi.settings.config import Config, ServerConfig
-from lmi.settings.report import Resolved
+from lmi.settings.values import Resolved
 from lmi.shared import linux
 from lmi.shared.cores import claimed, usable
 from lmi.shared.log import count_dropped_in

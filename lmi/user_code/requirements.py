@@ -31,14 +31,14 @@ import msgspec
 
 import lmi.shared.log
 from lmi.errors import ModelUnusable, StartError, cause_line
-from lmi.settings.requirements import WHEELS
+from lmi.settings.kinds import is_true
+from lmi.settings.user_code import WHEELS
 from lmi.shared import linux
 from lmi.shared.sink import guard_streams
 from lmi.sources.place import Place
 from lmi.sources.request import FAILURE, PROGRESS, FetchFailure, write
 
 OFFLINE = ("HF_HUB_OFFLINE", "DJL_OFFLINE")
-NO = ("", "0", "false", "no", "off")
 PIP = (sys.executable, "-P", "-m", "pip", "install", "--no-input", "--disable-pip-version-check", "--progress-bar=off")
 FOUND = ("Collecting ", "Processing ")  # lines of pip, one for each package
 STEPS = (*FOUND, "Downloading ", "Building ", "Installing ")
@@ -103,7 +103,7 @@ class Installer:
     def _offline(self) -> str:
         """Return the variable that forbids the network, with its value, or ""."""
         given = {name: self._environ.get(name, "") for name in OFFLINE}
-        return next((f"{name}={text}" for name, text in given.items() if text.strip().lower() not in NO), "")
+        return next((f"{name}={text}" for name, text in given.items() if text.strip() and is_true(text, True)), "")
 
     def _pip(self, *arguments: str) -> str | None:
         """Run pip. Returns None if it succeeded, else its last line that begins with ERROR."""

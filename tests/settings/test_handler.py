@@ -12,8 +12,8 @@ from lmi.errors import BadConfiguration
 from lmi.settings.config import SamplingDefaults, SamplingValues, dump, load
 from lmi.settings.handler import Handler, announced
 from lmi.settings.properties import parse
-from lmi.settings.report import Resolved
 from lmi.settings.resolve import resolve
+from lmi.settings.values import Resolved
 from tests.settings.settling import CPU
 
 RECORD = """

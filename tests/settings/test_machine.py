@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lmi.settings.machine import Machine, num_engines
+from lmi.settings.handler import Machine, num_engines
 
 
 @pytest.mark.parametrize(

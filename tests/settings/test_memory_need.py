@@ -10,7 +10,7 @@ import pytest
 
 from handlers.lmi_dist.native import variants
 from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig
-from lmi.settings.memory_need import MB, PROCESS_BYTES, need_bytes
+from lmi.settings.model_settings import MB, PROCESS_BYTES, need_bytes
 
 WEIGHTS = 10 * MB
 FACTS = {

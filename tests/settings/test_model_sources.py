@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from lmi.errors import BadConfiguration
-from lmi.settings.report import Resolved
 from lmi.settings.resolve import resolve_folder
+from lmi.settings.values import Resolved
 
 ECHO = {"OPTION_ROLLING_BATCH": "echo"}
 

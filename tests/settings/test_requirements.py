@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lmi.settings.requirements import is_complete
+from lmi.settings.user_code import is_complete
 from tests.settings.settling import settle
 
 HANDLE = "def handle(inputs): ...\n"

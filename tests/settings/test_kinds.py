@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lmi.settings.model_urls import NamedModel, local_path, parse
+from lmi.settings.kinds import MODELS, NamedModel, local_path
 
 
 @pytest.mark.parametrize(
@@ -23,13 +23,13 @@ from lmi.settings.model_urls import NamedModel, local_path, parse
     ],
 )
 def test_a_model_is_a_name_and_a_place_and_may_say_its_engine(text: str, models: list[NamedModel]) -> None:
-    assert list(parse(text)) == models
+    assert list(MODELS.parse(text)) == models
 
 
 @pytest.mark.parametrize("text", ["", "test=", "a=/a,,"])
 def test_an_entry_without_a_place_is_none(text: str) -> None:
     with pytest.raises(ValueError):
-        parse(text)
+        MODELS.parse(text)
 
 
 @pytest.mark.parametrize(
