@@ -78,86 +78,77 @@ class ModelConfig:
     sampling_defaults: SamplingDefaults | None = None  # the engine's; None: greedy unless do_sample, without limits
 
     required_memory_mb: int | None = option(
-        "required_memory_mb",
-        None,
-        integer(0),
-        "MB of memory that one of several models needs; nothing: estimated from its files",
+        None, integer(0), "MB of memory that one of several models needs; nothing: estimated from its files"
     )
     model_id: ClassVar = Option(
-        "option.model_id",
         None,
         TEXT,
         "folder of the model, or demo; nothing: the folder of serving.properties itself",
+        key="option.model_id",
         aliases=("option.model",),
         env=("HF_MODEL_ID",),
         is_path=True,
     )
     revision: str | None = option(
-        "option.revision",
         None,
         TEXT,
         "branch, tag or commit of a model from a hub; nothing: main",
+        key="option.revision",
         env=("HF_REVISION",),
         is_for_engine=True,
     )
     name: str = field(
-        metadata={ROW: Option("option.model_name", "", NAME, "name in URLs and answers; nothing: the folder's name")}
+        metadata={
+            ROW: Option("", NAME, "name in URLs and answers; nothing: the folder's name", key="option.model_name")
+        }
     )
-    aliases: tuple[str, ...] = option("option.model_alias", (), NAMES, "further names of the model in URLs")
+    aliases: tuple[str, ...] = option((), NAMES, "further names of the model in URLs", key="option.model_alias")
     served_model_name: ClassVar = Option(
-        "option.served_model_name",
         None,
         SERVED_NAMES,
         "the model's name, then further ones; nothing: option.model_name",
+        key="option.served_model_name",
     )
     load_models: ClassVar = Option(
-        "load_models",
-        None,
-        MODELS,
-        "the folder to serve and the model's name, as NAME=PATH",
-        more_flags=("-m", "--models"),
+        None, MODELS, "the folder to serve and the model's name, as NAME=PATH", more_flags=("-m", "--models")
     )
     output_formatter: str | None = option(
-        "option.output_formatter",
         None,
         FORMATTER,
         "form of answers, or a function for it",
+        key="option.output_formatter",
         refused_by=SCRIPTS,
         harmless=FORMATTER_WORDS.__contains__,
     )
     input_formatter: ClassVar = Option(
-        "option.input_formatter",
-        None,
-        FUNCTION,
-        "function of model.py that reads requests",
-        refused_by=SCRIPTS,
+        None, FUNCTION, "function of model.py that reads requests", key="option.input_formatter", refused_by=SCRIPTS
     )
-    tgi_compat: bool = option("option.tgi_compat", False, BOOLEAN, "answers in the shape of TGI")
+    tgi_compat: bool = option(False, BOOLEAN, "answers in the shape of TGI", key="option.tgi_compat")
     enable_streaming: bool = option(
-        "option.enable_streaming",
         False,
         STREAMING,
         "answers of option.rolling_batch=disable as they come, as jsonlines",
+        key="option.enable_streaming",
     )
     chat_template: str | None = option(
-        "option.chat_template",
         None,
         TEXT,
         "chat template: a file, or the text itself",
+        key="option.chat_template",
         is_path=True,
         refused_by=TEMPLATES,
     )
     tool_call_parser: str | None = option(
-        "option.tool_call_parser", None, TOOL_CALL_FORM, "form of a model's tool calls: hermes, json"
+        None, TOOL_CALL_FORM, "form of a model's tool calls: hermes, json", key="option.tool_call_parser"
     )
     reasoning_parser: str | None = option(
-        "option.reasoning_parser", None, REASONING_FORM, "marks around a model's thoughts: think"
+        None, REASONING_FORM, "marks around a model's thoughts: think", key="option.reasoning_parser"
     )
     prefix_cache_scope: str = option(
-        "option.prefix_cache_scope",
         "server",
         choice("server", "request"),
         "whose prompts share cached keys and values: all of the server, or only those of one request",
+        key="option.prefix_cache_scope",
     )
 
     @property

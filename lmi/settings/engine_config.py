@@ -40,139 +40,137 @@ class EngineConfig:
     option_sources: dict[str, str] = field(default_factory=dict, compare=False)  # where each option.* was given
 
     trust_remote_code: bool = option(
-        "option.trust_remote_code",
         False,
         BOOLEAN,
         "run Python code that comes with the model (vllm, trtllm)",
+        key="option.trust_remote_code",
         env=("HF_MODEL_TRUST_REMOTE_CODE", "HF_TRUST_REMOTE_CODE"),
         otherwise="code that comes with a model is never run",
         refused_by=REMOTE_CODE,
     )
     install_requirements: ClassVar = Option(
-        "option.install_requirements",
         True,
         BOOLEAN,
         "install the model's requirements.txt for its own code; nothing: true",
+        key="option.install_requirements",
         env=("STANDARD_AUTO_INSTALL_REQ",),
     )
     allow_pickle: bool = option(
-        "option.allow_pickle",
-        False,
-        BOOLEAN,
-        "load pickled weights, which can run code",
-        refused_by=PICKLES,
+        False, BOOLEAN, "load pickled weights, which can run code", key="option.allow_pickle", refused_by=PICKLES
     )
     handler: str = option(
-        "option.rolling_batch", "auto", TEXT, "engine: auto, lmi-dist, vllm, trtllm, scheduler, disable"
+        "auto", TEXT, "engine: auto, lmi-dist, vllm, trtllm, scheduler, disable", key="option.rolling_batch"
     )
     async_mode: ClassVar = Option(
-        "option.async_mode",
         None,
         BOOLEAN,
         "with option.rolling_batch=disable: the engine of auto, in-flight batching, the LMI schema",
+        key="option.async_mode",
         has_flag=False,
     )
-    dtype: str = option("option.dtype", "auto", DTYPE, "type of the weights: auto, fp32, bf16, fp16")
+    dtype: str = option("auto", DTYPE, "type of the weights: auto, fp32, bf16, fp16", key="option.dtype")
     quantize: str | None = option(
-        "option.quantize",
         None,
         matching("the name of a method, such as int8", r"[A-Za-z0-9_-]{1,64}"),
         "quantise the weights at load; int8 on the embedded engine needs its native kernels",
+        key="option.quantize",
         aliases=("option.quantization",),
         env=("HF_MODEL_QUANTIZE",),
     )
-    device: str = option("option.device", "auto", choice("auto", "cpu", "cuda"), "auto: cuda where a GPU is visible")
+    device: str = option(
+        "auto", choice("auto", "cpu", "cuda"), "auto: cuda where a GPU is visible", key="option.device"
+    )
     max_num_sequences: int | None = option(
-        "option.max_rolling_batch_size",
         None,
         integer(1, 65536),
         "sequences that run at once",
+        key="option.max_rolling_batch_size",
         aliases=("option.max_num_seqs",),
         env=("MAX_BATCH_SIZE",),
     )
     max_prefill_tokens: int | None = option(
-        "option.max_rolling_batch_prefill_tokens",
         None,
         integer(1),
         "prompt tokens of one step",
+        key="option.max_rolling_batch_prefill_tokens",
         aliases=("option.max_num_batched_tokens",),
         env=("MAX_BATCH_PREFILL_TOKENS",),
     )
     batch_size: ClassVar = Option(
-        "batch_size",
         None,
         integer(1, 65536),
         "sequences that run at once with option.rolling_batch=disable",
         aliases=("max_dynamic_batch_size",),
     )
-    max_batch_delay: ClassVar = Option(
-        "max_batch_delay", None, integer(0), "milliseconds to wait for a batch; accepted, nothing waits"
-    )
+    max_batch_delay: ClassVar = Option(None, integer(0), "milliseconds to wait for a batch; accepted, nothing waits")
     max_step_ms: float | None = option(
-        "option.max_step_ms",
         None,
         MILLISECONDS,
         "longest step of the embedded engine that takes prompt tokens beside answers; nothing: it measures and chooses",
+        key="option.max_step_ms",
         otherwise="option.max_rolling_batch_prefill_tokens bounds a step",
     )
     max_kv_cache_tokens: int | None = option(
-        "option.max_kv_cache_tokens", None, integer(1), "size of the KV cache in tokens"
+        None, integer(1), "size of the KV cache in tokens", key="option.max_kv_cache_tokens"
     )
     max_sequence_length: int | None = option(
-        "option.max_model_len",
         None,
         LENGTH,
         "longest prompt and answer together, as in 4096 or 32k; auto: as long as the engine can",
+        key="option.max_model_len",
         env=("MAX_TOTAL_TOKENS",),
     )
     max_beam_width: int = option(
-        "option.max_beam_width",
         8,
         integer(1, 256),
         "widest beam search that a request may ask for, at most option.max_rolling_batch_size; 1: none",
+        key="option.max_beam_width",
     )
     request_stats_max_iterations: int = option(
-        "option.request_stats_max_iterations", 0, integer(0), "steps of which an engine keeps each request's statistics"
+        0,
+        integer(0),
+        "steps of which an engine keeps each request's statistics",
+        key="option.request_stats_max_iterations",
     )
     additional_outputs: tuple[str, ...] = option(
-        "option.additional_outputs",
         (),
         OUTPUTS,
         "tensors of the model that requests may ask for, NAME or NAME:context, which has the prompt's rows too",
+        key="option.additional_outputs",
     )
     logits_post_processors: str | None = option(
-        "option.logits_post_processors",
         None,
         PYTHON_FILE,
         "Python file with functions that change logits; it runs in the engine's own process",
+        key="option.logits_post_processors",
         refused_by=SCRIPTS,
     )
     enable_prefix_caching: bool | None = option(
-        "option.enable_prefix_caching",
         None,
         BOOLEAN,
         "prompts that begin alike share cached keys and values; nothing: the engine chooses, as a rule true",
+        key="option.enable_prefix_caching",
     )
     speculative: str | None = option(
-        "option.speculative",
         None,
         choice("ngram"),
         "the embedded engine guesses tokens ahead, which changes no answer: ngram, from what the sequence holds",
+        key="option.speculative",
         otherwise="nothing is guessed ahead",
     )
     tensor_parallel_degree: int = option(
-        "option.tensor_parallel_degree",
         1,
         DEGREE,
         "GPUs that share each layer, or groups of cores on a CPU (vllm); max: all GPUs",
+        key="option.tensor_parallel_degree",
         aliases=("option.tensor_parallel_size",),
         env=("TENSOR_PARALLEL_DEGREE", "SM_NUM_GPUS", "TENSOR_PARALLEL_SIZE"),
     )
     pipeline_parallel_degree: int = option(
-        "option.pipeline_parallel_degree",
         1,
         integer(1, 1024),
         "GPUs that share the layers in turn",
+        key="option.pipeline_parallel_degree",
         aliases=("option.pipeline_parallel_size",),
         env=("PIPELINE_PARALLEL_DEGREE",),
     )
@@ -180,78 +178,75 @@ class EngineConfig:
         default_factory=dict,
         metadata={
             ROW: Option(
-                "option.env",
                 {},
                 VARIABLES,
                 "environment of engines and of the model's own code, as A=1,B=2",
+                key="option.env",
                 is_safe=False,  # PYTHONPATH and LD_PRELOAD run code
             )
         },
     )
-    num_threads: int | None = option("option.num_threads", None, integer(1, 1024), "threads of an engine on a CPU")
+    num_threads: int | None = option(None, integer(1, 1024), "threads of an engine on a CPU", key="option.num_threads")
     bind_cores: bool = option(
-        "option.bind_cores",
         True,
         BOOLEAN,
         "keep an engine on a CPU to its cores and front ends to the rest, where both have enough",
+        key="option.bind_cores",
     )
     min_workers: ClassVar = Option(
-        "minWorkers", None, integer(1, 1024), "least number of replicas", platform=("SAGEMAKER_NUM_MODEL_WORKERS",)
+        None, integer(1, 1024), "least number of replicas", key="minWorkers", platform=("SAGEMAKER_NUM_MODEL_WORKERS",)
     )
     max_workers: ClassVar = Option(
-        "maxWorkers", None, integer(1, 1024), "most replicas", platform=("SAGEMAKER_NUM_MODEL_WORKERS",)
+        None, integer(1, 1024), "most replicas", key="maxWorkers", platform=("SAGEMAKER_NUM_MODEL_WORKERS",)
     )
-    load_on_devices: ClassVar = Option("load_on_devices", None, DEVICES, "GPUs to use, as in 0;1")
+    load_on_devices: ClassVar = Option(None, DEVICES, "GPUs to use, as in 0;1")
     step_timeout_s: float = option(
-        "step_timeout",
         60.0,
         SECONDS,
         "seconds without a step while work waits: the engine hangs",
+        key="step_timeout",
         aliases=("option.step_timeout",),
     )
-    first_step_timeout_s: float = option("first_step_timeout", 300.0, SECONDS, "the same for an engine's first step")
+    first_step_timeout_s: float = option(
+        300.0, SECONDS, "the same for an engine's first step", key="first_step_timeout"
+    )
     model_loading_timeout_s: float = option(
-        "model_loading_timeout",
         1200.0,
         SECONDS,
         "seconds for loading the model",
+        key="model_loading_timeout",
         aliases=("option.model_loading_timeout",),
         env=("MODEL_LOADING_TIMEOUT",),
         platform=("SAGEMAKER_STARTUP_TIMEOUT",),
     )
     retry_threshold: int = option(
-        "retry_threshold",
         3,
         integer(0, 1000),
         "deaths of an engine in retry_window, then the server ends; 0 as 1: the first one ends it",
         aliases=("option.retry_threshold",),
         env=("PROCESS_MAX_START_RETRIES",),
     )
-    retry_window_s: float = option("retry_window", 600.0, SECONDS, "seconds in which those deaths are counted")
-    strict: bool = option("option.strict", False, BOOLEAN, "an unknown option.* stops the start")
-    engine: ClassVar = Option("engine", None, ENGINE, "accepted, means nothing", has_flag=False)
+    retry_window_s: float = option(600.0, SECONDS, "seconds in which those deaths are counted", key="retry_window")
+    strict: bool = option(False, BOOLEAN, "an unknown option.* stops the start", key="option.strict")
+    engine: ClassVar = Option(None, ENGINE, "accepted, means nothing", has_flag=False)
     entry_point: ClassVar = Option(
-        "option.entryPoint",
         None,
         ENTRY_POINT,
         "Python file whose function handle is the model; djl_python.… means nothing",
+        key="option.entryPoint",
         env=("DJL_ENTRY_POINT",),
         is_path=True,
         refused_by=SCRIPTS,
         harmless=is_built_in,
     )
     task: ClassVar = Option(
-        "option.task",
         None,
         TEXT,
         "what the model is for; anything but generating text is refused",
+        key="option.task",
         env=("HF_TASK",),
         has_flag=False,
     )
     handler_function: ClassVar = Option(
-        "option.handler",
-        None,
-        FUNCTION,
-        "the function of entryPoint, instead of handle",
-        refused_by=SCRIPTS,
+        None, FUNCTION, "the function of entryPoint, instead of handle", key="option.handler", refused_by=SCRIPTS
     )

@@ -21,15 +21,12 @@ REMOTE_CODE, TEMPLATES = "DISALLOW_TRUST_REMOTE_CODE", "DISALLOW_CHAT_TEMPLATE"
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option, under its key in serving.properties.
+    """One option. As a `ClassVar` of the settings it fills no field itself: others are chosen by it."""
 
-    As a `ClassVar` of a class of settings it is an option that fills no field itself: others are chosen by it.
-    """
-
-    key: str
     default: Any
     kind: Kind
     help: str
+    key: str = ""  # in serving.properties; left out: the name of the field
     aliases: tuple[str, ...] = ()  # further keys with the same meaning
     env: tuple[str, ...] = ()  # environment names beside OPTION_… and SERVING_…; the first one given counts
     platform: tuple[str, ...] = ()  # SAGEMAKER_… names, which beat the file; the first one given counts
@@ -56,9 +53,9 @@ class Option:
         return tuple(dict.fromkeys([*map(_flag, (self.key, *self.aliases)), *self.more_flags]))
 
 
-def option(key: str, default: Default, kind: Kind, help: str, **facts: Any) -> Default:
+def option(default: Default, kind: Kind, help: str, **facts: Any) -> Default:
     """Return the default of a field, which then is an option. `facts` are further fields of Option."""
-    return field(default=default, metadata={ROW: Option(key, default, kind, help, **facts)})
+    return field(default=default, metadata={ROW: Option(default, kind, help, **facts)})
 
 
 def _flag(key: str) -> str:

@@ -19,9 +19,10 @@ def _options(part: str, settings: type) -> Iterator[Option]:
     filling = {one.name: one.metadata[ROW] for one in fields(settings) if ROW in one.metadata}
     for name in settings.__annotations__:
         if name in filling:
-            yield replace(filling[name], part=part, field=f"{part}.{name}")
-        elif isinstance(choosing := getattr(settings, name), Option):
-            yield replace(choosing, part=part)
+            row = filling[name]
+            yield replace(row, key=row.key or name, part=part, field=f"{part}.{name}")
+        elif isinstance(row := getattr(settings, name), Option):
+            yield replace(row, key=row.key or name, part=part)
 
 
 OPTIONS = (*_options("server", ServerConfig), *_options("model", ModelConfig), *_options("engine", EngineConfig))
