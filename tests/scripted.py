@@ -376,7 +376,7 @@ async def _serve(
     folder: Path, config: Config, executor: ScriptedExecutor, block: Block, started: list[Host], stop: threading.Event
 ) -> None:
     loop = asyncio.get_running_loop()
-    dispatcher = Dispatcher(executor, block.engines[0])
+    dispatcher = Dispatcher(executor, block.engines[0], Folder(folder / "adapters", Adapter))
     connections: list[FrontEndConnection] = []
 
     def connect() -> FrontEndConnection:

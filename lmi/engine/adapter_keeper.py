@@ -1,7 +1,8 @@
-"""Keeps an engine's adapters as messages of front ends and the runtime folder say.
+"""Keeps an engine's adapters as the folder of desired state says, which front ends write.
 
-A front end that loads an adapter sends it to every engine and then marks its entry in the folder READY. An engine that
-starts later or was not reached loads it from the folder. Adapters beside the model are in the folder from the start.
+The engine looks at the folder at each of its beats, and at once when a front end says so. What became of each entry
+goes to every front end. An entry of a front end that died before it was done does not count. Adapters beside the model
+are in the folder from the start.
 """
 
 from __future__ import annotations
@@ -9,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 
-from lmi.engine.messages import AdapterSettings, LoadAdapter, UnloadAdapter
-from lmi.errors import ModelUnusable, UnknownAdapter, cause_line
+from lmi.engine.messages import AdapterOutcome, refusal
+from lmi.errors import ErrorInfo, LmiError, ModelUnusable, cause_line, from_info
 from lmi.executor import Executor
 from lmi.shared.desired_state import Adapter, Folder, State, Version, is_abandoned
 
@@ -19,104 +21,90 @@ log = logging.getLogger(__name__)
 
 
 class AdapterKeeper:
-    """Changes the adapters of one executor. Use it on one event loop.
+    """Changes the adapters of one executor, one at a time. Use it on one event loop.
 
     The executor's calls may read large files, so they run on another thread.
     """
 
     def __init__(self, executor: Executor, folder: Folder[Adapter] | None, has_changed: Callable[[], None]) -> None:
-        self.failed: dict[str, str] = {}  # the reasons, by name, of registered adapters that could not be loaded here
+        self.outcomes: dict[str, AdapterOutcome] = {}  # of the entries, by the adapter's name
         self._executor = executor
-        self._folder = folder if executor.capabilities.lora else None
+        self._folder = folder
         self._has_changed = has_changed
-        self._lock = asyncio.Lock()  # one change at a time
-        self._version: Version | None = frozenset()  # of the folder, as it was last read; None: look again
+        self._version: Version = frozenset()  # of the folder, as it was last read
         self._pending: list[Adapter] = []  # the entries that front ends worked on then
-        self._loaded: dict[str, AdapterSettings] = {}
+        self._loaded: dict[str, Adapter] = {}
+        self._following: asyncio.Task[None] | None = None
 
-    async def change(self, message: LoadAdapter | UnloadAdapter) -> None:
-        """Load or unload an adapter. An adapter whose entry is removed while it loads is unloaded again.
-
-        Raises the errors of the executor.
-        """
-        async with self._lock:
-            self._version = None
-            if isinstance(message, LoadAdapter):
-                await self._load(message.name, message.settings)
-            elif self._folder is None or self._folder.read(message.name) is None:  # else it is registered again
-                await self._unload(message.name)
+    def look(self) -> None:
+        """Follow the folder in a task. A task that follows it already sees every change before it ends."""
+        if self._following is None or self._following.done():
+            self._following = asyncio.get_running_loop().create_task(self.follow())
 
     async def load_first(self) -> None:
         """Load the registered adapters in a server that starts. Raises ModelUnusable if one beside the model fails."""
-        await self.reconcile()
+        await self.follow()
         for entry in self._folder.entries() if self._folder is not None else ():
-            if entry.is_static and entry.name in self.failed:
-                raise ModelUnusable(f"adapter {entry.name}: {self.failed[entry.name]}")
+            if entry.is_static and (outcome := self.outcomes.get(entry.name)) and outcome.error is not None:
+                raise ModelUnusable(f"adapter {entry.name}: {cause_line(from_info(outcome.error))}")
 
-    async def reconcile(self) -> None:
+    async def follow(self) -> None:
         """Load the adapters that the folder has and unload those that it no longer has.
 
-        A PENDING entry is left to the front end that works on it. A change that fails is logged and tried again when
-        the folder changes.
+        A load that fails is tried again when the folder changes.
         """
-        if self._folder is None or self._lock.locked():
-            return
-        version = self._folder.version()
-        if version == self._version and not any(map(is_abandoned, self._pending)):
-            return
-        async with self._lock:
+        while self._folder is not None:
+            version = self._folder.version()
+            if version == self._version and not any(map(is_abandoned, self._pending)):
+                break
             self._version = version
             await self._follow(self._folder.entries())
 
     async def _follow(self, entries: list[Adapter]) -> None:
-        ready = {entry.name: entry for entry in entries if entry.state is State.READY}
         self._pending = [entry for entry in entries if entry.state is State.PENDING]
-        self.failed = {name: reason for name, reason in self.failed.items() if name in ready}
-        for name in self._loaded.keys() - {entry.name for entry in entries}:
-            await self._unload_quietly(name)
-        for name, entry in ready.items():
-            await self._load_quietly(name, settings_of(entry))
-
-    async def _load(self, name: str, settings: AdapterSettings) -> None:
-        """Load an adapter or change its settings.
-
-        Front ends agree on names in the folder, so an adapter of this name with another path belongs to a dead one.
-        """
-        known = self._loaded.get(name)
-        if known == settings:
-            self.failed.pop(name, None)
-            return
-        if known is not None and (known.path != settings.path or known.is_pinned > settings.is_pinned):
+        has_lora = self._executor.capabilities.lora
+        wanted = {entry.name: entry for entry in entries if has_lora or not entry.is_static}
+        for name in self.outcomes.keys() - wanted.keys():
             await self._unload(name)
+            del self.outcomes[name]
+            self._has_changed()
+        for entry in wanted.values():
+            if self.outcomes.get(entry.name) != AdapterOutcome(entry.stamp):
+                self.outcomes[entry.name] = AdapterOutcome(entry.stamp, await self._try(entry))
+                self._has_changed()
+
+    async def _try(self, entry: Adapter) -> ErrorInfo | None:
+        """Load an adapter, or change how a loaded one is kept. Returns why it cannot be done; the engine is unharmed.
+
+        An adapter whose files another one of its name replaces is unloaded first, and comes back if the other fails.
+        """
+        known = self._loaded.get(entry.name)
+        if known is not None and known.stamp == entry.stamp:  # a change of it was taken back
+            return None
+        is_replaced = known is not None and (known.path != entry.path or known.is_pinned > entry.is_pinned)
+        if is_replaced:
+            await self._unload(entry.name)
+            self._has_changed()
+        try:
+            await self._load(entry)
+        except Exception as error:
+            is_known = isinstance(error, LmiError | ValueError | RuntimeError)
+            log.error("adapter %s: %s", entry.name, error, exc_info=not is_known)
+            if known is not None and is_replaced:
+                with suppress(Exception):
+                    await self._load(known)
+            return refusal(error)
+        return None
+
+    async def _load(self, entry: Adapter) -> None:
         await asyncio.to_thread(
-            self._executor.load_adapter, name, settings.path, pinned=settings.is_pinned, preload=settings.preload
+            self._executor.load_adapter, entry.name, entry.path, pinned=entry.is_pinned, preload=entry.preload
         )
-        self._loaded[name] = settings
-        self.failed.pop(name, None)
-        self._has_changed()
+        self._loaded[entry.name] = entry
 
     async def _unload(self, name: str) -> None:
-        self._loaded.pop(name, None)
-        await asyncio.to_thread(self._executor.unload_adapter, name)
-        self._has_changed()
-
-    async def _load_quietly(self, name: str, settings: AdapterSettings) -> None:
-        """Load an adapter, or note why it cannot be loaded. The engine is unharmed."""
-        try:
-            await self._load(name, settings)
-        except Exception as error:
-            log.error("adapter %s: %s", name, error)
-            self.failed[name] = cause_line(error)
-            self._has_changed()
-
-    async def _unload_quietly(self, name: str) -> None:
-        try:
-            await self._unload(name)
-        except UnknownAdapter:
-            log.debug("adapter %s was unloaded already", name)
-        except Exception as error:
-            log.error("adapter %s: %s", name, error)
-
-
-def settings_of(entry: Adapter) -> AdapterSettings:
-    return AdapterSettings(entry.path, entry.is_pinned, entry.preload)
+        if self._loaded.pop(name, None) is not None:
+            try:
+                await asyncio.to_thread(self._executor.unload_adapter, name)
+            except Exception as error:
+                log.error("adapter %s: %s", name, error)

@@ -10,30 +10,27 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from itertools import count
-from typing import Any
 
 from lmi.engine.messages import (
-    AdapterSettings,
+    LOOK,
+    AdapterOutcome,
     Cancel,
-    Done,
-    LoadAdapter,
     Ready,
-    Refused,
     Responses,
     Submit,
-    UnloadAdapter,
     decode_to_front_end,
     encode,
 )
-from lmi.errors import EngineLost, ErrorInfo, GenerationFailed, LmiError, Unavailable, from_info
+from lmi.errors import EngineLost, ErrorInfo, GenerationFailed, LmiError, Unavailable, cause_line, from_info
 from lmi.executor import EngineInfo, Request, Response, ResponseError, Result
 from lmi.ipc.connection import Connection, Connections
 from lmi.ipc.frames import frame
 from lmi.shared.state import EngineRecord
 
 Take = Callable[[Result], Awaitable[None] | None]  # what it returns is awaited before the next Result
+Outcomes = Mapping[str, AdapterOutcome]  # of the entries in the folder of adapters, by the adapter's name
 
 
 class ResponseStream:
@@ -115,11 +112,11 @@ class EngineConnection(Connection):
     def __init__(self) -> None:
         super().__init__()
         self.info: EngineInfo | None = None
-        self.failed_adapters: dict[str, str] = {}
+        self.outcomes: Outcomes = {}
+        self._news = asyncio.Event()  # of the engine: set by its next Ready, or when it is lost
         self.num_outstanding_tokens = 0
         self._ids = count()
         self._streams: dict[int, ResponseStream] = {}
-        self._calls: dict[int, asyncio.Future[None]] = {}  # unanswered LoadAdapter and UnloadAdapter messages
 
     def submit(self, request: Request) -> ResponseStream:
         request_id = next(self._ids)
@@ -135,31 +132,14 @@ class EngineConnection(Connection):
         if self._forget(request_id) is not None:
             self.write(frame(encode(Cancel(request_id))))
 
-    async def load_adapter(self, name: str, settings: AdapterSettings) -> None:
-        """Load an adapter on this engine. Raises the engine's reason, or EngineLost."""
-        await self._call(LoadAdapter(next(self._ids), name, settings))
-
-    async def unload_adapter(self, name: str) -> None:
-        await self._call(UnloadAdapter(next(self._ids), name))
-
-    async def _call(self, message: LoadAdapter | UnloadAdapter) -> None:
-        if self.closed.done():
-            raise EngineLost("the engine was lost before it changed its adapters")
-        call = frame(encode(message))  # first, because a frame that is too large raises
-        done = self._calls[message.request_id] = self.loop.create_future()
-        self.write(call)
-        try:
-            await done
-        finally:
-            del self._calls[message.request_id]
-
-    def _end_call(self, message: Done | Refused) -> None:
-        done = self._calls.get(message.request_id)
-        if done is not None and not done.done():
-            if isinstance(message, Refused):
-                done.set_exception(from_info(message.error))
-            else:
-                done.set_result(None)
+    async def follow_folder(self, is_done: Callable[[Outcomes], bool]) -> Outcomes:
+        """Let the engine look at the folder of adapters. Returns when it has done what is wanted. Raises EngineLost."""
+        self.write(frame(LOOK))
+        while not self.closed.done():
+            if is_done(self.outcomes):
+                return self.outcomes
+            await self._news.wait()
+        raise EngineLost("the engine was lost while it changed its adapters")
 
     def _forget(self, request_id: int) -> ResponseStream | None:
         stream = self._streams.pop(request_id, None)
@@ -173,9 +153,8 @@ class EngineConnection(Connection):
             for response in message.responses:
                 self._deliver(response)
         elif isinstance(message, Ready):
-            self.info, self.failed_adapters = message.info, message.failed_adapters
-        elif isinstance(message, Done) or message.request_id in self._calls:
-            self._end_call(message)
+            self.info, self.outcomes = message.info, message.outcomes
+            self._tell()
         elif (stream := self._forget(message.request_id)) is not None:
             stream.put(from_info(message.error))
 
@@ -194,9 +173,11 @@ class EngineConnection(Connection):
             stream = self._forget(request_id)
             assert stream is not None
             stream.put(EngineLost("the engine was lost while it worked on this request"))
-        for done in self._calls.values():
-            if not done.done():
-                done.set_exception(EngineLost("the engine was lost while it changed its adapters"))
+        self._tell()
+
+    def _tell(self) -> None:
+        self._news.set()
+        self._news = asyncio.Event()
 
 
 class Engines(Connections[EngineConnection]):
@@ -225,21 +206,17 @@ class Engines(Connections[EngineConnection]):
         assert info is not None
         return info
 
-    async def load_adapter(self, name: str, settings: AdapterSettings) -> None:
-        """Load a LoRA adapter on every engine, or give a loaded one these settings.
+    async def follow_folder(self, is_done: Callable[[Outcomes], bool]) -> list[Outcomes]:
+        """Let every engine look at the folder of adapters, and wait until all have done what is wanted.
 
-        Raises the reason of the first engine that cannot. The others have done it then.
+        Raises Unavailable if no engine serves, and EngineLost when the others have done it.
         """
-        outcomes = await _all(engine.load_adapter(name, settings) for engine in self._connected())
-        if errors := [error for error in outcomes if error is not None]:
-            raise errors[0]
-
-    async def unload_adapter(self, name: str) -> None:
-        """Unload an adapter from every engine that has it. Raises UnknownAdapter if no engine has it."""
-        outcomes = await _all(engine.unload_adapter(name) for engine in self._connected())
-        errors = [error for error in outcomes if error is not None]
-        if len(errors) == len(outcomes):
-            raise errors[0]
+        calls = [engine.follow_folder(is_done) for engine in self._connected()]
+        found = await asyncio.gather(*calls, return_exceptions=True)
+        for outcomes in found:
+            if isinstance(outcomes, BaseException):
+                raise outcomes
+        return [outcomes for outcomes in found if not isinstance(outcomes, BaseException)]
 
     @property
     def adapters(self) -> tuple[str, ...]:
@@ -250,7 +227,8 @@ class Engines(Connections[EngineConnection]):
 
     def adapter_failure(self, name: str) -> str | None:
         """Return why an engine could not load a registered adapter, or None."""
-        return next((one.failed_adapters[name] for one in self._ready() if name in one.failed_adapters), None)
+        outcomes = (one.outcomes[name] for one in self._ready() if name in one.outcomes)
+        return next((cause_line(from_info(found.error)) for found in outcomes if found.error is not None), None)
 
     def _connected(self) -> list[EngineConnection]:
         """Return every engine that serves, also silent ones. Raises Unavailable if none serves."""
@@ -295,11 +273,6 @@ def _least_loaded(engines: Iterable[EngineConnection]) -> EngineConnection:
 def rendezvous_weight(session: str, slot: int) -> bytes:
     """Return the weight of an engine for a session, of which the largest counts: rendezvous hashing."""
     return hashlib.blake2b(f"{session} {slot}".encode(), digest_size=8).digest()
-
-
-async def _all(calls: Iterable[Coroutine[Any, Any, None]]) -> list[BaseException | None]:
-    """Await the calls together. Returns the error of each in order, or None for one that succeeded."""
-    return await asyncio.gather(*calls, return_exceptions=True)
 
 
 def failure(error: ResponseError | None) -> LmiError:

@@ -1,18 +1,18 @@
 """The messages between a front end and an engine.
 
-A front end sends Submit, Cancel, LoadAdapter and UnloadAdapter. An engine sends Ready first, and again when its
-adapters have changed. It sends Refused for a request that it does not accept or an adapter that it cannot change, and
-Done for an adapter that it has changed. After each step it sends Responses, with all those of one front end. The front
-end chooses the ids of its requests, unique on its connection; `Response.request_id` on the socket is such an id. An
-engine that starts again has new connections, so no message of its predecessor can arrive. Messages are encoded as
-msgpack of typed structs. Any other frame closes the connection.
+A front end sends Submit and Cancel. An empty frame, LOOK, says that the folder of adapters has changed. An engine sends
+Ready first, and again when its adapters have changed. It sends Refused for a request that it does not accept. After
+each step it sends Responses, with all those of one front end. The front end chooses the ids of its requests, unique on
+its connection; `Response.request_id` on the socket is such an id. An engine that starts again has new connections, so
+no message of its predecessor can arrive. Messages are encoded as msgpack of typed structs. Any other frame closes the
+connection.
 """
 
 from __future__ import annotations
 
 import msgspec
 
-from lmi.errors import ErrorInfo
+from lmi.errors import ErrorInfo, InvalidRequest, LmiError, Unavailable
 from lmi.executor import EngineInfo, Request, Response
 
 
@@ -25,32 +25,16 @@ class Cancel(msgspec.Struct, frozen=True, tag="cancel", array_like=True):
     request_id: int
 
 
-class AdapterSettings(msgspec.Struct, frozen=True, array_like=True):
-    """How an engine loads an adapter, as in `Executor.load_adapter`."""
+class AdapterOutcome(msgspec.Struct, frozen=True, array_like=True):
+    """What became of an entry in the folder of adapters. Without an error the engine has the adapter."""
 
-    path: str
-    is_pinned: bool = False
-    preload: bool = True
-
-
-class LoadAdapter(msgspec.Struct, frozen=True, tag="load_adapter", array_like=True):
-    """The engine answers Done or Refused, as to UnloadAdapter. Its request ids and those of Submit are one series."""
-
-    request_id: int
-    name: str
-    settings: AdapterSettings
-
-
-class UnloadAdapter(msgspec.Struct, frozen=True, tag="unload_adapter", array_like=True):
-    request_id: int
-    name: str
+    stamp: int  # of the entry
+    error: ErrorInfo | None = None
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready", array_like=True):
-    """`failed_adapters` has the reason for each registered adapter that this engine could not load by itself."""
-
     info: EngineInfo
-    failed_adapters: dict[str, str] = {}
+    outcomes: dict[str, AdapterOutcome] = {}  # by the adapter's name
 
 
 class Responses(msgspec.Struct, frozen=True, tag="responses", array_like=True):
@@ -60,20 +44,15 @@ class Responses(msgspec.Struct, frozen=True, tag="responses", array_like=True):
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused", array_like=True):
-    """The executor did not accept a request or did not change an adapter."""
+    """The executor did not accept a request."""
 
     request_id: int
     error: ErrorInfo
 
 
-class Done(msgspec.Struct, frozen=True, tag="done", array_like=True):
-    """The executor has changed the adapter as LoadAdapter or UnloadAdapter asked."""
-
-    request_id: int
-
-
-ToEngine = Submit | Cancel | LoadAdapter | UnloadAdapter
-ToFrontEnd = Ready | Responses | Refused | Done
+LOOK = b""
+ToEngine = Submit | Cancel
+ToFrontEnd = Ready | Responses | Refused
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
@@ -91,3 +70,10 @@ def decode_to_engine(frame: bytes | memoryview) -> ToEngine:
 
 def decode_to_front_end(frame: bytes | memoryview) -> ToFrontEnd:
     return _to_front_end.decode(frame)
+
+
+def refusal(error: Exception) -> ErrorInfo:
+    """Return an error for the client. A ValueError of the executor is a wrong request, any other error its fault."""
+    if isinstance(error, LmiError):
+        return error.info
+    return (InvalidRequest if isinstance(error, ValueError) else Unavailable)(str(error)).info

@@ -1,26 +1,27 @@
-"""Changes the adapters of the running server from a front end.
+"""Changes the adapters of the running server from a front end: it writes the folder, and the engines follow.
 
-It loads an adapter on every running engine, or on none, and writes it to the runtime folder, from which an engine that
-starts later loads it (`adapter_keeper.py`).
+`adapter_keeper.py` is the engines' side. An adapter is on every running engine, or on none, and an engine that starts
+later loads it too.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
+from collections.abc import Callable
 from contextlib import suppress
 
 import msgspec
 
-from lmi.engine.adapter_keeper import settings_of
-from lmi.engine.client import Engines
+from lmi.engine.client import Engines, Outcomes
 from lmi.errors import (
     DeadlineExceeded,
     LmiError,
     ModelUnusable,
     OutOfMemory,
     Unavailable,
-    UnknownAdapter,
+    from_info,
     without_paths,
 )
 from lmi.shared.desired_state import Adapter, Folder, State, is_abandoned
@@ -73,13 +74,14 @@ class AdapterRegistry:
         Raises NameTaken, InvalidParameter for the name, AdapterUnusable with the engine's reason, OutOfMemory if there
         is no room, Unavailable if no engine is ready or one is lost meanwhile, DeadlineExceeded.
         """
-        if not self._add(msgspec.structs.replace(entry, state=State.PENDING)):
+        new = msgspec.structs.replace(entry, state=State.PENDING, stamp=time.monotonic_ns())
+        if not self._add(new):
             raise NameTaken(f"Adapter {said or entry.name} is registered already")
         try:
-            await self._load(entry)
-            self._folder.replace(msgspec.structs.replace(entry, state=State.READY))
+            await self._load(new)
+            self._folder.replace(msgspec.structs.replace(new, state=State.READY))
         except BaseException as error:
-            self._folder.remove(entry.name)  # an engine that has it follows the folder
+            self._folder.remove(entry.name)
             if isinstance(error, LmiError) and not isinstance(error, DeadlineExceeded):
                 await self._forget(entry.name)
             raise
@@ -88,12 +90,13 @@ class AdapterRegistry:
     async def update(self, entry: Adapter, said: str = "") -> None:
         """Give a registered adapter new settings on every engine, or on none. Raises what `register` raises."""
         old = self._changeable(entry.name, said)
-        if not self._folder.change(old, entry):  # first, because the engines follow the folder meanwhile
+        new = msgspec.structs.replace(entry, stamp=time.monotonic_ns())
+        if not self._folder.change(old, new):
             raise NameTaken(f"Adapter {said or entry.name} is being changed")
         try:
-            await self._load(entry)
+            await self._load(new)
         except LmiError:
-            if self._folder.change(entry, old):
+            if self._folder.change(new, old):
                 with suppress(LmiError):
                     await self._load(old)
             raise
@@ -143,9 +146,18 @@ class AdapterRegistry:
             raise OutOfMemory(f"{self._max_adapters} adapters are registered, which is max_adapters") from None
 
     async def _load(self, entry: Adapter) -> None:
+        """Wait until every engine has tried the entry, unless another takes its place. Raises the first reason."""
+
+        def is_tried(outcomes: Outcomes) -> bool:
+            found, outcome = self._folder.read(entry.name), outcomes.get(entry.name)
+            is_replaced = found is None or found.stamp != entry.stamp
+            return is_replaced or (outcome is not None and outcome.stamp == entry.stamp)
+
         try:
-            async with asyncio.timeout(self._timeout_s):
-                await self._engines.load_adapter(entry.name, settings_of(entry))
+            outcomes = [found.get(entry.name) for found in await self._follow(is_tried)]
+            tried = (outcome for outcome in outcomes if outcome is not None and outcome.stamp == entry.stamp)
+            if errors := [outcome.error for outcome in tried if outcome.error is not None]:
+                raise from_info(errors[0])
         except ModelUnusable as error:
             raise AdapterUnusable(without_paths(str(error), {entry.path: entry.src})) from None
         except TimeoutError:
@@ -153,7 +165,10 @@ class AdapterRegistry:
             raise DeadlineExceeded(reason) from None
 
     async def _forget(self, name: str) -> None:
-        """Unload an adapter without an entry. An engine that cannot be told follows the folder."""
-        with suppress(Unavailable, UnknownAdapter, TimeoutError):
-            async with asyncio.timeout(self._timeout_s):
-                await self._engines.unload_adapter(name)
+        """Wait until no engine has an adapter whose entry is gone."""
+        with suppress(Unavailable, TimeoutError):
+            await self._follow(lambda outcomes: name not in outcomes or self._folder.read(name) is not None)
+
+    async def _follow(self, is_done: Callable[[Outcomes], bool]) -> list[Outcomes]:
+        async with asyncio.timeout(self._timeout_s):
+            return await self._engines.follow_folder(is_done)

@@ -18,19 +18,8 @@ from typing import cast
 import msgspec
 
 from lmi.engine.adapter_keeper import AdapterKeeper
-from lmi.engine.messages import (
-    Cancel,
-    Done,
-    LoadAdapter,
-    Ready,
-    Refused,
-    Responses,
-    Submit,
-    UnloadAdapter,
-    decode_to_engine,
-    encode,
-)
-from lmi.errors import InvalidRequest, LmiError, Unavailable
+from lmi.engine.messages import LOOK, Ready, Refused, Responses, Submit, ToFrontEnd, decode_to_engine, encode, refusal
+from lmi.errors import LmiError, Unavailable
 from lmi.executor import ErrorKind, Executor, IterationStats, Response, ResponseError
 from lmi.ipc.frames import FrameTooLarge, frame
 from lmi.ipc.listener import Accepted
@@ -57,7 +46,6 @@ class Dispatcher:
         self.ready = Ready(executor.info)
         self.adapters = AdapterKeeper(executor, adapters, self._announce)
         self.connections: set[FrontEndConnection] = set()
-        self._changes: set[asyncio.Task[None]] = set()
         self.is_closing = False
         self._executor = executor
         self._record = record
@@ -83,26 +71,11 @@ class Dispatcher:
         except Exception as error:  # an error of the engine too ends only this request
             if not isinstance(error, LmiError | ValueError | RuntimeError):
                 log.exception("the engine did not take a request")
-            connection.send(Refused(message.request_id, _refusal(error).info))
-
-    def change_adapters(self, connection: FrontEndConnection, message: LoadAdapter | UnloadAdapter) -> None:
-        task = asyncio.create_task(self._change_adapters(connection, message))
-        self._changes.add(task)
-        task.add_done_callback(self._changes.discard)
-
-    async def _change_adapters(self, connection: FrontEndConnection, message: LoadAdapter | UnloadAdapter) -> None:
-        try:
-            await self.adapters.change(message)
-        except Exception as error:
-            if not isinstance(error, LmiError | ValueError | RuntimeError):
-                log.exception("the engine did not change its adapters")
-            connection.send(Refused(message.request_id, _refusal(error).info))
-        else:
-            connection.send(Done(message.request_id))
+            connection.send(Refused(message.request_id, refusal(error)))
 
     def _announce(self) -> None:
-        """Send Ready to every front end again, before the one that changed an adapter gets Done."""
-        self.ready = Ready(self._executor.info, self.adapters.failed.copy())
+        """Send Ready to every front end again."""
+        self.ready = Ready(self._executor.info, self.adapters.outcomes.copy())
         for connection in self.connections:
             connection.send(self.ready)
 
@@ -205,13 +178,14 @@ class FrontEndConnection(Accepted):
             self._writer.resume()
 
     def take(self, payload: bytes) -> None:
+        if payload == LOOK:
+            self._dispatcher.adapters.look()
+            return
         message = decode_to_engine(payload)
         if isinstance(message, Submit):
             if message.request_id in self.engine_ids:
                 raise msgspec.ValidationError(f"request id {message.request_id} is in use")
             self._dispatcher.submit(self, message)
-        elif not isinstance(message, Cancel):
-            self._dispatcher.change_adapters(self, message)
         elif (engine_id := self.engine_ids.get(message.request_id)) is not None:
             self._dispatcher.cancel(engine_id)
 
@@ -239,14 +213,7 @@ class FrontEndConnection(Accepted):
             told = ResponseError(f"the Response is too large for the socket: {error}", ErrorKind.GENERATION)
             self.send(Responses([Response(response.request_id, error=told, client_id=response.client_id)]))
 
-    def send(self, message: Ready | Responses | Refused | Done) -> None:
+    def send(self, message: ToFrontEnd) -> None:
         """Send a message from any thread. A front end that has stopped reading loses its connection."""
         if self._writer is not None:
             self._writer.write(frame(encode(message)))
-
-
-def _refusal(error: Exception) -> LmiError:
-    """Return the error for the client. A ValueError of the executor is a wrong request, any other error its fault."""
-    if isinstance(error, LmiError):
-        return error
-    return InvalidRequest(str(error)) if isinstance(error, ValueError) else Unavailable(str(error))

@@ -111,7 +111,6 @@ class Worker:
         self._executor = executor
         self._record = record
         self._stop = asyncio.Event()
-        self._reconciling: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
         self._thread = threading.Thread(target=self._pump, name="pump", daemon=True)
 
@@ -124,7 +123,7 @@ class Worker:
             self._loop.add_signal_handler(signum, self._stop.set)
         self._record.stage = "adapters"
         adapters = self.dispatcher.adapters
-        await (adapters.load_first() if self._record.num_starts <= 1 else adapters.reconcile())
+        await (adapters.load_first() if self._record.num_starts <= 1 else adapters.follow())
         self._record.stage = ""
         server = await listen(lambda: FrontEndConnection(self.dispatcher), socket_path)
         if not self._executor.pass_responses_to(self.dispatcher.deliver):
@@ -148,8 +147,7 @@ class Worker:
     def _beat(self) -> None:
         self._record.beat_s = time.monotonic()
         self.dispatcher.observe()
-        if self._reconciling is None or self._reconciling.done():
-            self._reconciling = self._loop.create_task(self.dispatcher.adapters.reconcile())
+        self.dispatcher.adapters.look()
         if not self._executor.can_enqueue_requests() and not self._stop.is_set():
             self._fail(RuntimeError("the executor has stopped by itself"))
         self._loop.call_later(BEAT_S, self._beat)

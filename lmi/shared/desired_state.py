@@ -14,6 +14,7 @@ import hashlib
 import logging
 import os
 import re
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -46,9 +47,11 @@ class Adapter(Entry, frozen=True, kw_only=True):
     """A LoRA adapter that every engine should have.
 
     `path` is the local folder of its files, and `src` the source that was named. A static one lies beside the model.
+    `stamp` tells an entry from those that its name had before.
     """
 
     path: str
+    stamp: int = msgspec.field(default_factory=time.monotonic_ns)
     src: str = ""
     preload: bool = True
     is_pinned: bool = False

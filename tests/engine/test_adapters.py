@@ -6,6 +6,7 @@ import asyncio
 import errno
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -18,7 +19,7 @@ import msgspec
 import pytest
 
 from lmi.engine.client import Engines, ResponseStream
-from lmi.engine.messages import AdapterSettings, Ready
+from lmi.engine.messages import Ready
 from lmi.engine.registry import AdapterRegistry, AdapterUnusable, NameTaken, NotRegistered
 from lmi.engine.server import Dispatcher
 from lmi.errors import (
@@ -248,7 +249,7 @@ def test_an_adapter_is_on_all_engines_or_on_none(server: Server, tmp_path: Path)
             path = write_adapter(tmp_path / "formal", shift=5)
             other, folder = str(write_adapter(tmp_path / "other", 7)), server.runtime.adapters()
             assert folder.add(Adapter(name="formal", path=other, state=State.PENDING))
-            await engines.open[1].load_adapter("formal", AdapterSettings(other))
+            await until(lambda: engines.adapters == ("formal", "static"))
             with pytest.raises(NameTaken, match="Adapter formal is registered already"):
                 await registry.register(entry("formal", path))
             with pytest.raises(NameTaken, match="Adapter formal is being registered"):
@@ -267,9 +268,9 @@ def test_an_adapter_is_on_all_engines_or_on_none(server: Server, tmp_path: Path)
             assert engines.adapters == ("static",) and names(folder) == ["static"]
 
             path = write_adapter(tmp_path / "good", shift=5)
-            assert folder.add(Adapter(name="pinned", path=str(path), state=State.PENDING))
-            pinned = AdapterSettings(str(path), is_pinned=True)
-            await engines.open[0].load_adapter("pinned", pinned)  # so that only the second has room
+            kept = write_adapter(tmp_path / "kept", 6, fails_in="lmi-engine-1")  # so that only the second has room
+            assert folder.add(entry("pinned", kept, pinned=True))
+            await until(lambda: all("pinned" in one.outcomes for one in engines.open.values()))
             with pytest.raises(OutOfMemory, match=f"{MAX_ADAPTERS} adapters fit"):
                 await registry.register(entry("formal", path, pinned=True))
             assert [one.info and one.info.adapters for _, one in sorted(engines.open.items())] == [
@@ -279,8 +280,46 @@ def test_an_adapter_is_on_all_engines_or_on_none(server: Server, tmp_path: Path)
             await registry.register(entry("formal", path))
             with pytest.raises(OutOfMemory, match=f"{MAX_ADAPTERS} adapters fit"):
                 await registry.update(entry("formal", path, pinned=True))
-            assert [(one.name, one.is_pinned) for one in registry.entries()] == [("formal", False), ("static", False)]
+            pins = [(one.name, one.is_pinned) for one in registry.entries()]
+            assert pins == [("formal", False), ("pinned", True), ("static", False)]
             assert await first_tokens(engines, "formal") == {PROMPT[0] + 5}, "also where the pin was taken back"
+
+    run(test)
+
+
+def adapters_of(engines: Engines, slot: int) -> tuple[str, ...]:
+    info = engines.open[slot].info
+    return () if info is None else info.adapters
+
+
+def test_an_update_that_one_engine_cannot_make_leaves_the_old_adapter_on_all(server: Server, tmp_path: Path) -> None:
+    async def test() -> None:
+        await ready(server)
+        async with server.front_end() as engines:
+            registry = AdapterRegistry(engines, server.runtime.adapters())
+            await registry.register(entry("formal", write_adapter(tmp_path / "old", shift=5)))
+            for slot in range(NUM_ENGINES):
+                path = write_adapter(tmp_path / f"new-{slot}", shift=7, fails_in=f"lmi-engine-{slot}")
+                with pytest.raises(AdapterUnusable, match="this replica cannot read it"):
+                    await registry.update(entry("formal", path))
+                assert engines.adapters == ("formal", "static") and engines.adapter_failure("formal") is None
+                assert await first_tokens(engines, "formal") == {PROMPT[0] + 5}
+
+    run(test)
+
+
+def test_an_update_ends_when_its_adapter_is_unregistered_meanwhile(server: Server, tmp_path: Path) -> None:
+    async def test() -> None:
+        await ready(server)
+        async with server.front_end() as engines:
+            registry = AdapterRegistry(engines, server.runtime.adapters())
+            await registry.register(entry("formal", write_adapter(tmp_path / "old", shift=5)))
+            slow = entry("formal", write_adapter(tmp_path / "new", shift=7, load_s=0.5))
+            update = asyncio.create_task(registry.update(slow))
+            await until(lambda: engines.adapters == ("static",))  # the old one made room
+            await registry.unregister("formal")
+            await asyncio.wait_for(update, TIMEOUT_S)
+            assert engines.adapters == ("static",) and names(server.runtime.adapters()) == ["static"]
 
     run(test)
 
@@ -289,7 +328,7 @@ def test_an_engine_that_dies_while_it_loads_ends_the_call(server: Server, tmp_pa
     async def test() -> None:
         await ready(server)
         async with server.front_end() as engines:
-            os.kill(server.processes[0].pid, 19)  # SIGSTOP: it no longer reads
+            os.kill(server.processes[0].pid, signal.SIGSTOP)  # it no longer reads
             registry = AdapterRegistry(engines, server.runtime.adapters())
             new = entry("formal", write_adapter(tmp_path / "formal", shift=5))
             call = asyncio.create_task(registry.register(new))
@@ -308,9 +347,9 @@ def test_an_adapter_that_was_given_up_while_it_loaded_is_unloaded(server: Server
         await ready(server)
         async with server.front_end() as engines:
             folder, path = server.runtime.adapters(), str(write_adapter(tmp_path / "formal", shift=5))
-            for connection in engines.open.values():
-                await connection.load_adapter("formal", AdapterSettings(path))  # no entry: its front end has left
-            assert names(folder) == ["static"]
+            assert folder.add(Adapter(name="formal", path=path, state=State.PENDING))
+            await until(lambda: all("formal" in adapters_of(engines, slot) for slot in range(NUM_ENGINES)))
+            assert folder.remove("formal")
             await until(lambda: all(one.info and one.info.adapters == ("static",) for one in engines.open.values()))
 
     run(test)
@@ -324,9 +363,7 @@ def test_an_adapter_whose_front_end_dies_while_it_registers_it_is_unloaded(serve
             writer = subprocess.Popen(["sleep", "60"])
             pending = Adapter(name="formal", path=path, state=State.PENDING, writer=writer.pid)
             assert server.runtime.adapters().add(pending)
-            for connection in engines.open.values():
-                await connection.load_adapter("formal", AdapterSettings(path))
-            assert engines.adapters == ("formal", "static")
+            await until(lambda: all("formal" in adapters_of(engines, slot) for slot in range(NUM_ENGINES)))
             writer.kill()
             writer.wait()
             await until(lambda: engines.adapters == ("static",))
@@ -466,6 +503,7 @@ def test_an_engine_without_lora_says_so(server: Server, tmp_path: Path) -> None:
         await ready(server)
         async with server.front_end() as engines:
             with pytest.raises(Unsupported, match="lora_config is not supported here: foreign has no adapters"):
-                await engines.load_adapter("formal", AdapterSettings(str(write_adapter(tmp_path / "formal", shift=5))))
+                formal = entry("formal", write_adapter(tmp_path / "formal", shift=5))
+                await AdapterRegistry(engines, server.runtime.adapters()).register(formal)
 
     run(test)

@@ -34,10 +34,10 @@ def test_what_one_process_writes_another_reads(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_removed_while_the_folder_is_read_hides_no_other(tmp_path: Path) -> None:
-    read = folder(tmp_path)
-    assert read.add(entry("formal"))
+    read, formal = folder(tmp_path), entry("formal")
+    assert read.add(formal)
     (tmp_path / "adapters" / "gone.json").symlink_to("gone")  # listed, but not there
-    assert read.entries() == [entry("formal")]
+    assert read.entries() == [formal]
 
 
 def test_a_name_is_taken_once_however_many_ask(tmp_path: Path) -> None:
