@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from lmi.apis.base.outline import Outline
+from lmi.apis.base.outline import BodyOutline
 from lmi.apis.openai.schema import UNNAMED
 from lmi.apis.table import BY_FIELD
 from lmi.errors import InvalidRequest
@@ -18,16 +18,6 @@ from lmi.server.service import Service
 
 NAME = "model_name"
 OPENAI_PATHS = "/v1/"
-
-
-class _Outline(Outline):
-    """The fields that decide whether a body names its model."""
-
-    model: object = None
-
-    @property
-    def is_openai(self) -> bool:
-        return not self.has("inputs") and any(map(self.has, BY_FIELD))
 
 
 def name_outside_of_body(exchange: Exchange) -> str | None:
@@ -49,12 +39,13 @@ async def name_in_body(exchange: Exchange, front_end: FrontEnd) -> str | None:
         return None
     front_end.check_room()  # before the body: a full server reads nothing
     body = await exchange.peek(front_end.config.max_request_size, front_end.body_memory)
-    fields = _Outline.of(body)
+    fields = BodyOutline.of(body)
     if fields is None:
         return None
-    is_openai = exchange.path.startswith(OPENAI_PATHS) or fields.is_openai
-    name = fields.model if is_openai and isinstance(fields.model, str) else ""
-    return None if name in ("", "model", *UNNAMED) else name
+    by_field = not fields.has("inputs") and any(map(fields.has, BY_FIELD))
+    is_openai = exchange.path.startswith(OPENAI_PATHS) or by_field
+    name = fields.value("model") if is_openai else None
+    return None if not isinstance(name, str) or name in ("", "model", *UNNAMED) else name
 
 
 def with_adapter(services: Iterable[Service], name: str) -> Service | None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lmi.apis.base.api import AnyApi
-from lmi.apis.base.outline import Outline
+from lmi.apis.base.outline import PROMPTS
 from lmi.apis.lmi.api import LMI
 from lmi.apis.lmi.schema import LmiFormat
 from lmi.apis.openai.api import OPENAI_CHAT, OPENAI_COMPLETIONS
@@ -160,4 +160,4 @@ def test_an_api_is_found_under_its_name() -> None:
 def test_each_field_that_chooses_an_api_at_invocations_belongs_to_one_api_and_is_read() -> None:
     fields = [api.body_field for api in APIS.values() if api.body_field]
     assert len(fields) == len(set(fields))
-    assert set(fields) <= set(Outline.__struct_fields__)
+    assert set(fields) <= set(PROMPTS)

@@ -47,6 +47,7 @@ def exchange(body: bytes, path: str) -> Exchange:
         (b'{"model": "b"}', None),
         (b'{"model": 5, "prompt": "a"}', None),
         (b'{"model": "tgi", "prompt": "a"}', None),
+        (b'{"model": "\xff", "prompt": "a"}', None),
         (b'{"model": "b", "prompt": ', None),
         (b"[" * 5000, None),
         (b"", None),

@@ -115,6 +115,10 @@ def test_another_request_type_is_400(lmi: Host, given: object) -> None:
     assert message.startswith("requestType must be NEW_SESSION or CLOSE, given ")
 
 
+def test_a_request_type_that_cannot_be_read_is_400(lmi: Host) -> None:
+    assert refused(lmi.post(b'{"requestType": "\xff"}')).endswith(", given null")
+
+
 @pytest.mark.parametrize("name", ["inputs", "messages", "prompt", "extra"])
 @pytest.mark.parametrize("kind", ["NEW_SESSION", "CLOSE"])
 def test_a_request_type_beside_another_field_is_400(lmi: Host, name: str, kind: str) -> None:

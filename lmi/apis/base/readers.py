@@ -16,6 +16,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 import orjson
 
+from lmi.apis.base.outline import UNREADABLE, BodyOutline
 from lmi.errors import InvalidParameter, MalformedRequest, Unsupported, shorten
 from lmi.executor.checks import MAX_INT, int_fault, range_fault
 from lmi.settings.config import SamplingDefaults
@@ -83,14 +84,6 @@ class Parsed(Generic[Format]):
         return request
 
 
-class _Outline(msgspec.Struct):
-    """An object whose values stay raw. The fields are the names that APIs have for the prompt."""
-
-    inputs: msgspec.Raw = msgspec.Raw()
-    text_input: msgspec.Raw = msgspec.Raw()
-    prompt: msgspec.Raw = msgspec.Raw()
-
-
 def check_values(body: bytes, max_texts: int = 0) -> None:
     """Raise MalformedRequest if a body without its prompt has over MAX_VALUES_BYTES.
 
@@ -105,14 +98,14 @@ def check_size(body: bytes, num_text_bytes: Callable[[bytes], int], kind: str, t
         return
     try:
         num_bytes = len(body) - num_text_bytes(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise MalformedRequest(f"the body is not the JSON of {kind}: {error}") from None
     if num_bytes > MAX_VALUES_BYTES:
         raise MalformedRequest(f"all but {texts} must have at most {MAX_VALUES_BYTES} bytes, not {num_bytes}")
 
 
 def _num_prompt_bytes(body: bytes, max_texts: int) -> int:
-    outline = msgspec.json.decode(body, type=_Outline)
+    outline = msgspec.json.decode(body, type=BodyOutline)
     prompts = (outline.inputs, outline.text_input, outline.prompt)
     return max(_num_text_bytes(bytes(prompt), max_texts) for prompt in prompts)
 
@@ -128,7 +121,7 @@ def _is_texts(prompt: bytes, max_texts: int) -> bool:
         return False
     try:
         msgspec.json.decode(prompt, type=list[str])
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNREADABLE:
         return False
     return True
 

@@ -12,7 +12,7 @@ import re
 
 import msgspec
 
-from lmi.apis.base.outline import LEFT_OUT, Outline
+from lmi.apis.base.outline import LEFT_OUT, PROMPTS, BodyOutline
 from lmi.errors import shorten
 from lmi.shared.sessions import InvalidSession
 
@@ -24,12 +24,6 @@ ID = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9])*")  # of the API model of sagemaker
 ID_RULE = f"{NEW_SESSION} or an id of at most {MAX_ID_CHARS} letters and digits, with - only between them"
 
 
-class SessionOutline(Outline):
-    """The field of a body that opens or closes a session, and those that it must not have."""
-
-    request_type: msgspec.Raw = msgspec.field(name="requestType", default=msgspec.Raw())
-
-
 def request_type(body: bytes, *, is_ours: bool = True) -> str | None:
     """Return NEW_SESSION or CLOSE if the body asks for that, None if it asks for an answer. Raises InvalidSession.
 
@@ -38,16 +32,15 @@ def request_type(body: bytes, *, is_ours: bool = True) -> str | None:
     """
     if b'"requestType"' not in body:
         return None
-    fields = SessionOutline.of(body)
+    fields = BodyOutline.of(body)
     if fields is None or not fields.has("request_type"):
         return None
-    given = msgspec.json.decode(fields.request_type)
+    given = fields.value("request_type")
     if given not in (NEW_SESSION, CLOSE):
         if not is_ours:
             return None
         raise InvalidSession("requestType", f"{NEW_SESSION} or {CLOSE}", given)
     for name, value in msgspec.json.decode(body, type=dict[str, msgspec.Raw]).items():
-        is_prompt = name in Outline.__struct_fields__
-        if name != "requestType" and value not in LEFT_OUT and (is_ours or is_prompt):
+        if name != "requestType" and value not in LEFT_OUT and (is_ours or name in PROMPTS):
             raise InvalidSession("requestType", f"left out beside {shorten(name)}", given)
     return str(given)

@@ -18,7 +18,7 @@ from dataclasses import replace
 from functools import partial
 
 from lmi.apis.base.api import AnyApi
-from lmi.apis.base.outline import Outline
+from lmi.apis.base.outline import BodyOutline
 from lmi.apis.base.readers import is_text
 from lmi.apis.batch.api import DYNAMIC_BATCH
 from lmi.apis.lmi.api import LMI
@@ -93,7 +93,7 @@ def api_of_body(body: bytes, content_type: str | None = None, *, usual: AnyApi, 
     """Return the API whose field the body has, `inputs` before others. Without such a field it is `usual`."""
     if is_text(content_type) or not any(b'"%b"' % field.encode() in body for field in BY_FIELD):
         return usual
-    fields = Outline.of(body)
+    fields = BodyOutline.of(body)
     if fields is None or fields.has("inputs"):
         return usual
     return next((api.for_accept(accept) for field, api in BY_FIELD.items() if fields.has(field)), usual)
