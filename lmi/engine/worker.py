@@ -17,17 +17,17 @@ import signal
 import threading
 import time
 from contextlib import suppress
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, cast
 
 import lmi.shared.log
 from lmi.engine.resolve import missing_library, resolve
 from lmi.engine.server import Dispatcher, FrontEndConnection
-from lmi.errors import StartError
 from lmi.executor import EngineInfo, Executor, Response
 from lmi.ipc.listener import listen
 from lmi.runtime import Runtime
-from lmi.shared import linux, slot_process
+from lmi.shared import slot_process
 from lmi.shared.cores import keep as keep_to_cores
 from lmi.shared.report import LoadReport, write_report
 from lmi.shared.sink import stream
@@ -206,32 +206,19 @@ async def serve(executor: Executor, record: EngineRecord, runtime: Runtime, slot
 def run(slot: int, load_with: str) -> int:
     """Load the engine and serve until SIGTERM. Returns the exit code."""
     runtime = Runtime.from_environ()
-    record = runtime.attach().engines[slot]
-    record.claim()
-    record.phase = Phase.LOADING
-    linux.set_title(f"lmi-engine-{slot}")
-    server = runtime.config.server
-    lmi.shared.log.setup(f"engine {slot}", server.log_level, server.log_format, linux.log_fd())
-    lmi.shared.log.count_dropped_in(record)
-    try:
-        executor, report = load(runtime, record, load_with)
-        with executor:
-            write_report(runtime.engine_report(slot), report)
-            keep_to_cores()  # only now, because compilers of a model may use all cores
-            failure = asyncio.run(serve(executor, record, runtime, slot))
-            if failure is not None:
-                raise failure
-    except StartError as error:
-        record.fail(error, str(error))
-        # On a terminal people read it only once, in the supervisor's last message.
-        if not lmi.shared.log.is_text(runtime.config.server.log_format):
-            log.error("this engine cannot start: %s", error)
-        return error.exit_code
-    except Exception as error:
-        record.fail(error, f"{type(error).__name__}: {error}")
-        log.exception("this engine failed")
-        return 1
-    return 0
+    record, server = runtime.attach().engines[slot], runtime.config.server
+    body = partial(_load_and_serve, runtime, record, slot, load_with)
+    return slot_process.live(record, f"engine {slot}", server.log_level, server.log_format, body)
+
+
+def _load_and_serve(runtime: Runtime, record: EngineRecord, slot: int, load_with: str) -> None:
+    executor, report = load(runtime, record, load_with)
+    with executor:
+        write_report(runtime.engine_report(slot), report)
+        keep_to_cores()  # only now, because compilers of a model may use all cores
+        failure = asyncio.run(serve(executor, record, runtime, slot))
+        if failure is not None:
+            raise failure
 
 
 if __name__ == "__main__":

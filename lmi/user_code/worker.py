@@ -13,13 +13,13 @@ import logging
 import signal
 import time
 from dataclasses import replace
+from functools import partial
 
-import lmi.shared.log
 from lmi.errors import ModelUnusable
 from lmi.ipc.listener import listen
 from lmi.runtime import Runtime
 from lmi.settings.config import ModelConfig, UserCodeConfig
-from lmi.shared import linux, slot_process
+from lmi.shared import slot_process
 from lmi.shared.cores import keep as keep_to_cores
 from lmi.shared.report import LoadReport, write_report
 from lmi.shared.state import EngineRecord, Phase
@@ -79,23 +79,9 @@ def load(code: UserCodeConfig, model: ModelConfig, record: EngineRecord) -> User
 def run(slot: int) -> int:
     """Load, serve, stop. Returns the exit code."""
     runtime = Runtime.from_environ()
-    config = runtime.config
-    record = runtime.user_code_records(runtime.attach())[slot]
-    record.claim()
-    record.phase = Phase.LOADING
-    linux.set_title(f"lmi-code-{slot}")
-    lmi.shared.log.setup(f"code {slot}", config.server.log_level, config.server.log_format, linux.log_fd())
-    lmi.shared.log.count_dropped_in(record)
-    try:
-        _load_and_serve(runtime, slot, record)
-    except ModelUnusable as error:
-        record.fail(error, str(error))
-        return error.exit_code
-    except Exception as error:
-        record.fail(error, describe(error))
-        log.exception("the process of the model's code failed")
-        return 1
-    return 0
+    record, server = runtime.user_code_records(runtime.attach())[slot], runtime.config.server
+    body = partial(_load_and_serve, runtime, slot, record)
+    return slot_process.live(record, f"code {slot}", server.log_level, server.log_format, body)
 
 
 def _load_and_serve(runtime: Runtime, slot: int, record: EngineRecord) -> None:
