@@ -68,7 +68,7 @@ SESSION = parameter(
     {"type": "string", "maxLength": MAX_ID_CHARS, "pattern": f"^({ID.pattern})?$"},
     "the id of an open session; all requests of a session go to one engine",
 )
-SESSIONS: dict[str, Schema] = {
+SESSIONS = {
     "SessionRequest": asked({"requestType": (NEW_SESSION, CLOSE)}, "requestType", example={"requestType": NEW_SESSION}),
     "SessionAnswer": struct(result=str),
 }
@@ -116,7 +116,7 @@ def _user_code(config: Config) -> ApiDescription:
 
 
 THREE_KEYS = struct(code=int, message=str, error=str)
-BATCH: dict[str, Schema] = {
+BATCH = {
     "Error": asked({"error": str, "code": int}, "error", "code"),
     "BatchRequest": BATCH_REQUEST,
     "BatchAnswer": array(struct(generated_text=str)),

@@ -74,7 +74,7 @@ def _answer(kind: str, usage: Schema, *optional: str, **choice: Form) -> Schema:
     return struct(*optional, **head, object={"const": kind}, choices=choices, usage=usage)
 
 
-SCHEMAS: dict[str, Schema] = {
+SCHEMAS = {
     "OpenAIChatRequest": asked(taken(CHAT) | {"messages": MESSAGES}, "messages", example=CHAT_EXAMPLE),
     "OpenAITextRequest": asked(taken(COMPLETION) | {"prompt": PROMPT}, "prompt", example=EXAMPLE),
     "OpenAIChat": _answer(

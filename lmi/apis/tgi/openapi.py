@@ -8,7 +8,6 @@ from lmi.apis.base.openapi import (
     SSE,
     ApiDescription,
     Form,
-    Schema,
     asked,
     content,
     either,
@@ -21,7 +20,7 @@ from lmi.apis.tgi.schema import PARAMETERS
 from lmi.settings.config import Config
 
 EXAMPLE = {"inputs": "What is the capital of France?", "parameters": {"max_new_tokens": 8, "details": True}}
-FIELDS: dict[str, Schema] = {
+FIELDS = {
     "inputs": {"type": "string", "minLength": 1},
     "parameters": or_null(asked(taken(PARAMETERS))),
 }
@@ -52,7 +51,7 @@ SEQUENCE: dict[str, Form] = {
 }
 BEST_OF = [struct("top_tokens", generated_text=str, **SEQUENCE)]
 STREAM_DETAILS = struct(finish_reason=ENDS, generated_tokens=int, seed=int | None, input_length=int)
-SCHEMAS: dict[str, Schema] = {
+SCHEMAS = {
     "TgiRequest": asked(FIELDS, "inputs", example=EXAMPLE),
     "TgiEitherRequest": asked(FIELDS | {"stream": bool | None}, "inputs", example=EXAMPLE),
     "TgiToken": struct(**PROMPT_TOKEN, special=bool),

@@ -79,7 +79,7 @@ GIVEN: dict[str, Form] = {
 }
 TENSORS = [struct(name=str, datatype=str, shape=[int])]
 COUNT = struct(count=int)
-SCHEMAS: dict[str, Schema] = {
+SCHEMAS = {
     "TritonInputs": asked(FIELDS | {"text_input": PROMPT}),
     "TritonRequest": REQUEST,
     "TritonAnswer": struct("id", *OUTPUTS, **GIVEN),

@@ -2,15 +2,7 @@
 
 from __future__ import annotations
 
-from lmi.apis.base.openapi import (
-    PAGE,
-    ApiDescription,
-    Schema,
-    asked,
-    content,
-    parameter,
-    struct,
-)
+from lmi.apis.base.openapi import PAGE, ApiDescription, Schema, asked, content, parameter, struct
 from lmi.apis.base.readers import JSON_SCHEMAS, boolean, text
 from lmi.engine.registry import AdapterUnusable, NameTaken, NotRegistered
 from lmi.errors import DeadlineExceeded, InvalidRequest, OutOfMemory, Overloaded
@@ -29,7 +21,7 @@ SRC = {
 }
 NEW: dict[str, Schema] = {"name": {**TEXT, "pattern": f"^{NAME_PATTERN}$"}, "src": SRC, **SETTINGS}
 SAID = parameter("header", ALIAS, str, "replaces the adapter's name in messages")
-SCHEMAS: dict[str, Schema] = {
+SCHEMAS = {
     "Adapter": struct("reason", name=str, src=str, preload=bool, pin=bool, reason=str),
     "Adapters": struct("nextPageToken", adapters=["Adapter"], nextPageToken=str),
     "AdapterChange": struct("warning", status=str, warning=str),

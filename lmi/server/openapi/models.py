@@ -2,15 +2,7 @@
 
 from __future__ import annotations
 
-from lmi.apis.base.openapi import (
-    PAGE,
-    ApiDescription,
-    Form,
-    Schema,
-    asked,
-    content,
-    struct,
-)
+from lmi.apis.base.openapi import PAGE, ApiDescription, Form, asked, content, struct
 from lmi.errors import Conflict, DeadlineExceeded, InvalidRequest, OutOfMemory, Overloaded
 from lmi.settings.config import Config
 from lmi.shared.desired_state import NAME_PATTERN
@@ -25,7 +17,7 @@ GROUP = struct(
     maxWorkers=int,
     workers=[struct(id=int, startTime=str | None, status=str)],
 )
-SCHEMAS: dict[str, Schema] = {
+SCHEMAS = {
     "Model": struct("reason", modelName=str, modelUrl=str, status=STATUS, reason=str),
     "ModelPage": struct("nextPageToken", models=["Model"], nextPageToken=str),
     "Workflow": struct(
