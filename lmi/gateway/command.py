@@ -21,21 +21,6 @@ FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 LOG_LEVELS = click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"], case_sensitive=False)
 
 
-class Text(click.ParamType[Any]):
-    """A text that `parse` reads, which raises ValueError with the rule."""
-
-    name = "text"
-
-    def __init__(self, parse: Callable[[str], object]) -> None:
-        self._parse = parse
-
-    def convert(self, value: Any, param: click.Parameter | None, context: click.Context | None) -> Any:
-        try:
-            return self._parse(value)
-        except ValueError as error:
-            raise click.UsageError(f"{param and param.opts[0]} {error}") from None
-
-
 def _named(text: str) -> str:
     if not ENDPOINT_NAME.takes(text):
         raise ValueError(f"needs a name of letters, digits and inner hyphens, at most 63, given {text or 'none'}")
@@ -60,10 +45,7 @@ def _models(text: str) -> tuple[str, str]:
     name, equals, source = text.partition("=")
     if not equals or not ENDPOINT_NAME.takes(name):
         name, source = ANY, text
-    place = _place(source)
-    if not place.startswith(S3_SCHEME) and not Path(place).is_dir():
-        raise ValueError(f"must name a folder that exists or s3://BUCKET[/PREFIX], given {text}")
-    return name, place
+    return name, _place(source)
 
 
 def _place(text: str) -> str:
@@ -90,20 +72,31 @@ def _collect(context: click.Context, param: click.Parameter, pairs: tuple[tuple[
     return found or None
 
 
-def _flag(name: str, default: object, help: str = "", **more: Any) -> Any:
-    """Return a setting that a flag gives. `more` is what click wants to know of it."""
+def _flag(name: str, default: object, help: str = "", parse: Callable[[str], object] | None = None, **more: Any) -> Any:
+    """Return a setting that a flag gives. `parse` raises ValueError with the rule, and `more` goes to click."""
     is_plain = isinstance(default, str | int | float | Path) and default is not False
-    words = f"{help} [{default}]" if is_plain else help
-    return field(default_factory=lambda: default, metadata={"name": name, "help": words, **more})
+    more["help"] = f"{help} [{default}]" if is_plain else help
+
+    def read(text: str) -> object:
+        assert parse is not None
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise click.UsageError(f"{name} {error}") from None
+
+    more |= {} if parse is None else {"type": read}
+    return field(default_factory=lambda: default, metadata={"name": name, **more})
 
 
 def _pairs(name: str, default: object, help: str, metavar: str, parse: Callable[[str], object]) -> Any:
     """Return a setting whose flag may be repeated."""
-    return _flag(name, default, help, metavar=metavar, type=Text(parse), multiple=True, callback=_collect)
+    return _flag(name, default, help, metavar=metavar, parse=parse, multiple=True, callback=_collect)
 
 
 @dataclass(frozen=True, kw_only=True)
 class GatewaySettings:
+    """What the flags say. Containers, adapters and sources of models are by endpoint, ANY is every other name."""
+
     host: str = _flag("--host", "127.0.0.1", "address to listen on")
     port: int = _flag("--port", 8081, "0: any free one", type=click.IntRange(0, 65535))
     endpoints: Mapping[str, str] = _pairs(
@@ -131,7 +124,7 @@ class GatewaySettings:
         "--models-dir",
         Path("/opt/ml/models"),
         "where these models are stored for the container, its model_store",
-        type=Text(_folder),
+        parse=_folder,
         metavar="FOLDER",
     )
     parts: Parts = _flag(
@@ -139,7 +132,7 @@ class GatewaySettings:
         AsIs(),
         "how streams are cut: as-is (this is the default), as the container did; coalesce[:MS], all that comes within "
         "50 ms; split[:BYTES], every 7 bytes",
-        type=Text(parse_parts),
+        parse=parse_parts,
         metavar="MODE",
     )
     max_body_bytes: int = _flag(
@@ -153,7 +146,7 @@ class GatewaySettings:
         "--async-output",
         f"{tempfile.gettempdir()}/lmi-async",
         "where answers of async invocations go",
-        type=Text(_place),
+        parse=_place,
         metavar="FOLDER or s3://…",
     )
     async_input: Path | None = _flag(
@@ -180,8 +173,12 @@ def _option(setting: Field[Any]) -> click.Option:
 
 
 def settings(**flags: Any) -> GatewaySettings:
-    """Return the settings that the flags give. A flag that is not given is None."""
-    return GatewaySettings(**{name: value for name, value in flags.items() if value is not None})
+    """Return the settings that the flags give. A flag that is not given is None. Raises click.UsageError."""
+    found = GatewaySettings(**{name: value for name, value in flags.items() if value is not None})
+    for source in found.models.values():
+        if not source.startswith(S3_SCHEME) and not Path(source).is_dir():
+            raise click.UsageError(f"--models must name a folder that exists or s3://BUCKET[/PREFIX], given {source}")
+    return found
 
 
 @click.command(

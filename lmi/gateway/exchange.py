@@ -51,24 +51,15 @@ class AwsMember:
 
     def _broken_rule(self, value: str) -> str:
         """Return the rule that the value breaks, or ""."""
-        return self._number_rule(value) if self.pattern is None else self._text_rule(value)
-
-    def _text_rule(self, value: str) -> str:
-        if len(value) < self.minimum:
-            return f"have length greater than or equal to {self.minimum}"
-        if len(value) > self.maximum:
-            return f"have length less than or equal to {self.maximum}"
-        if not self._regex.fullmatch(value):
-            return f"satisfy regular expression pattern: {self.pattern}"
-        return ""
-
-    def _number_rule(self, value: str) -> str:
-        if not re.fullmatch("[0-9]{1,9}", value):
+        if self.pattern is None and not re.fullmatch("[0-9]{1,9}", value):
             return "be a whole number"
-        if int(value) < self.minimum:
-            return f"have value greater than or equal to {self.minimum}"
-        if int(value) > self.maximum:
-            return f"have value less than or equal to {self.maximum}"
+        measured, size = ("value", int(value)) if self.pattern is None else ("length", len(value))
+        if size < self.minimum:
+            return f"have {measured} greater than or equal to {self.minimum}"
+        if size > self.maximum:
+            return f"have {measured} less than or equal to {self.maximum}"
+        if self.pattern is not None and not self._regex.fullmatch(value):
+            return f"satisfy regular expression pattern: {self.pattern}"
         return ""
 
     @cached_property

@@ -82,13 +82,13 @@ class TargetModels:
             yield name
 
 
-class _Model(msgspec.Struct, rename="camel"):
+class _ListedModel(msgspec.Struct, rename="camel"):
     model_name: str = ""
     status: str = READY  # other servers with this contract give none
 
 
-class _Models(msgspec.Struct):
-    models: list[_Model] = []
+class _ListedModels(msgspec.Struct):
+    models: list[_ListedModel] = []
 
 
 class LoadedModels:
@@ -168,7 +168,7 @@ class LoadedModels:
 
     async def _idle(self) -> list[str]:
         """Return the loaded models of the gateway that serve no request, the least recently used first."""
-        listed = _decoded(await self._ask("GET", "/models?limit=100"), _Models) or _Models()
+        listed = _decoded(await self._ask("GET", "/models?limit=100"), _ListedModels) or _ListedModels()
         names = [model.model_name for model in listed.models if OURS.fullmatch(model.model_name)]
         return sorted(names, key=lambda name: self._last_used_s.get(name, 0.0))
 
@@ -181,7 +181,7 @@ class LoadedModels:
             del self._unloads[name]
 
     async def _is_ready(self, name: str) -> bool:
-        found = _decoded(await self._ask("GET", f"/models/{name}"), _Model)
+        found = _decoded(await self._ask("GET", f"/models/{name}"), _ListedModel)
         return found is not None and found.status == READY
 
     async def _register(self, name: str, url: str) -> tuple[int, bytes]:
