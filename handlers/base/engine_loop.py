@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import queue
+import signal
 import threading
 from collections.abc import Coroutine, Iterable
 from functools import partial
 from typing import Any, TypeVar
 
 from handlers.base.outputs import SequenceOutput
+from lmi.shared import linux
 
 T = TypeVar("T")
 
@@ -87,6 +90,33 @@ class EngineLoop:
     def _flush(self) -> None:
         batch, self._batch = self._batch, []
         self._ready.put(batch)
+
+
+class Processes:
+    """The engine's processes, whose ends its library reports late, or never."""
+
+    def __init__(self, pids: Iterable[int]) -> None:
+        self._fds: list[int] = []
+        for pid in pids:
+            with contextlib.suppress(OSError):  # it has ended
+                self._fds.append(os.pidfd_open(pid))
+
+    def __len__(self) -> int:
+        return len(self._fds)
+
+    @property
+    def are_alive(self) -> bool:
+        return not linux.is_any_readable(self._fds)
+
+    def kill(self) -> None:
+        for fd in self._fds:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(fd, signal.SIGKILL)
+
+    def close(self) -> None:
+        for fd in self._fds:
+            os.close(fd)
+        self._fds.clear()
 
 
 async def _cancel_others() -> None:

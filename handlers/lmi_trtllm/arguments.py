@@ -73,8 +73,10 @@ def llm_arguments(config: EngineConfig, model_path: str, profile: Profile) -> di
     _check_folder(Path(model_path), config)
     faults: list[str] = []
     given = _by_argument([*_ours(config), *_others(config, profile, faults)], config, faults)
-    _serve_by_priority(given, profile)
-    _share_whole_blocks(given)
+    # Cached tokens of a part of a block would tell a client, one by one, what others have asked.
+    _fill_in(given, "kv_cache_config", "enable_partial_reuse", False)
+    if profile.takes_priority and QUEUE_POLICY in TorchLlmArgs.model_fields["scheduler_config"].annotation.model_fields:
+        _fill_in(given, "scheduler_config", QUEUE_POLICY, "priority")  # the queue by default ignores a priority
     typed = {name: _typed(name, values, config, profile, faults) for name, values in given.items()}
     if faults:
         raise BadConfiguration("\n".join(faults))
@@ -150,7 +152,7 @@ def _others(config: EngineConfig, profile: Profile, faults: list[str]) -> list[S
             _tell_unknown(config, name, target, profile, faults)
         elif value is not UPSTREAMS:
             said += _leaves(Said(name, target, value))
-    return _with_lora(said) if is_enabled(config.options) else _without_lora(said, config)
+    return _with_lora(said, config)
 
 
 def _leaves(said: Said) -> list[Said]:
@@ -160,19 +162,14 @@ def _leaves(said: Said) -> list[Said]:
     return [Said(said.option, f"{said.target}.{field}", value) for field, value in said.value.items()]
 
 
-def _with_lora(said: list[Said]) -> list[Said]:
-    """The engine takes adapters only where there is a lora_config, and its own defaults make one."""
-    if any(each.target.startswith("lora_config") for each in said):
-        return said
-    return [*said, Said("enable_lora", "lora_config", {})]
-
-
-def _without_lora(said: list[Said], config: EngineConfig) -> list[Said]:
-    """LLM takes adapters as soon as there is a lora_config, whatever enable_lora says."""
-    kept = [each for each in said if not each.target.startswith("lora_config")]
-    for option in sorted({each.option for each in said if each not in kept}):
+def _with_lora(said: list[Said], config: EngineConfig) -> list[Said]:
+    """LLM takes adapters just where there is a lora_config, which its defaults make, whatever enable_lora says."""
+    own = [each for each in said if each.target.startswith("lora_config")]
+    if is_enabled(config.options):
+        return said if own else [*said, Said("enable_lora", "lora_config", {})]
+    for option in sorted({each.option for each in own}):
         log.warning("%s: has no effect without option.enable_lora=true", named(config, option))
-    return kept
+    return [each for each in said if each not in own]
 
 
 def _tell_unknown(config: EngineConfig, name: str, target: str, profile: Profile, faults: list[str]) -> None:
@@ -198,23 +195,11 @@ def _by_argument(said: list[Said], config: EngineConfig, faults: list[str]) -> d
     return given
 
 
-def _serve_by_priority(given: dict[str, dict[str, Said]], profile: Profile) -> None:
-    """Let a request's priority count where it may have one: the queue that upstream has by default ignores it."""
-    scheduler = TorchLlmArgs.model_fields["scheduler_config"].annotation
-    if not profile.takes_priority or QUEUE_POLICY not in scheduler.model_fields:
-        return
-    fields = given.setdefault("scheduler_config", {})
+def _fill_in(given: dict[str, dict[str, Said]], argument: str, field: str, value: object) -> None:
+    """Set a field of a nested configuration, unless an option sets it or the whole configuration."""
+    fields = given.setdefault(argument, {})
     if "" not in fields:
-        said = Said("scheduler_config", f"scheduler_config.{QUEUE_POLICY}", "priority")
-        fields.setdefault(QUEUE_POLICY, said)
-
-
-def _share_whole_blocks(given: dict[str, dict[str, Said]]) -> None:
-    """Share no part of a block: upstream's cached tokens would tell a client, one by one, what others have asked."""
-    fields = given.setdefault("kv_cache_config", {})
-    if "" not in fields:
-        said = Said("kv_cache_config", "kv_cache_config.enable_partial_reuse", False)
-        fields.setdefault("enable_partial_reuse", said)
+        fields.setdefault(field, Said(argument, f"{argument}.{field}", value))
 
 
 def _typed(name: str, values: Mapping[str, Said], config: EngineConfig, profile: Profile, faults: list[str]) -> Any:

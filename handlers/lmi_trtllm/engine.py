@@ -14,7 +14,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import signal
 import threading
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as SequenceOf
@@ -27,7 +26,7 @@ from tensorrt_llm.llmapi import RequestError, RequestOutput
 
 from handlers.base.adapters import LoadedAdapter
 from handlers.base.driven import EngineLoad
-from handlers.base.engine_loop import EngineLoop
+from handlers.base.engine_loop import EngineLoop, Processes
 from handlers.base.outputs import SequenceOutput
 from handlers.base.sequence import Sequence
 from handlers.base.stepped import EngineStopped
@@ -43,7 +42,7 @@ from lmi.shared import linux
 WAIT_S = 0.1  # for an output, before deadlines are checked
 STATISTICS_WAIT_S = 0.5  # for statistics, before they are asked for again
 CLOSE_WAIT_S = 5.0  # for TensorRT-LLM's own shutdown, which may never return
-STARTERS = (b"mpi4py", b"multiprocessing.spawn", b"--multiprocessing-fork")  # in command lines of its processes
+STARTERS = (b"mpi4py", b"multiprocessing.spawn", b"--multiprocessing-fork")  # in command lines of ranks
 # What ends only one request. An AssertionError comes from TensorRT-LLM's check of one result.
 OF_ONE_REQUEST = (RequestError, AssertionError, OutputFault, LmiError)
 
@@ -63,40 +62,6 @@ class Work:
     more: dict[str, Any]  # further keyword arguments; only those that the profile's signature has
     sequence: Sequence
     is_streamed: bool = True  # also where the client does not stream: each output shows that the engine goes on
-
-
-class Workers:
-    """The processes in which TensorRT-LLM computes when this object is made.
-
-    TensorRT-LLM reports the end of one only with the next request, or never. So each is watched. It is known by its
-    command line: MPI's pool and Python's own start them. When this process ends, so do they: Open MPI's daemon, or
-    their pipe, sees to it.
-    """
-
-    def __init__(self) -> None:
-        self._fds: list[int] = []
-        for pid in linux.descendants(os.getpid()):
-            with contextlib.suppress(OSError):  # it has ended
-                if any(word in Path(f"/proc/{pid}/cmdline").read_bytes() for word in STARTERS):
-                    self._fds.append(os.pidfd_open(pid))
-
-    @property
-    def num(self) -> int:
-        return len(self._fds)
-
-    @property
-    def are_alive(self) -> bool:
-        return not linux.is_any_readable(self._fds)
-
-    def kill(self) -> None:
-        for fd in self._fds:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(fd, signal.SIGKILL)
-
-    def close(self) -> None:
-        for fd in self._fds:
-            os.close(fd)
-        self._fds.clear()
 
 
 class Statistics:
@@ -149,7 +114,7 @@ class Engine:
         self.arguments = Effective(arguments, self._llm)
         self.faults = Faults()
         self._guides = guides
-        self._workers = Workers()
+        self._ranks = ranks()
         self._error: Exception | None = None  # after which TensorRT-LLM cannot go on
         self._open: set[str] = set()  # the ids of the sequences that it has
         self._checked: set[str] = set()  # the ids of those that wait for the check of their structure
@@ -203,7 +168,7 @@ class Engine:
 
     @property
     def is_alive(self) -> bool:
-        return self._error is None and self._workers.are_alive
+        return self._error is None and self._ranks.are_alive
 
     def close(self) -> None:
         """Shut down, for at most a few seconds. What is left of a broken engine is killed."""
@@ -214,10 +179,10 @@ class Engine:
         shutdown.start()
         shutdown.join(CLOSE_WAIT_S if is_whole else 0.0)
         if shutdown.is_alive():
-            self._workers.kill()
+            self._ranks.kill()
             shutdown.join(CLOSE_WAIT_S)
         self._loop.close(CLOSE_WAIT_S)
-        self._workers.close()
+        self._ranks.close()
         self.faults.close()
         if self._guides is not None:
             self._guides.close()
@@ -282,6 +247,21 @@ def _new_of(cursor: Cursor, step: RequestOutput) -> SequenceOutput | None:
     except Exception as error:
         log.exception("an output of TensorRT-LLM cannot be read")
         raise OutputFault(f"the engine's output cannot be read: {error}") from error
+
+
+def ranks() -> Processes:
+    """The processes in which TensorRT-LLM computes, as its libraries start them: by MPI's pool and Python's own.
+
+    When this process ends, so do they: Open MPI's daemon, or their pipe, sees to it.
+    """
+    pids = linux.descendants(os.getpid())
+    return Processes(pid for pid in pids if any(word in _command_line(pid) for word in STARTERS))
+
+
+def _command_line(pid: int) -> bytes:
+    with contextlib.suppress(OSError):  # it has ended
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b""
 
 
 def _count(values: Mapping[str, object], name: str) -> int:

@@ -28,7 +28,7 @@ from handlers.lmi_trtllm.guides import Guides
 from handlers.lmi_trtllm.outputs import Output, note_rows
 from handlers.lmi_trtllm.sampling import check_beams, refuse_rules, retention, sampling_params
 from handlers.lmi_trtllm.start_errors import explained
-from lmi.errors import PromptTooLong
+from lmi.errors import PromptTooLong, Unsupported
 from lmi.executor import (
     EngineInfo,
     ErrorKind,
@@ -42,6 +42,7 @@ from lmi.settings.config import EngineConfig
 
 NUM_WARM_UP_TOKENS = 4
 MAX_WARM_UP_PROMPT = 8
+IN_A_FILE = "TensorRT-LLM's processes read functions from a file, which option.logits_post_processors names"
 MAX_PREFILL = "(option.max_rolling_batch_prefill_tokens; option.enable_chunked_prefill=true lifts it)"
 
 log = logging.getLogger("lmi.trtllm")
@@ -66,7 +67,8 @@ class TrtllmExecutor(DrivenExecutor[Work]):
         progress: Progress = lambda stage, share: None,
     ) -> None:
         folder, settings, options = settled(self.title, model, json_config_str, config)
-        processors.refuse_objects(settings)
+        if settings.logits_post_processor_config is not None:
+            raise Unsupported("logits_post_processor_config", IN_A_FILE)
         progress("configuration", 0.0)
         try:
             arguments = self._arguments(folder, options)

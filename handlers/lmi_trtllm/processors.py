@@ -30,13 +30,12 @@ from handlers.base.outputs import SequenceOutput
 from handlers.base.post_processor_file import BATCHED, load, said
 from handlers.base.sequence import Sequence
 from lmi.errors import BadConfiguration, GenerationFailed, Unsupported, shorten, writable
-from lmi.executor import ExecutorConfig, LogitsPostProcessorConfig, Request
+from lmi.executor import LogitsPostProcessorConfig, Request
 from lmi.executor.checks import broken
 from lmi.settings.config import EngineConfig
 
 MAX_FAULT_CHARS = 600  # a write of at most 4096 bytes to a pipe is never split
 NO_OVERLAP = "disable_overlap_scheduler"
-IN_A_FILE = "TensorRT-LLM's processes read functions from a file, which option.logits_post_processors names"
 NEEDS_TOKENS = f"words of several tokens need option.{NO_OVERLAP}=true, without which a token comes late"
 
 log = logging.getLogger(__name__)
@@ -175,12 +174,6 @@ def _rows(changed: object, rows: Tensor) -> Tensor:
 @lru_cache(maxsize=8)
 def _loaded(file: str) -> LogitsPostProcessorConfig:
     return load(Path(file))
-
-
-def refuse_objects(config: ExecutorConfig) -> None:
-    """Raise Unsupported for functions that are not in a file."""
-    if config.logits_post_processor_config is not None:
-        raise Unsupported("logits_post_processor_config", IN_A_FILE)
 
 
 def file_of(config: EngineConfig, model_path: str) -> str | None:

@@ -24,7 +24,7 @@ from handlers.base.driven import DrivenExecutor, name_of
 from handlers.base.driven_beams import Row
 from handlers.base.guide_vocabulary import NO_TEXTS
 from handlers.base.sequence import Sequence
-from handlers.lmi_vllm import configuration, guides
+from handlers.lmi_vllm import guides
 from handlers.lmi_vllm.about import ON_RAY, environment
 from handlers.lmi_vllm.arguments import engine_arguments
 from handlers.lmi_vllm.in_process import InProcess
@@ -34,7 +34,7 @@ from handlers.lmi_vllm.sampling import MAX_TEMPERATURE, priority, row_params, sa
 from handlers.lmi_vllm.start_errors import explained
 from handlers.lmi_vllm.startup_log import StartupLog
 from handlers.lmi_vllm.work import Work, lora_request
-from lmi.errors import LmiError
+from lmi.errors import LmiError, Unsupported
 from lmi.executor import Capabilities, EngineInfo, ErrorKind, GuideType, Progress
 from lmi.settings.config import EngineConfig
 
@@ -62,7 +62,10 @@ class VllmExecutor(DrivenExecutor[Work]):
         is_multi_process: bool | None = None,
     ) -> None:
         folder, settings, options = settled(self.title, model, json_config_str, config)
-        configuration.check(settings, options)
+        if settings.logits_post_processor_config or options.logits_post_processors:
+            raise Unsupported("logits_post_processor_config", "vLLM calls no function of a request on its logits")
+        if settings.additional_model_outputs:
+            raise Unsupported("additional_model_outputs", "a step of vLLM returns only tokens")
         progress("configuration", 0.0)
         engine = _start(folder, options, is_multi_process, progress)
         info, lora = describe(engine.config, settings.max_beam_width), engine.config.lora_config

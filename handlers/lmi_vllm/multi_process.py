@@ -5,10 +5,8 @@ It serves models on several devices. Written against vLLM 0.30 to 0.33.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
-import signal
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -21,7 +19,7 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 
 from handlers.base.adapters import LoadedAdapter
 from handlers.base.driven import EngineLoad
-from handlers.base.engine_loop import EngineLoop
+from handlers.base.engine_loop import EngineLoop, Processes
 from handlers.base.outputs import SequenceOutput
 from handlers.base.stepped import EngineStopped
 from handlers.lmi_vllm import process_setup
@@ -43,7 +41,7 @@ class MultiProcess:
         process_setup.unlink_shared_memory()
         # vLLM ends the other ranks before it reports that one has ended. Compilers are not watched.
         pids = [pid for pid in linux.descendants(os.getpid()) if linux.title(pid).startswith("VLLM")]
-        self._processes = [os.pidfd_open(pid) for pid in pids]
+        self._processes = Processes(pids)
         self._num_steps = 0  # of the core, as far as `step` has reported them
         self._loop = EngineLoop("vllm")
         self.config = self._llm.vllm_config
@@ -103,22 +101,19 @@ class MultiProcess:
 
     @property
     def is_alive(self) -> bool:
-        has_ended = linux.is_any_readable(self._processes)
-        return not (has_ended or self._llm.errored) and (self._heartbeat is None or self._heartbeat.is_whole)
+        is_whole = self._heartbeat is None or self._heartbeat.is_whole
+        return self._processes.are_alive and not self._llm.errored and is_whole
 
     def close(self) -> None:
         if not self.is_alive:
-            for process in self._processes:  # the group is broken and cannot shut down in order
-                with contextlib.suppress(ProcessLookupError):
-                    signal.pidfd_send_signal(process, signal.SIGKILL)
+            self._processes.kill()  # the group is broken and cannot shut down in order
         if self._heartbeat is not None:
             self._heartbeat.close()
         self._loop.cancel_all()  # the core's end is not an error now
         self._llm.shutdown()
         del self._llm  # at the end of the interpreter its finalizer would call names that are gone
         self._loop.close()
-        for process in self._processes:
-            os.close(process)
+        self._processes.close()
 
 
 class _Stats(StatLoggerBase):

@@ -156,9 +156,9 @@ def test_the_death_of_a_process_that_computes_ends_the_executor_though_the_engin
     executor_class: Any,
 ) -> None:
     with knobs(has_workers=True, step_s=SLOW_S), fresh(executor_class, context_parallel_size="2") as executor:
-        assert executor._trtllm._workers.num == 2
+        assert len(executor._trtllm._ranks) == 2
         request_id = begin(executor)
-        signal.pidfd_send_signal(executor._trtllm._workers._fds[-1], signal.SIGKILL)
+        signal.pidfd_send_signal(executor._trtllm._ranks._fds[-1], signal.SIGKILL)
         error = finish(executor, request_id)[-1].error
         assert error is not None and error.kind is ErrorKind.ENGINE_LOST
         until(lambda: not executor.can_enqueue_requests())
@@ -205,11 +205,11 @@ def test_what_the_check_of_a_submit_refuses_ends_only_that_sequence(executor_cla
 def test_an_engine_that_ignores_its_shutdown_is_killed(executor_class: Any) -> None:
     with knobs(has_workers=True):
         executor = start(executor_class)
-    llm, workers = executor._trtllm._llm, executor._trtllm._workers
+    llm, ranks = executor._trtllm._llm, executor._trtllm._ranks
     end, was_killed = llm.shutdown, threading.Event()
 
     def wait_for_the_kill() -> None:
-        until(lambda: not workers.are_alive)
+        until(lambda: not ranks.are_alive)
         was_killed.set()
         end()
 
@@ -300,13 +300,13 @@ def begun(command: list[str]) -> subprocess.Popen[bytes]:
 
 
 def test_the_end_of_a_process_that_computes_is_noticed_whatever_the_number_of_its_descriptor(line: str) -> None:
-    workers = import_module("handlers.lmi_trtllm.engine")
+    ranks = import_module("handlers.lmi_trtllm.engine").ranks
     code = [sys.executable, "-c", "import time; print(flush=True); time.sleep(600)"]
     rank = [*code, "mpi4py.futures.server"]
     with many_descriptors(), begun(rank) as worker, begun(code) as other:
         try:
-            watched = workers.Workers()
-            assert watched.num == 1 and watched.are_alive
+            watched = ranks()
+            assert len(watched) == 1 and watched.are_alive
             other.kill()
             other.wait()
             assert watched.are_alive, "a process of another kind may end"
