@@ -12,8 +12,8 @@ from handlers.lmi_trtllm.options import (
     LACKING,
     OPTIONS,
     QUANTISE_BEFORE,
+    Forbidden,
     Ignored,
-    Refused,
     Translated,
 )
 from lmi.settings.config import EngineConfig, SamplingDefaults, SamplingValues
@@ -77,7 +77,7 @@ def _refused(config: EngineConfig) -> list[tuple[str, str]]:
     return [
         (name, row.allowed)
         for name, text, row in rows
-        if isinstance(row, Refused) and text.lower() not in (value.lower() for value in row.harmless)
+        if isinstance(row, Forbidden) and text.lower() not in (value.lower() for value in row.harmless)
     ]
 
 

@@ -11,7 +11,7 @@ from tensorrt_llm import LLM
 
 from handlers.lmi_trtllm import guides, processors
 from handlers.lmi_trtllm.profile import AUTO, CPP_SAMPLER, Profile
-from handlers.lmi_trtllm.sampling import Sampler
+from handlers.lmi_trtllm.sampling import TrtllmSampler
 from lmi.errors import ModelUnusable
 from lmi.executor import Capabilities, EngineInfo, ExecutorConfig
 from lmi.settings.config import EngineConfig
@@ -80,15 +80,15 @@ def vocab_size(folder: str) -> int:
     return size
 
 
-def sampler_of(arguments: Effective, profile: Profile, folder: str) -> Sampler:
+def sampler_of(arguments: Effective, profile: Profile, folder: str) -> TrtllmSampler:
     searches_by_it = profile.has_cpp_beams and arguments.sampler_type == AUTO and arguments.max_beam_width > 1
     is_cpp = searches_by_it or (profile.has_cpp_sampler and arguments.sampler_type == CPP_SAMPLER)
-    return Sampler(profile, vocab_size(folder), is_cpp)
+    return TrtllmSampler(profile, vocab_size(folder), is_cpp)
 
 
 def describe(
     arguments: Effective,
-    sampler: Sampler,
+    sampler: TrtllmSampler,
     folder: str,
     settings: ExecutorConfig,
     options: EngineConfig,
@@ -118,7 +118,7 @@ def _max_sequence_length(arguments: Effective, config: Mapping[str, Any], folder
 
 
 def _capabilities(
-    arguments: Effective, sampler: Sampler, folder: str, settings: ExecutorConfig, options: EngineConfig
+    arguments: Effective, sampler: TrtllmSampler, folder: str, settings: ExecutorConfig, options: EngineConfig
 ) -> Capabilities:
     kinds, why_no_guides = guides.kinds(options, folder)
     max_beam_width = arguments.max_beam_width

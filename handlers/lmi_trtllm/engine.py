@@ -32,7 +32,7 @@ from handlers.base.sequence import Sequence
 from handlers.base.stepped import EngineStopped
 from handlers.lmi_trtllm import adapters
 from handlers.lmi_trtllm.description import Effective
-from handlers.lmi_trtllm.guides import Guides
+from handlers.lmi_trtllm.guides import GuideChecks
 from handlers.lmi_trtllm.outputs import Cursor, OutputFault
 from handlers.lmi_trtllm.processors import Faults
 from lmi.errors import InvalidRequest, LmiError
@@ -50,7 +50,7 @@ log = logging.getLogger("lmi.trtllm")
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class TrtllmWork:
     """A sequence as the arguments of one `LLM.generate_async`.
 
     `sequence` says what of the outputs is wanted. The engine's thread only reads what never changes of it.
@@ -107,8 +107,8 @@ class Statistics:
             )
 
 
-class Engine:
-    def __init__(self, arguments: dict[str, Any], guides: Guides | None = None) -> None:
+class TrtllmEngine:
+    def __init__(self, arguments: dict[str, Any], guides: GuideChecks | None = None) -> None:
         """`arguments` are those of `tensorrt_llm.LLM`. Without `guides` no request has a structure."""
         self._llm = LLM(**arguments)
         self.arguments = Effective(arguments, self._llm)
@@ -125,7 +125,7 @@ class Engine:
 
     # The executor's thread.
 
-    def add(self, work: Work) -> None:
+    def add(self, work: TrtllmWork) -> None:
         self._open.add(work.id)
         self._loop.begin(work.id, self._follow(work))
 
@@ -195,7 +195,7 @@ class Engine:
 
     # The event loop.
 
-    async def _follow(self, work: Work) -> None:
+    async def _follow(self, work: TrtllmWork) -> None:
         try:
             await self._run(work)
         except OF_ONE_REQUEST as error:
@@ -204,7 +204,7 @@ class Engine:
             self._error = error
             self.wake()
 
-    async def _run(self, work: Work) -> None:
+    async def _run(self, work: TrtllmWork) -> None:
         guide = work.sequence.request.guided_decoding_params
         if guide is not None and self._guides is not None:
             self._checked.add(work.id)
@@ -228,7 +228,7 @@ class Engine:
                 with contextlib.suppress(Exception):  # an engine that is gone has nothing to abort
                     output.abort()
 
-    async def _read(self, work: Work, output: RequestOutput) -> None:
+    async def _read(self, work: TrtllmWork, output: RequestOutput) -> None:
         cursor, end = Cursor(work.id, work.sequence), None
         async for step in output:
             if (new := _new_of(cursor, step)) is not None:

@@ -23,9 +23,9 @@ from handlers.base.stepped import Step
 from handlers.lmi_trtllm import adapters, guides, processors, profile
 from handlers.lmi_trtllm.arguments import llm_arguments
 from handlers.lmi_trtllm.description import describe, sampler_of, vocab_size
-from handlers.lmi_trtllm.engine import Engine, Work
-from handlers.lmi_trtllm.guides import Guides
-from handlers.lmi_trtllm.outputs import Output, note_rows
+from handlers.lmi_trtllm.engine import TrtllmEngine, TrtllmWork
+from handlers.lmi_trtllm.guides import GuideChecks
+from handlers.lmi_trtllm.outputs import TrtllmOutput, note_rows
 from handlers.lmi_trtllm.sampling import check_beams, refuse_rules, retention, sampling_params
 from handlers.lmi_trtllm.start_errors import explained
 from lmi.errors import PromptTooLong, Unsupported
@@ -48,7 +48,7 @@ MAX_PREFILL = "(option.max_rolling_batch_prefill_tokens; option.enable_chunked_p
 log = logging.getLogger("lmi.trtllm")
 
 
-class TrtllmExecutor(DrivenExecutor[Work]):
+class TrtllmExecutor(DrivenExecutor[TrtllmWork]):
     """`Executor(path, config)`: `path` is the folder of a Hugging Face checkpoint.
 
     The configuration is the contract's or the server's. It is read here, so a later change has no effect. Buffers in
@@ -73,7 +73,7 @@ class TrtllmExecutor(DrivenExecutor[Work]):
         try:
             arguments = self._arguments(folder, options)
             progress("weights", 0.0)
-            self._trtllm = Engine(arguments, self._guides)
+            self._trtllm = TrtllmEngine(arguments, self._guides)
         except Exception as error:
             log.debug("TensorRT-LLM did not start", exc_info=error)
             raise explained(error, folder, options) from error
@@ -91,8 +91,8 @@ class TrtllmExecutor(DrivenExecutor[Work]):
         self._profile = profile.installed(LLM.generate_async)
         arguments = llm_arguments(options, folder, self._profile)
         self._file = processors.file_of(options, folder)
-        max_compile_s = compile_limit_s(options.step_timeout_s)
-        self._guides = Guides(folder, vocab_size(folder), max_compile_s) if guides.kinds(options, folder)[0] else None
+        max_compile_s, has_guides = compile_limit_s(options.step_timeout_s), bool(guides.kinds(options, folder)[0])
+        self._guides = GuideChecks(folder, vocab_size(folder), max_compile_s) if has_guides else None
         arguments |= processors.arguments(self._file, arguments)
         return arguments | adapters.arguments(arguments)
 
@@ -135,13 +135,14 @@ class TrtllmExecutor(DrivenExecutor[Work]):
         if most is not None and len(request.input_token_ids) > most:
             raise PromptTooLong(f"{most} tokens at most {MAX_PREFILL}", f"{len(request.input_token_ids)} tokens")
 
-    def _work(self, sequence: Sequence) -> Work:
+    def _work(self, sequence: Sequence) -> TrtllmWork:
         if self._guides is not None and sequence.request.guided_decoding_params is not None:
             self._guides.follow(sequence)
         functions = processors.of(sequence, self._file, self._trtllm.faults.report)
         token_ids = [int(token_id) for token_id in sequence.request.input_token_ids]
         params = sampling_params(sequence, self._sampler, functions)
-        return Work(name_of(sequence), token_ids, params, self._more(sequence), sequence, self._is_streamed(sequence))
+        more, is_streamed = self._more(sequence), self._is_streamed(sequence)
+        return TrtllmWork(name_of(sequence), token_ids, params, more, sequence, is_streamed)
 
     def _is_streamed(self, sequence: Sequence) -> bool:
         """Whether each step may be told, not only the end.
@@ -170,7 +171,7 @@ class TrtllmExecutor(DrivenExecutor[Work]):
     def _take(self, output: SequenceOutput, step: Step[Sequence]) -> None:
         """Keep the rows of a step's tensors before its tokens are appended."""
         sequence = self._known.get(output.id)
-        if sequence is not None and isinstance(output, Output) and output.rows is not None:
+        if sequence is not None and isinstance(output, TrtllmOutput) and output.rows is not None:
             note_rows(sequence, output.rows, len(output.token_ids))
         super()._take(output, step)
 

@@ -74,7 +74,7 @@ def check(request: Request) -> None:
         raise Unsupported("min_tokens", "TensorRT-LLM ends an answer where its structure ends")
 
 
-class Guides:
+class GuideChecks:
     """The structures of an engine whose `kinds` are not empty. Any thread may use it."""
 
     def __init__(

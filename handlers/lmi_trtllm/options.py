@@ -36,7 +36,7 @@ class Translated:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class Forbidden:
     allowed: str
     harmless: tuple[str, ...] = ()  # values that ask for what happens anyway
 
@@ -46,7 +46,7 @@ class Ignored:
     why: str
 
 
-Row: TypeAlias = Translated | Refused | Ignored
+Row: TypeAlias = Translated | Forbidden | Ignored
 
 
 def parsed(text: str) -> object:
@@ -89,10 +89,10 @@ OPTIONS: dict[str, Row] = {
     "chatglm_model_version": Ignored(MODEL_SAYS),
     "gpt_model_version": Ignored(MODEL_SAYS),
     "logits_dtype": Ignored("it had an effect only on T5"),
-    "rotary_base": Refused("nothing: write rope_theta into config.json of the model"),
-    "rotary_dim": Refused("nothing: write rotary_dim into config.json of the model"),
-    "rotary_scaling_type": Refused("nothing: write rope_scaling into config.json of the model"),
-    "rotary_scaling_factor": Refused("nothing: write rope_scaling into config.json of the model"),
+    "rotary_base": Forbidden("nothing: write rope_theta into config.json of the model"),
+    "rotary_dim": Forbidden("nothing: write rotary_dim into config.json of the model"),
+    "rotary_scaling_type": Forbidden("nothing: write rope_scaling into config.json of the model"),
+    "rotary_scaling_factor": Forbidden("nothing: write rope_scaling into config.json of the model"),
     "trtllm_checkpoint_path": Ignored(NOTHING_IS_BUILT),
     "num_checkpoint_workers": Ignored(NOTHING_IS_BUILT),
     "num_engine_workers": Ignored(NOTHING_IS_BUILT),
@@ -128,15 +128,15 @@ OPTIONS: dict[str, Row] = {
     "gather_generation_logits": Translated("gather_generation_logits"),
     "max_batch_size": Translated("option.max_rolling_batch_size"),
     "max_seq_len": Translated("option.max_model_len"),
-    "auto_parallel": Refused("false: option.tensor_parallel_degree says how many GPUs share a layer", ("false",)),
+    "auto_parallel": Forbidden("false: option.tensor_parallel_degree says how many GPUs share a layer", ("false",)),
     "auto_parallel_world_size": Ignored("option.tensor_parallel_degree says how many GPUs share a layer"),
     "embedding_parallel_mode": Ignored(NOTHING_IS_BUILT),
     "fast_build": Ignored(NOTHING_IS_BUILT),
     "enable_build_cache": Ignored(NOTHING_IS_BUILT),
-    "batching_type": Refused("inflight", ("inflight", "INFLIGHT")),
+    "batching_type": Forbidden("inflight", ("inflight", "INFLIGHT")),
     "normalize_log_probs": Ignored("log-probabilities are the model's own, not divided by a length"),
     "extended_runtime_perf_knob_config": Ignored("it was TensorRT's engines'; option.cuda_graph_config is PyTorch's"),
-    "backend": Refused("pytorch: TensorRT's engines are not served", ("pytorch",)),
+    "backend": Forbidden("pytorch: TensorRT's engines are not served", ("pytorch",)),
     "enable_block_reuse": Translated("option.enable_prefix_caching"),
     "max_tokens": Translated("option.max_kv_cache_tokens"),
     "max_attention_window": Translated("kv_cache_config.max_attention_window"),
@@ -153,7 +153,7 @@ OPTIONS: dict[str, Row] = {
     "use_cuda_graph": Translated("cuda_graph_config", lambda text: UPSTREAMS if _boolean(text) else None),
     "moe_backend": Translated("moe_config.backend"),
     # The script that built engines, and its quantisation.
-    "quant_algo": Refused(QUANTISE_BEFORE),
+    "quant_algo": Forbidden(QUANTISE_BEFORE),
     "kv_cache_quant_algo": Translated("kv_cache_config.dtype", str.lower),
     "group_size": Ignored(NOTHING_IS_QUANTISED),
     "smoothquant_val": Ignored(NOTHING_IS_QUANTISED),
@@ -182,22 +182,22 @@ OPTIONS: dict[str, Row] = {
         'option.speculative_config names it, as in {"decoding_type": "DraftTarget", "max_draft_len": 4, …}'
     ),
     "speculative_length": Ignored("option.speculative_config says it, as max_draft_len"),
-    "nnodes": Refused("1: the ranks are on one machine; vLLM serves a model over several", ("1",)),
+    "nnodes": Forbidden("1: the ranks are on one machine; vLLM serves a model over several", ("1",)),
     "node_rank": Ignored(ON_ONE_MACHINE),
     "master_addr": Ignored(ON_ONE_MACHINE),
     "master_port": Ignored(ON_ONE_MACHINE),
     # Arguments of LLM that this handler sets, or that no text can name.
-    "model": Refused("nothing: option.model_id names the model"),
-    "build_config": Refused(f"nothing: {NOTHING_IS_BUILT}"),
-    "batched_logits_processor": Refused("nothing: option.logits_post_processors names a file with functions"),
-    "checkpoint_loader": Refused(PYTHON_OBJECT),
-    "decoding_config": Refused("nothing: option.speculative_config takes its place"),
-    "mpi_session": Refused(PYTHON_OBJECT),
-    "num_postprocess_workers": Refused("0: the front end makes text of tokens", ("0",)),
-    "postprocess_tokenizer_dir": Refused("nothing: the front end makes text of tokens"),
-    "post_processor_hook": Refused("nothing: the front end makes text of tokens"),
-    "mm_encoder_only": Refused("false: text is generated", ("false",)),
-    "encode_only": Refused("false: text is generated", ("false",)),
+    "model": Forbidden("nothing: option.model_id names the model"),
+    "build_config": Forbidden(f"nothing: {NOTHING_IS_BUILT}"),
+    "batched_logits_processor": Forbidden("nothing: option.logits_post_processors names a file with functions"),
+    "checkpoint_loader": Forbidden(PYTHON_OBJECT),
+    "decoding_config": Forbidden("nothing: option.speculative_config takes its place"),
+    "mpi_session": Forbidden(PYTHON_OBJECT),
+    "num_postprocess_workers": Forbidden("0: the front end makes text of tokens", ("0",)),
+    "postprocess_tokenizer_dir": Forbidden("nothing: the front end makes text of tokens"),
+    "post_processor_hook": Forbidden("nothing: the front end makes text of tokens"),
+    "mm_encoder_only": Forbidden("false: text is generated", ("false",)),
+    "encode_only": Forbidden("false: text is generated", ("false",)),
 }
 
 # The fields of an EngineConfig that an argument takes, with their options for messages.

@@ -47,7 +47,7 @@ class TensorRows:
 
 
 @dataclass(slots=True)
-class Output(SequenceOutput):
+class TrtllmOutput(SequenceOutput):
     rows: TensorRows | None = None  # of the tensors that the request asked for, at this step
 
 
@@ -63,7 +63,7 @@ class Cursor:
         self._num_read = 0  # tokens
         self._is_first = True
 
-    def read(self, output: RequestOutput) -> Output | None:
+    def read(self, output: RequestOutput) -> TrtllmOutput | None:
         """What is new, or None if nothing is. Raises OutputFault if something is missing at the end."""
         if error := getattr(output, "error", None):  # older versions have no such attribute
             raise OutputFault(str(error))
@@ -82,7 +82,7 @@ class Cursor:
             new.rows = rows_of(output)
         return new
 
-    def _tokens(self, output: RequestOutput) -> Output | None:
+    def _tokens(self, output: RequestOutput) -> TrtllmOutput | None:
         completion = output.outputs[0]
         token_ids = list(completion.token_ids or ())
         num_reported = len(token_ids)
@@ -97,14 +97,14 @@ class Cursor:
             log_probs = of_entries(new, entries, self._num_top)
         self._num_read += len(new)
         end = end_of(completion, self._sequence) if output.finished else None
-        return Output(self._name, new, log_probs, end=end) if new or end is not None else None
+        return TrtllmOutput(self._name, new, log_probs, end=end) if new or end is not None else None
 
-    def _beams(self, output: RequestOutput) -> Output | None:
+    def _beams(self, output: RequestOutput) -> TrtllmOutput | None:
         known = _beams_of(output, self._sequence)
         if known is None:
             return None
         end = known[0].finish_reason if output.finished else None
-        return Output(self._name, [], end=end, beams=known)
+        return TrtllmOutput(self._name, [], end=end, beams=known)
 
     def _prompt(self, output: RequestOutput) -> LogProbs | None:
         """The log-probs of the prompt, or None if they are not there yet."""

@@ -41,7 +41,7 @@ PENALTIES = {"repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty"
 
 
 @dataclass(frozen=True, slots=True)
-class Sampler:
+class TrtllmSampler:
     """What the engine's sampler is asked with. The C++ sampler reads every rule and reports only chosen tokens."""
 
     profile: Profile
@@ -54,7 +54,7 @@ class Sampler:
 
 
 def sampling_params(
-    sequence: Sequence, sampler: Sampler, functions: list[PostProcessor | BadWords] | None = None
+    sequence: Sequence, sampler: TrtllmSampler, functions: list[PostProcessor | BadWords] | None = None
 ) -> SamplingParams:
     """Translate the request of a sequence into parameters that only this sequence uses.
 
@@ -112,7 +112,7 @@ def embedding_bias(request: Request, vocab_size: int) -> Tensor | None:
     return biases
 
 
-def refuse_rules(request: Request, sampler: Sampler) -> None:
+def refuse_rules(request: Request, sampler: TrtllmSampler) -> None:
     """Raise Unsupported for a penalty that the sampler would ignore. Other rules have a capability."""
     if sampler.has_rules:
         return
@@ -149,7 +149,7 @@ def _lacking(request: Request) -> list[tuple[str, str, bool]]:
     ]
 
 
-def _choice(config: SamplingConfig, seed: int, sampler: Sampler) -> dict[str, Any]:
+def _choice(config: SamplingConfig, seed: int, sampler: TrtllmSampler) -> dict[str, Any]:
     """The parameters that choose a token.
 
     A sampling request always has a temperature: TensorRT-LLM is greedy where temperature, top_p and top_k are unset.
@@ -174,7 +174,7 @@ def beam_search(config: SamplingConfig) -> dict[str, Any]:
     }
 
 
-def _sampled(config: SamplingConfig, sampler: Sampler) -> dict[str, Any]:
+def _sampled(config: SamplingConfig, sampler: TrtllmSampler) -> dict[str, Any]:
     temperature = 1.0 if config.temperature is None else max(float(config.temperature), MIN_TEMPERATURE)
     given = {"top_p": config.top_p, "min_p": config.min_p}
     chosen: dict[str, Any] = {name: float(value) for name, value in given.items() if value is not None}
@@ -190,7 +190,7 @@ def _rules(config: SamplingConfig) -> dict[str, Any]:
     return given
 
 
-def _log_probs(sequence: Sequence, sampler: Sampler) -> dict[str, Any]:
+def _log_probs(sequence: Sequence, sampler: TrtllmSampler) -> dict[str, Any]:
     """How many log-probs are asked for. The contract's 0 means those of the chosen tokens."""
     output, profile = sequence.request.output_config, sampler.profile
     wanted: dict[str, Any] = {}

@@ -33,7 +33,7 @@ from handlers.lmi_vllm.outputs import num_blocks
 from handlers.lmi_vllm.sampling import MAX_TEMPERATURE, priority, row_params, sampling_params
 from handlers.lmi_vllm.start_errors import explained
 from handlers.lmi_vllm.startup_log import StartupLog
-from handlers.lmi_vllm.work import Work, lora_request
+from handlers.lmi_vllm.work import VllmWork, lora_request
 from lmi.errors import LmiError, Unsupported
 from lmi.executor import Capabilities, EngineInfo, ErrorKind, GuideType, Progress
 from lmi.settings.config import EngineConfig
@@ -43,7 +43,7 @@ NUM_WARM_UP_TOKENS = 4
 log = logging.getLogger("lmi.vllm")
 
 
-class VllmExecutor(DrivenExecutor[Work]):
+class VllmExecutor(DrivenExecutor[VllmWork]):
     """`Executor(path, config)`: `path` is the folder of a Hugging Face checkpoint.
 
     The configuration is the contract's or the server's. It is read here, so a later change has no effect. Buffers in
@@ -85,17 +85,17 @@ class VllmExecutor(DrivenExecutor[Work]):
             raise explained(error, folder, options) from error
         self._start()
 
-    def _work(self, sequence: Sequence) -> Work:
+    def _work(self, sequence: Sequence) -> VllmWork:
         token_ids = list(sequence.request.input_token_ids)
         return self._work_of(sequence, name_of(sequence), token_ids, sampling_params(sequence))
 
-    def _row_work(self, sequence: Sequence, row: Row) -> Work:
+    def _row_work(self, sequence: Sequence, row: Row) -> VllmWork:
         work = self._work_of(sequence, row.name, row.token_ids, row_params(sequence, row.num_top))
         return replace(work, arrival_time=row.arrival_time)
 
-    def _work_of(self, sequence: Sequence, name: str, token_ids: list[int], params: SamplingParams) -> Work:
+    def _work_of(self, sequence: Sequence, name: str, token_ids: list[int], params: SamplingParams) -> VllmWork:
         adapter = self._adapters.used_by(sequence)
-        return Work(
+        return VllmWork(
             id=name,
             token_ids=token_ids,
             params=params,
@@ -163,7 +163,7 @@ def _warm_up(engine: InProcess | MultiProcess) -> None:
             detokenize=False,
             **kind,
         )
-        engine.add(Work(f"warm-up.{number}", [0] * 8, params))
+        engine.add(VllmWork(f"warm-up.{number}", [0] * 8, params))
     num_open = len(kinds)
     while num_open:
         for output in engine.step() or ():

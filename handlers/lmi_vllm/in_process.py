@@ -22,7 +22,7 @@ from handlers.base.outputs import SequenceOutput
 from handlers.base.stepped import EngineStopped
 from handlers.lmi_vllm.block_room import shorten_allocation
 from handlers.lmi_vllm.outputs import kv_cache_stats, of_core
-from handlers.lmi_vllm.work import Work, check_adapter, lora_request
+from handlers.lmi_vllm.work import VllmWork, check_adapter, lora_request
 
 
 class InProcess:
@@ -40,7 +40,7 @@ class InProcess:
         self.config = self._engine.vllm_config
         InProcess.num_open += 1
 
-    def add(self, work: Work) -> None:
+    def add(self, work: VllmWork) -> None:
         self._engine.add_request(work.id, work.prompt, work.params, lora_request=work.adapter, priority=work.priority)
 
     def abort(self, ids: Iterable[str]) -> None:

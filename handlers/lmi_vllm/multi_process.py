@@ -25,7 +25,7 @@ from handlers.base.stepped import EngineStopped
 from handlers.lmi_vllm import process_setup
 from handlers.lmi_vllm.node_heartbeat import NodeHeartbeat
 from handlers.lmi_vllm.outputs import kv_cache_stats, of_request
-from handlers.lmi_vllm.work import Work, check_adapter, lora_request
+from handlers.lmi_vllm.work import VllmWork, check_adapter, lora_request
 from lmi.shared import linux
 
 WAIT_S = 0.1  # for an output of another process, before deadlines are checked
@@ -50,10 +50,10 @@ class MultiProcess:
             port = self.config.parallel_config.master_port
             self._heartbeat = NodeHeartbeat(arguments.master_addr, port, arguments.node_rank, arguments.nnodes)
 
-    def add(self, work: Work) -> None:
+    def add(self, work: VllmWork) -> None:
         self._loop.begin(work.id, self._follow(work))
 
-    async def _follow(self, work: Work) -> None:
+    async def _follow(self, work: VllmWork) -> None:
         try:
             outputs = self._llm.generate(
                 work.prompt,

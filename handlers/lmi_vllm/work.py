@@ -16,7 +16,7 @@ from lmi.errors import shorten
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class VllmWork:
     id: str
     token_ids: list[int]
     params: SamplingParams

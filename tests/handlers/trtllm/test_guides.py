@@ -57,7 +57,7 @@ def compiling() -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def checked(compiling: Any) -> Iterator[Any]:
     """It keeps two outcomes, of 200 characters at most."""
-    checked = compiling.Guides(str(tiny_model("llama")), VOCAB_SIZE, max_kept=2, max_kept_chars=200)
+    checked = compiling.GuideChecks(str(tiny_model("llama")), VOCAB_SIZE, max_kept=2, max_kept_chars=200)
     yield checked
     checked.close()
 
@@ -162,7 +162,7 @@ def test_the_loop_goes_on_while_a_structure_is_compiled_and_a_waiter_may_leave(c
 
 
 def test_a_compiler_that_does_not_start_fails_only_the_request(compiling: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    own = compiling.Guides(str(tiny_model("llama")), VOCAB_SIZE)
+    own = compiling.GuideChecks(str(tiny_model("llama")), VOCAB_SIZE)
     with monkeypatch.context() as patch:
         patch.setattr(sys, "executable", "/nowhere/python")
         with pytest.raises(GenerationFailed, match="the structure was not compiled: .*/nowhere/python"):

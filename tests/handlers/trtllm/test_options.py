@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from handlers.lmi_trtllm import about, options
-from handlers.lmi_trtllm.options import CONFIG_CLASSES, OPTIONS, OURS, Ignored, Refused, Translated
+from handlers.lmi_trtllm.options import CONFIG_CLASSES, OPTIONS, OURS, Forbidden, Ignored, Translated
 from lmi.errors import BadConfiguration
 from lmi.settings.config import EngineConfig
 from lmi.settings.engine_choice import choose_handler
@@ -405,6 +405,6 @@ def has(line: str, target: str) -> bool:
 
 def test_no_row_of_the_table_lacks_a_word(folder: Path) -> None:
     for name, row in OPTIONS.items():
-        words = row.target if isinstance(row, Translated) else row.allowed if isinstance(row, Refused) else row.why
+        words = row.target if isinstance(row, Translated) else row.allowed if isinstance(row, Forbidden) else row.why
         assert words and not words.endswith("."), name
-        assert isinstance(row, Translated | Refused | Ignored)
+        assert isinstance(row, Translated | Forbidden | Ignored)

@@ -35,7 +35,7 @@ def sampling(line: str) -> Any:
 @pytest.fixture
 def sampler(line: str, sampling: Any) -> Any:
     submit = import_module("tensorrt_llm").LLM.generate_async
-    return sampling.Sampler(import_module("handlers.lmi_trtllm.profile").installed(submit), VOCAB_SIZE)
+    return sampling.TrtllmSampler(import_module("handlers.lmi_trtllm.profile").installed(submit), VOCAB_SIZE)
 
 
 def translated(sampling: Any, sampler: Any, **asked: Any) -> dict[str, Any]:
@@ -134,7 +134,7 @@ def test_the_cpp_sampler_of_the_older_line_takes_every_rule(sampling: Any, sampl
     if not sampler.profile.has_cpp_sampler:
         assert line == "main-2026-08"
         return
-    cpp = sampling.Sampler(sampler.profile, VOCAB_SIZE, is_cpp=True)
+    cpp = sampling.TrtllmSampler(sampler.profile, VOCAB_SIZE, is_cpp=True)
     config = SamplingConfig(seed=5, min_p=0.25, presence_penalty=1, no_repeat_ngram_size=2)
     sampling.refuse_rules(Request(input_token_ids=(1,), max_tokens=1, sampling_config=config), cpp)
     params = translated(sampling, cpp, sampling_config=config)
