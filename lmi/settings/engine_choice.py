@@ -11,7 +11,7 @@ from lmi.settings.handler import USER_CODE, Auto, Handler, Machine, installed, n
 from lmi.settings.kinds import LENGTH
 from lmi.settings.options import OPTIONS, find
 from lmi.settings.reference import ENGINE_KEYS, WITHOUT_EFFECT, elsewhere
-from lmi.settings.values import Given, Problems, Values, closest
+from lmi.settings.values import Given, Values, closest
 
 NO_ROLLING_BATCH = "disable"  # the dynamic-batch schema, over any engine
 USER_CODE_NAME = "python"
@@ -43,26 +43,25 @@ class Replicas:
     ports: tuple[int, ...] = ()
 
 
-def choose_engine(
-    values: Values, code: UserCodeConfig | None, machine: Machine, handlers: Mapping[str, Handler], problems: Problems
-) -> ChosenEngine:
+def choose_engine(values: Values, code: UserCodeConfig | None) -> ChosenEngine:
     if code is not None and code.handler is not None:
         return ChosenEngine(USER_CODE_NAME, USER_CODE, f"{code.path} has a function {code.handler}")
+    machine, handlers = values.here.machine, values.here.handlers
     asked: str = values.given(KEY, "auto")
     if asked.lower() == NO_ROLLING_BATCH and (reason := _asynchronous(values)):
-        problems.notes.append(f"{KEY}={asked} means auto beside {reason}")
+        values.note(f"{KEY}={asked} means auto beside {reason}")
         asked = "auto"
     try:
         name, reason = choose_handler(asked, machine, handlers)
     except BadConfiguration as error:
-        values.refuse(KEY, str(error), problems)
+        values.refuse(KEY, str(error))
         return ChosenEngine(asked, handlers.get(asked, Handler(load="")))
     several = _engine_of_several_devices(handlers)
-    if handlers[name].is_one_device and several and (degree := _degree_of_several(values, machine)):
-        problems.warnings.append(f"{degree}: {name} runs on one device, so the engine is {several}")
+    if handlers[name].is_one_device and several and (degree := _degree_of_several(values)):
+        values.warn(f"{degree}: {name} runs on one device, so the engine is {several}")
         name, reason = several, f"{degree} needs several devices"
     elif asked != name:
-        problems.notes.append(f"{KEY}={asked}: the engine is {name}, because {reason}")
+        values.note(f"{KEY}={asked}: the engine is {name}, because {reason}")
     return ChosenEngine(name, handlers[name], reason, asked.lower() == NO_ROLLING_BATCH)
 
 
@@ -81,13 +80,13 @@ def choose_handler(asked: str, machine: Machine, handlers: Mapping[str, Handler]
     raise BadConfiguration(", ".join(words) + _why_not(word, handlers))
 
 
-def read_meanings(values: Values, engine: ChosenEngine, problems: Problems) -> Values:
+def read_meanings(values: Values, engine: ChosenEngine) -> Values:
     """Read each option that means another one of the table as that one. Note what others set, and what is not used."""
     for key, target in engine.handler.means.items():
         if key in values and find(target) is not None:
             if key in engine.handler.wins and target in values:
-                values = _overruled(values, key, target, problems)
-            values = values.rename(key, target, problems)
+                values = _overruled(values, key, target)
+            values = values.rename(key, target)
         elif key in values:
             values = values.annotate(key, f"sets {target}")
     for key in engine.handler.unused.keys() & values.picked.keys():
@@ -95,14 +94,14 @@ def read_meanings(values: Values, engine: ChosenEngine, problems: Problems) -> V
     return values
 
 
-def _overruled(values: Values, key: str, target: str, problems: Problems) -> Values:
+def _overruled(values: Values, key: str, target: str) -> Values:
     """Drop an option of the table for one that counts instead."""
     if values.given(key) != values.given(target):
-        problems.warnings.append(f"{values.how_given(target).place}: {values.how_given(key).place} counts")
+        values.warn(f"{values.how_given(target).place}: {values.how_given(key).place} counts")
     return replace(values, picked={each: picked for each, picked in values.picked.items() if each != target})
 
 
-def choose_defaults(values: Values, engine: ChosenEngine, problems: Problems) -> Values:
+def choose_defaults(values: Values, engine: ChosenEngine) -> Values:
     """Apply the engine's defaults of options. In dynamic batching `batch_size` bounds the running sequences."""
     if engine.handler is USER_CODE:
         return values
@@ -110,17 +109,17 @@ def choose_defaults(values: Values, engine: ChosenEngine, problems: Problems) ->
         values = values.choose(key, value, f"default of {engine.name}")
     if engine.has_dynamic_batch and "batch_size" in values:
         values = values.choose(BATCH, values.given("batch_size"), "batch_size")
-    _note_dynamic_batch(values, engine, problems)
+    _note_dynamic_batch(values, engine)
     return values
 
 
-def fit_beams(values: Values, problems: Problems) -> Values:
+def fit_beams(values: Values) -> Values:
     """Lower the beam width of the default to the sequences that run at once, and refuse a given one over them."""
     most, key = values.final(BATCH), "option.max_beam_width"
     if most is None or values.final(key) <= most:
         return values
     if key in values:
-        values.refuse(key, f"at most {BATCH}, {most}", problems)
+        values.refuse(key, f"at most {BATCH}, {most}")
     return values.choose(key, most, BATCH)
 
 
@@ -132,12 +131,12 @@ def choose_degree(values: Values, engine: ChosenEngine, gpus: tuple[str, ...]) -
     return values.settle(TENSOR, most, f"max of {len(gpus)} GPUs")
 
 
-def choose_replicas(values: Values, engine: ChosenEngine, gpus: tuple[str, ...], problems: Problems) -> Replicas:
+def choose_replicas(values: Values, engine: ChosenEngine, gpus: tuple[str, ...]) -> Replicas:
     """Return as many replicas as fit, if the engine can run with its options."""
     config = EngineConfig(device_ids=gpus, options=values.without_row(), **values.fields("engine"))
     refused = engine.handler.check(config)
     for key, allowed in refused.items():
-        values.refuse(key, allowed, problems)
+        values.refuse(key, allowed)
     if refused.keys() & {TENSOR, PIPELINE}:
         return Replicas()
     num_ranks = values.final(TENSOR) * values.final(PIPELINE)
@@ -148,24 +147,31 @@ def choose_replicas(values: Values, engine: ChosenEngine, gpus: tuple[str, ...],
         number = num_engines(num_gpus, gpus_each, values.given("minWorkers"), values.given("maxWorkers"))
     except BadConfiguration as error:
         sources = [values.how_given(key).source for key in ("minWorkers", "maxWorkers") if key in values]
-        problems.faults.append(f"{error} ({', '.join(sources)})" if sources else str(error))
+        values.problems.faults.append(f"{error} ({', '.join(sources)})" if sources else str(error))
         return Replicas()
     return Replicas(number, gpus[: number * gpus_each])
 
 
-def choose_gpus(values: Values, machine: Machine, problems: Problems) -> tuple[str, ...]:
+def choose_gpus(values: Values) -> tuple[str, ...]:
     """Return the GPUs that the engines may use."""
-    device, wanted = values.final("option.device"), values.given("load_on_devices")
+    machine, device, wanted = values.here.machine, values.final("option.device"), values.given("load_on_devices")
     if device == "cuda" and not machine.gpus:
-        values.refuse("option.device", "auto or cpu, since no GPU is visible", problems)
+        values.refuse("option.device", "auto or cpu, since no GPU is visible")
     gpus = () if device == "cpu" else machine.gpus
     if wanted is None:
         return gpus
     if any(int(number) >= len(gpus) for number in wanted):
         allowed = f"* or numbers below {len(gpus)}" if gpus else "*, since no GPU is used"
-        values.refuse("load_on_devices", allowed, problems)
+        values.refuse("load_on_devices", allowed)
         return gpus
     return tuple(gpus[int(number)] for number in wanted)
+
+
+def refuse_other_tasks(values: Values, engine: ChosenEngine) -> None:
+    task = values.given("option.task", "auto")
+    if task.lower().replace("_", "-") not in TASKS and engine.handler is not USER_CODE:
+        only = "engines here generate text and do nothing else; a model.py can"
+        values.refuse("option.task", f"{', '.join(TASKS)} ({only})")
 
 
 def _automatic(
@@ -194,9 +200,9 @@ def _why_not(word: str, handlers: Mapping[str, Handler]) -> str:
     return f"; auto chooses {' or '.join(chosen)} ({word}: {ENGINES_ELSEWHERE[word]})"
 
 
-def _degree_of_several(values: Values, machine: Machine) -> str:
+def _degree_of_several(values: Values) -> str:
     """Return the first option that gives a parallel degree over 1, as it was written, or ""."""
-    num_gpus = 0 if values.given("option.device") == "cpu" else len(machine.gpus)
+    num_gpus = 0 if values.given("option.device") == "cpu" else len(values.here.machine.gpus)
     for key in (TENSOR, PIPELINE):
         degree = values.given(key, 1)
         if (num_gpus if degree == "max" else degree) > 1:
@@ -212,40 +218,38 @@ def _asynchronous(values: Values) -> str:
     return "option.async_mode=true" if values.given("option.async_mode") else ""
 
 
-def _note_dynamic_batch(values: Values, engine: ChosenEngine, problems: Problems) -> None:
+def _note_dynamic_batch(values: Values, engine: ChosenEngine) -> None:
     """Note each option of dynamic batching that has no effect."""
     alone = "has an effect with option.rolling_batch=disable alone"
     reasons = {} if engine.has_dynamic_batch else {"batch_size": alone, "option.enable_streaming": alone}
     reasons["max_batch_delay"] = "unneeded, a request joins the running batch at once"
     for key, reason in reasons.items():
         if key in values:
-            problems.notes.append(f"{values.how_given(key).place}: {reason}")
+            values.note(f"{values.how_given(key).place}: {reason}")
 
 
-def other_options(values: Values, engine: ChosenEngine, problems: Problems) -> dict[str, str]:
+def other_options(values: Values, engine: ChosenEngine) -> dict[str, str]:
     """Return the options for the engine, by name without `option.`. Reports every key that the engine does not use."""
     known = engine.handler.option_keys()
     options = _rows_for_engine(values, known or frozenset())
     for key, picked in values.picked.items():
         if find(key) is not None:
             continue
-        _report(picked.given, values, engine, known, problems)
+        _report(picked.given, values, engine, known)
         is_used = known is None or key in known
         if key.startswith("option.") and is_used and key not in WITHOUT_EFFECT:
             options[key.removeprefix("option.")] = picked.value
     return options
 
 
-def warn_of_some_engines(
-    values: Values, engine: ChosenEngine, handlers: Mapping[str, Handler], problems: Problems
-) -> None:
+def warn_of_some_engines(values: Values, engine: ChosenEngine) -> None:
     """Warn of each option of the table that has no effect on this engine."""
     for option in OPTIONS:
         key, is_given = option.key, values.given(option.key, option.default) != option.default
         if option.otherwise and is_given and key not in engine.handler.uses:
-            users = " or ".join(name for name, handler in handlers.items() if key in handler.uses)
+            users = " or ".join(name for name, handler in values.here.handlers.items() if key in handler.uses)
             said = f"has an effect on {users} alone, {option.otherwise}"
-            problems.warnings.append(f"{values.how_given(key).place}: {said}")
+            values.warn(f"{values.how_given(key).place}: {said}")
 
 
 def _rows_for_engine(values: Values, known: frozenset[str]) -> dict[str, str]:
@@ -260,40 +264,36 @@ def _rows_for_engine(values: Values, known: frozenset[str]) -> dict[str, str]:
     return options
 
 
-def _report(
-    given: Given, values: Values, engine: ChosenEngine, known: frozenset[str] | None, problems: Problems
-) -> None:
+def _report(given: Given, values: Values, engine: ChosenEngine, known: frozenset[str] | None) -> None:
     """Report a key without a row, unless the engine uses it. User code gets every option, so none is unknown."""
     is_option = given.key.startswith("option.")
     if (engine.handler is USER_CODE and is_option) or (given.key, given.text.strip("/")) == USUAL:
         return
     if given.key in WITHOUT_EFFECT:
         reason = WITHOUT_EFFECT[given.key]
-        problems.notes.append(f"{given.place}: has no effect here{reason and f': {reason}'}")
+        values.note(f"{given.place}: has no effect here{reason and f': {reason}'}")
     elif given.key in (known or ()):
         return
     elif given.key in ENGINE_KEYS or given.key in engine.handler.unused:
-        _report_of_other_engine(given, engine, known, problems)
+        _report_of_other_engine(given, values, engine, known)
     elif is_option and values.final("option.strict"):
         hint = f"; {meaning}" if (meaning := elsewhere(given.key)) else closest(given.key, known or ())
-        problems.faults.append(f"{given.place}: unknown option, and option.strict is true{hint}")
+        values.problems.faults.append(f"{given.place}: unknown option, and option.strict is true{hint}")
     else:
-        _warn_of_unknown(given, known, problems)
+        _warn_of_unknown(given, values, known)
 
 
-def _report_of_other_engine(
-    given: Given, engine: ChosenEngine, known: frozenset[str] | None, problems: Problems
-) -> None:
+def _report_of_other_engine(given: Given, values: Values, engine: ChosenEngine, known: frozenset[str] | None) -> None:
     if given.key in engine.handler.unused or known is not None:
         instead = engine.handler.unused.get(given.key) or ENGINE_KEYS.get(given.key, "")
-        problems.warnings.append(f"{given.place}: {engine.name} does not use it{instead and f', {instead}'}")
+        values.warn(f"{given.place}: {engine.name} does not use it{instead and f', {instead}'}")
 
 
-def _warn_of_unknown(given: Given, known: frozenset[str] | None, problems: Problems) -> None:
+def _warn_of_unknown(given: Given, values: Values, known: frozenset[str] | None) -> None:
     if meaning := elsewhere(given.key):
-        problems.warnings.append(f"{given.place}: {meaning}")
+        values.warn(f"{given.place}: {meaning}")
         return
     unknown = f"{given.place}: unknown option{closest(given.key, known or ())}"
-    problems.warnings.append(unknown)
+    values.warn(unknown)
     if closest(given.key):  # another key may belong to an engine whose name is a fault
-        problems.unknown.append(unknown)
+        values.problems.unknown.append(unknown)

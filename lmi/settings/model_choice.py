@@ -7,14 +7,18 @@ model's own files.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lmi.errors import ModelUnusable, shorten
-from lmi.settings.kinds import NamedModel, local_path
+from lmi.settings.config import Config
+from lmi.settings.kinds import MODELS, NamedModel, local_path
 from lmi.settings.model_folder import DEMO, find_folder, find_model, find_user_code_model, model_name
-from lmi.settings.values import ENVIRONMENT, Given, Problems, Values, setting
+from lmi.settings.properties import Properties
+from lmi.settings.values import ENVIRONMENT, Given, Problems, Values, collect, setting
 from lmi.sources.files import is_complete
+from lmi.sources.request import FetchRequest, WantedSource
 from lmi.sources.source import ARCHIVE_SUFFIXES, HubModel, is_remote, parse
 
 MODEL, DRAFT = "option.model_id", "option.speculative_draft_model"
@@ -39,6 +43,22 @@ def is_remote_folder(asked: str, cwd: Path) -> bool:
     return is_remote(asked, exists_locally=(cwd / asked).exists(), needs_owner=True)
 
 
+def named_folder(environ: Mapping[str, str], flags: Mapping[str, str], cwd: Path) -> str | None:
+    """Return the folder that `load_models` names, or None.
+
+    Returns None too if the folder does not exist and option.model_id names the model.
+    """
+    givens = sorted(collect(Properties(), environ, flags), key=lambda given: given.rank)
+    texts = [given.text for given in givens if given.key == "load_models"]
+    models: tuple[NamedModel, ...] = ()
+    with suppress(ValueError):  # the row of load_models reports a bad text
+        models = MODELS.parse(texts[0]) if texts else ()
+    is_named = any(given.key == "option.model_id" for given in givens)
+    if not models or (is_named and not (cwd / local_path(models[0].url)).is_dir()):
+        return None
+    return models[0].url
+
+
 def place(givens: list[Given], folder: Path | None, cwd: Path, fetched: Fetched, problems: Problems) -> Placed:
     """Replace remote sources by the folders that they were fetched to.
 
@@ -56,6 +76,24 @@ def place(givens: list[Given], folder: Path | None, cwd: Path, fetched: Fetched,
                 given = replace(given, text=str(fetched[given.text]))
         placed.append(given)
     return Placed(placed, tuple(missing))
+
+
+def fetch_request(missing: tuple[str, ...], config: Config) -> FetchRequest | None:
+    """Return what must be fetched before the model can be served, or None."""
+    if not missing:
+        return None
+    return FetchRequest(
+        sources=tuple(
+            WantedSource(
+                source=source,
+                revision=config.model.revision,
+                allow_pickle=config.engine.allow_pickle,
+                trust_remote_code=config.engine.trust_remote_code,
+                download_dir=config.server.download_dir,
+            )
+            for source in missing
+        )
+    )
 
 
 def left_to_code(missing: tuple[str, ...]) -> tuple[str, ...]:
@@ -99,30 +137,31 @@ def _without_ids_of_environment(givens: list[Given], folder: Path, cwd: Path, pr
 NAME = "option.model_name"
 
 
-def choose_model(
-    values: Values, folder: Path | None, cwd: Path, is_user_code: bool, sources: Mapping[str, str], problems: Problems
-) -> tuple[Values, Path]:
+def choose_model(values: Values, is_user_code: bool, missing: tuple[str, ...]) -> tuple[Values, Path]:
     """Return the values with the model and its names, and the model's folder as the options name it.
 
-    `sources` has the remote source of each model that is not local, by its option's text, which is its folder once it
-    was fetched. Raises ModelUnusable, which names the option or says that none was given.
+    `missing` has the remote sources that were not fetched yet. Raises ModelUnusable, which names the option or says
+    that none was given.
     """
+    # The option's text of a remote model is the source, or its folder once it was fetched.
+    sources = {str(path): source for source, path in values.here.fetched.items()} | {text: text for text in missing}
+    folder = values.here.folder
     model_id: str | None = values.given(MODEL)
     source = sources.get(model_id or "")
     if model_id is not None and source == model_id:
         return _choose_names(values, "", model_name(source_name(source))), Path(source)
     find = find_user_code_model if is_user_code else find_model
     try:
-        path, name = find(model_id, folder, cwd)
+        path, name = find(model_id, folder, values.here.cwd)
     except ModelUnusable as error:
         place = setting(values, MODEL).source if MODEL in values else f"no {MODEL}"
         raise ModelUnusable(f"{error} ({place})") from None
     if source is not None:
         name = model_name(source_name(source))
-    _warn_of_other_models(values, folder, path.resolve(), problems)
+    _warn_of_other_models(values, path.resolve())
     reason = "the folder" if folder else "the built-in demo"
     values = values.choose(MODEL, str(path.resolve()), reason)
-    return _choose_names(values, _loaded_name(values, folder or path.resolve(), folder, cwd, problems), name), path
+    return _choose_names(values, _loaded_name(values, folder or path.resolve()), name), path
 
 
 def _choose_names(values: Values, loaded: str, name: str) -> Values:
@@ -138,7 +177,7 @@ def _choose_names(values: Values, loaded: str, name: str) -> Values:
     return values.settle("option.model_alias", tuple(dict.fromkeys(others)), "further names that were given")
 
 
-def _loaded_name(values: Values, served: Path, folder: Path | None, cwd: Path, problems: Problems) -> str:
+def _loaded_name(values: Values, served: Path) -> str:
     """Return the name that `load_models` gives to the served model, or "". Warns of each model that is not served."""
     models: tuple[NamedModel, ...] = values.given("load_models", ())
     if not models:
@@ -146,19 +185,21 @@ def _loaded_name(values: Values, served: Path, folder: Path | None, cwd: Path, p
     place = values.how_given("load_models").place
     for model in models[1:]:
         said = shorten(str(model), 300)
-        problems.warnings.append(f"{place}: one model is served, so {said} is not")
+        values.warn(f"{place}: one model is served, so {said} is not")
+    cwd = values.here.cwd
     named = cwd / local_path(models[0].url)
-    if named.is_dir() and find_folder(str(named), cwd) != folder:
-        problems.warnings.append(f"{place}: the model in {served} is served and this is not")
+    if named.is_dir() and find_folder(str(named), cwd) != values.here.folder:
+        values.warn(f"{place}: the model in {served} is served and this is not")
         return ""
     return models[0].name
 
 
-def _warn_of_other_models(values: Values, folder: Path | None, path: Path, problems: Problems) -> None:
+def _warn_of_other_models(values: Values, path: Path) -> None:
     """Warn if options name two models, because only one is served."""
     if (picked := values.picked.get(MODEL)) is None:
         return
+    folder = values.here.folder
     if folder is not None and folder.resolve() != path and (folder / "config.json").is_file():
-        problems.warnings.append(f"{picked.given.place}: it is served and the model in {folder} is not")
+        values.warn(f"{picked.given.place}: it is served and the model in {folder} is not")
     for given in [given for given in picked.shadowed if given.text != picked.given.text]:
-        problems.warnings.append(f"{given.said}: has no effect beside {picked.given.source}")
+        values.warn(f"{given.said}: has no effect beside {picked.given.source}")

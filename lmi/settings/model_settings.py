@@ -19,6 +19,7 @@ from lmi.errors import ModelUnusable
 from lmi.settings.config import Config, EngineConfig, ServerConfig
 from lmi.settings.handler import Handler, announced
 from lmi.settings.kinds import local_path
+from lmi.settings.model_choice import MODEL
 from lmi.settings.model_folder import find_folder
 from lmi.settings.options import OPTIONS, find, is_of_server, key_of_env
 from lmi.settings.ports import RANGE
@@ -30,7 +31,6 @@ from lmi.settings.values import Resolved
 from lmi.shared import linux
 
 NAMING = frozenset(("load_models", "option.model_name", "option.served_model_name", "option.model_alias"))
-MODEL = "option.model_id"
 
 
 def resolve_model(name: str, url: str, server: ServerConfig, environ: Mapping[str, str]) -> Resolved:

@@ -6,7 +6,7 @@ listen further. Without a range each takes any free port.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterator
 from dataclasses import replace
 
 from lmi.errors import BadConfiguration, OutOfMemory
@@ -14,26 +14,24 @@ from lmi.settings.config import Config
 from lmi.settings.engine_choice import ChosenEngine, Replicas
 from lmi.settings.handler import Handler
 from lmi.settings.kinds import GATEWAY_PORT
-from lmi.settings.values import Problems, Values
+from lmi.settings.values import Values
 
 RANGE, LEADER_PORT = "safe_port_range", "option.master_port"
 
 
-def choose_ports(
-    values: Values, engine: ChosenEngine, replicas: Replicas, environ: Mapping[str, str], problems: Problems
-) -> Replicas:
+def choose_ports(values: Values, engine: ChosenEngine, replicas: Replicas) -> Replicas:
     """Return the replicas with their ports. A given port outside of the range is a fault, and so are too few ports."""
     given_range: tuple[int, int] | None = values.given(RANGE)
     if given_range is None:
         return replicas
     ports = _ports(given_range, values.final("port"))
     allowed = f"a port of {RANGE}, {given_range[0]}-{given_range[1]}, but not the server's own"
-    for name, text in _given_ports(values, engine.handler, environ):
+    for name, text in _given_ports(values, engine.handler):
         if text not in map(str, ports):
-            problems.faults.append(f"{name}={text or None}: allowed is {allowed}")
+            values.problems.faults.append(f"{name}={text or None}: allowed is {allowed}")
     num_wanted = len(engine.handler.port_variables) * replicas.num_engines
     if len(ports) < num_wanted:
-        values.refuse(RANGE, f"a range with {num_wanted} ports beside the server's own", problems)
+        values.refuse(RANGE, f"a range with {num_wanted} ports beside the server's own")
     return replace(replicas, ports=tuple(ports[:num_wanted]))
 
 
@@ -89,9 +87,9 @@ def _ports(given_range: tuple[int, int], server_port: int) -> list[int]:
     return [port for port in range(given_range[0], given_range[1] + 1) if port != server_port]
 
 
-def _given_ports(values: Values, handler: Handler, environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+def _given_ports(values: Values, handler: Handler) -> Iterator[tuple[str, str]]:
     """Yield the name and the text of each port that the engine is given. The leader of several nodes must have one."""
-    environ = {**environ, **values.final("option.env")}
+    environ = {**values.here.environ, **values.final("option.env")}
     yield from ((name, environ[name]) for name in handler.port_variables if name in environ)
     if LEADER_PORT in values or values.given("option.nnodes", "1") != "1":
         yield LEADER_PORT, values.given(LEADER_PORT, "")

@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 from lmi.errors import SecurityRefused
 from lmi.settings.config import ServerConfig
 from lmi.settings.kinds import local_path
+from lmi.settings.model_choice import DRAFT
 from lmi.settings.option import PICKLES, REMOTE_CODE, SCRIPTS, TEMPLATES
 from lmi.settings.options import OPTIONS, find
 from lmi.settings.user_code import REQUIREMENTS
@@ -26,7 +27,6 @@ from lmi.settings.values import FILE, Values
 SWITCH, CONTROLS_KEY, CHANNELS = "secure_mode", "security_controls", "untrusted_channels"
 PLATFORM_FOLDER = Path("/opt/ml")
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
-DRAFT_MODEL = "option.speculative_draft_model"  # a path too
 # Options that no field is and that are safe.
 SAFE_OPTIONS = frozenset(
     "option.gpu_memory_utilization option.enforce_eager option.enable_lora option.max_loras option.max_lora_rank "
@@ -72,21 +72,15 @@ CONTROLS: dict[str, Control] = {
 }
 
 
-def check(
-    values: Values,
-    folder: Path | None,
-    folders: Collection[Path],
-    fetched: Collection[Path],
-    cwd: Path,
-) -> None:
+def check(values: Values, folders: Collection[Path]) -> None:
     """Raise SecurityRefused with one line for each option, path and file of a server that secure mode refuses.
 
-    `folder` is the one that is served, `folders` are those that may hold scripts of the model, and `fetched` are those
-    that were downloaded. If no channel is named, `folders` are the channels.
+    `folders` are those that may hold scripts of the model. If no channel is named, they are the channels.
     """
     if not values.final(SWITCH):
         return
     names, channels = check_operator(values)
+    folder, cwd, fetched = values.here.folder, values.here.cwd, (*values.here.fetched.values(), *values.here.untrusted)
     roots = [PLATFORM_FOLDER, Path(values.final("download_dir")), *([folder] if folder else []), *fetched]
     refused = list(_refused_options(values, names))
     refused += _refused_paths(values, [*folders, folder or cwd, cwd], roots)
@@ -174,7 +168,7 @@ def _is_safe(key: str, value: Any) -> bool:
 
 
 def _refused_paths(values: Values, bases: list[Path], roots: list[Path]) -> Iterator[str]:
-    for key in (*[option.key for option in OPTIONS if option.is_path], DRAFT_MODEL):
+    for key in (*[option.key for option in OPTIONS if option.is_path], DRAFT):
         if key in values:
             outside = [path for path in _paths(str(values.given(key)), bases) if not _is_below(path, roots)]
             yield from (_leaves(path, values.how_given(key).place) for path in outside[:1])

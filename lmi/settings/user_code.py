@@ -11,8 +11,8 @@ import json
 import os
 import platform
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lmi.errors import ModelUnusable
@@ -20,7 +20,7 @@ from lmi.settings.config import Config, RequirementsConfig, UserCodeConfig
 from lmi.settings.engine_choice import NEURON
 from lmi.settings.kinds import BUILT_IN, ENTRY_POINT, FORMATTER_WORDS, is_built_in
 from lmi.settings.model_folder import user_code_folders
-from lmi.settings.values import Problems, Values
+from lmi.settings.values import Values
 from lmi.sources.files import CONFIG
 
 HANDLER = "handle"
@@ -70,22 +70,27 @@ def _last_name(decorator: ast.expr) -> str:
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
-def choose_code(values: Values, folder: Path | None, cwd: Path, problems: Problems) -> UserCodeConfig | None:
+def folders_of(values: Values) -> list[Path]:
+    """Return the folders that may hold the model's code: the model's, then that of serving.properties."""
+    return user_code_folders(values.given("option.model_id"), values.here.folder, values.here.cwd)
+
+
+def choose_code(values: Values) -> UserCodeConfig | None:
     """Return the file of user code and its functions that are used, or None if nothing in it runs."""
-    path = _find_file(values, folder, cwd, problems)
+    path = _find_file(values)
     if path is None:
-        _named_formatters(values, frozenset(), problems)
+        _named_formatters(values, frozenset())
         return None
     try:
         found = outline(path)
     except ModelUnusable as error:
-        problems.unusable = error
+        values.problems.unusable = error
         return None
-    handler = _choose_handler(values, path, found.names, problems)
-    named = _named_formatters(values, found.names, problems)
+    handler = _choose_handler(values, path, found.names)
+    named = _named_formatters(values, found.names)
     kinds = found.marks | named.keys()
     if handler is None and not kinds:
-        _warn_of_nothing_to_run(values, path, found.names, problems)
+        _warn_of_nothing_to_run(values, path, found.names)
         return None
     return UserCodeConfig(
         path=str(path.resolve()),
@@ -97,16 +102,15 @@ def choose_code(values: Values, folder: Path | None, cwd: Path, problems: Proble
     )
 
 
-def _find_file(values: Values, folder: Path | None, cwd: Path, problems: Problems) -> Path | None:
+def _find_file(values: Values) -> Path | None:
     """Return the file that the entry point names, or a model.py; None if neither exists."""
     entry: str = values.given(ENTRY_KEY, "model.py")
     name = "model.py" if is_built_in(entry) else entry
     if is_built_in(entry):
-        _check_built_in(values, entry.removeprefix(BUILT_IN), problems)
-    places = user_code_folders(values.given("option.model_id"), folder, cwd)
-    path = next((place / name for place in places if (place / name).is_file()), None)
+        _check_built_in(values, entry.removeprefix(BUILT_IN))
+    path = next((place / name for place in folders_of(values) if (place / name).is_file()), None)
     if path is None and _is_own_file(values):
-        values.refuse(ENTRY_KEY, ENTRY_POINT.allowed, problems)
+        values.refuse(ENTRY_KEY, ENTRY_POINT.allowed)
     return path
 
 
@@ -115,16 +119,16 @@ def _is_own_file(values: Values) -> bool:
     return ENTRY_KEY in values and not is_built_in(values.given(ENTRY_KEY))
 
 
-def _check_built_in(values: Values, name: str, problems: Problems) -> None:
+def _check_built_in(values: Values, name: str) -> None:
     """Refuse an entry point of the reference that makes images, and warn of one for Neuron. Others have no effect."""
     if "stable" in name:
-        values.refuse(ENTRY_KEY, "an entry point that generates text, images are not made here", problems)
+        values.refuse(ENTRY_KEY, "an entry point that generates text, images are not made here")
     elif "neuron" in name:
         said = values.how_given(ENTRY_KEY).said
-        problems.warnings.append(f"{said}: {NEURON}, the model runs on GPUs or a CPU")
+        values.warn(f"{said}: {NEURON}, the model runs on GPUs or a CPU")
 
 
-def _choose_handler(values: Values, path: Path, names: frozenset[str], problems: Problems) -> str | None:
+def _choose_handler(values: Values, path: Path, names: frozenset[str]) -> str | None:
     """Return the function that is the model.
 
     Returns None if the file does not have it, or if an entry point of the reference answers in its place.
@@ -135,11 +139,11 @@ def _choose_handler(values: Values, path: Path, names: frozenset[str], problems:
     if handler in names and not is_hidden:
         return handler
     if HANDLER_KEY in values and not is_built_in(entry):
-        values.refuse(HANDLER_KEY, f"a function of {path}", problems)
+        values.refuse(HANDLER_KEY, f"a function of {path}")
     return None
 
 
-def _named_formatters(values: Values, names: frozenset[str], problems: Problems) -> dict[str, str]:
+def _named_formatters(values: Values, names: frozenset[str]) -> dict[str, str]:
     """Return the functions that options name as formatters, by kind. Each must be among `names`."""
     named = {}
     for kind in MARKS:
@@ -149,37 +153,51 @@ def _named_formatters(values: Values, names: frozenset[str], problems: Problems)
         named[kind] = wanted
         if wanted not in names:
             words = f"{', '.join(FORMATTER_WORDS)} or " if kind == "output_formatter" else ""
-            values.refuse(f"option.{kind}", f"{words}a function of the model's own model.py", problems)
+            values.refuse(f"option.{kind}", f"{words}a function of the model's own model.py")
     return named
 
 
-def _warn_of_nothing_to_run(values: Values, path: Path, names: frozenset[str], problems: Problems) -> None:
+def _warn_of_nothing_to_run(values: Values, path: Path, names: frozenset[str]) -> None:
     if _is_own_file(values):
-        values.refuse(ENTRY_KEY, f"a file with a function {HANDLER} or a formatter", problems)
+        values.refuse(ENTRY_KEY, f"a file with a function {HANDLER} or a formatter")
     wanted = values.given(HANDLER_KEY, HANDLER)
     lacks = f"has neither a function {wanted} nor a formatter"
     if wanted in names:
         entry = values.given(ENTRY_KEY)
         lacks = f"has no formatter, and option.entryPoint={entry} answers in place of its function {wanted}"
     if "option.model_id" not in values and not (path.parent / CONFIG).is_file():
-        problems.unusable = ModelUnusable(f"{path}: {lacks}, and there is no {CONFIG} of a model beside it")
+        values.problems.unusable = ModelUnusable(f"{path}: {lacks}, and there is no {CONFIG} of a model beside it")
         return
-    problems.warnings.append(f"{path}: {lacks}, so it is not run")
+    values.warn(f"{path}: {lacks}, so it is not run")
 
 
-def choose_requirements(
-    values: Values, code: UserCodeConfig | None, folders: Iterable[Path], problems: Problems
-) -> RequirementsConfig | None:
-    """Return what is installed for the model's own code, or None. `folders` may hold the file."""
+def with_properties(code: UserCodeConfig, config: Config, values: Values, *, is_apart: bool) -> UserCodeConfig:
+    """Add the properties of the handler's first call: every option but secrets, and the model's folder.
+
+    `is_apart` says that option.model_id names a local folder.
+    """
+    path, engine = config.model.path, config.engine
+    given = [picked.given for picked in values.picked.values() if picked.given.key.startswith("option.")]
+    options = {row.key.removeprefix("option."): row.text for row in given if row.shown != "***"}
+    options.setdefault("tensor_parallel_degree", str(engine.tensor_parallel_degree))
+    if is_apart or "model_id" not in options:
+        options["model_id"] = path
+    properties = options | {"model_dir": path, "device_id": "0" if engine.device_ids else "-1"}
+    return replace(code, properties=properties)
+
+
+def choose_requirements(values: Values, code: UserCodeConfig | None) -> RequirementsConfig | None:
+    """Return what is installed for the model's own code, or None."""
     beside = [Path(code.path).parent] if code is not None else []
-    file = next((folder / REQUIREMENTS for folder in (*beside, *folders) if (folder / REQUIREMENTS).is_file()), None)
+    files = [folder / REQUIREMENTS for folder in (*beside, *folders_of(values))]
+    file = next((file for file in files if file.is_file()), None)
     if file is None:
         return None
     if not values.final(SWITCH):
-        problems.notes.append(f"{file}: not installed, by {values.how_given(SWITCH).said}")
+        values.note(f"{file}: not installed, by {values.how_given(SWITCH).said}")
         return None
     if code is None and not values.final(TRUST):
-        problems.notes.append(f"{file}: not installed, since no code of the model runs ({TRUST}=false)")
+        values.note(f"{file}: not installed, since no code of the model runs ({TRUST}=false)")
         return None
     return RequirementsConfig(file=str(file.resolve()), folder=str(_folder(file, values.final("download_dir"))))
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from lmi.errors import BadConfiguration, ModelUnusable, shorten
 from lmi.settings.config import Config
+from lmi.settings.handler import Handler, Machine
 from lmi.settings.kinds import TEXT, TooLarge
 from lmi.settings.options import OPTIONS, default, find, key_of_env, known_keys
 from lmi.settings.properties import Properties
@@ -78,6 +80,19 @@ class Problems:
             raise BadConfiguration("\n".join(self.faults + self.unknown))
         if self.unusable is not None:
             raise self.unusable
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What the settings depend on beside the texts that were given."""
+
+    environ: Mapping[str, str]
+    folder: Path | None  # that is served; None: none was named
+    cwd: Path
+    machine: Machine
+    handlers: Mapping[str, Handler]  # that are announced, by name
+    fetched: Mapping[str, Path]  # the local folder of each remote source, by its text
+    untrusted: Collection[Path]  # folders that secure mode searches as it does those that were fetched
 
 
 def collect(properties: Properties, environ: Mapping[str, str], flags: Mapping[str, str]) -> list[Given]:
@@ -181,6 +196,8 @@ class Values:
     """Values by key. The key is that of the row in the table of options, or as written if the option has no row."""
 
     picked: Mapping[str, Picked]
+    here: Surroundings
+    problems: Problems  # so far, shared by all that come from these values
     chosen: Mapping[str, tuple[Any, str]] = field(default_factory=dict)  # value, why
 
     def __contains__(self, key: str) -> bool:
@@ -207,12 +224,12 @@ class Values:
         """Replace a given word, such as auto or max, by the value that it means on this machine."""
         return self if self.given(key) == value else self._with(key, value, reason)
 
-    def rename(self, key: str, to: str, problems: Problems) -> Values:
+    def rename(self, key: str, to: str) -> Values:
         """Read what was given for `key` as if it had been given for `to`, an option of the table."""
         rivals = [self.picked[each] for each in (key, to) if each in self.picked]
         givens = [replace(given, key=to) for each in rivals for given in (each.given, *each.shadowed)]
         others = {each: picked for each, picked in self.picked.items() if each not in (key, to)}
-        return replace(self, picked=others | pick(givens, problems))
+        return replace(self, picked=others | pick(givens, self.problems))
 
     def annotate(self, key: str, reason: str) -> Values:
         """Add what became of an option that was given to its source."""
@@ -229,11 +246,15 @@ class Values:
         known = [row for row in rows if row.key in self.picked or row.key in self.chosen]
         return {row.field.removeprefix(f"{part}."): self.final(row.key) for row in known}
 
-    def refuse(self, key: str, allowed: str, problems: Problems) -> None:
-        if key in self.picked:
-            problems.faults.append(fault(self.how_given(key), allowed))
-        else:
-            problems.faults.append(f"{key}={self.final(key)} (not given): allowed is {allowed}")
+    def refuse(self, key: str, allowed: str) -> None:
+        unsaid = f"{key}={self.final(key)} (not given): allowed is {allowed}"
+        self.problems.faults.append(fault(self.how_given(key), allowed) if key in self.picked else unsaid)
+
+    def warn(self, said: str) -> None:
+        self.problems.warnings.append(said)
+
+    def note(self, said: str) -> None:
+        self.problems.notes.append(said)
 
     def _with(self, key: str, value: Any, reason: str) -> Values:
         return replace(self, chosen={**self.chosen, key: (value, reason)})
