@@ -25,8 +25,7 @@ from lmi.errors import StartError
 from lmi.settings.handler import announced
 from lmi.settings.kinds import BOOLEAN, MODELS
 from lmi.settings.option import Option
-from lmi.settings.options import OPTIONS, known_keys
-from lmi.settings.reference import elsewhere
+from lmi.settings.options import OPTIONS, elsewhere, known_keys
 from lmi.settings.resolve import resolve_folder
 from lmi.settings.values import Resolved, Setting
 from lmi.shared import log, sink

@@ -47,7 +47,7 @@ ENGINES_NAMED_IN = {
         "engine: auto, lmi-dist, vllm, trtllm, scheduler, disable",
         "GPUs that share each layer, or groups of cores on a CPU (vllm); max: all GPUs",
     },
-    "lmi.settings.reference": {"SM_VLLM_"},  # variables of another image
+    "lmi.settings.options": {"SM_VLLM_"},  # variables of another image
 }
 
 

@@ -9,7 +9,7 @@ from handlers.lmi_dist import lora_limits, model_types
 from handlers.lmi_dist.native import variants
 from lmi.settings.config import EngineConfig
 from lmi.settings.handler import Auto, Handler
-from lmi.settings.reference import ENGINE_KEYS
+from lmi.settings.options import ENGINE_KEYS
 
 MAX_NUM_SEQUENCES = 64
 MAX_PREFILL_TOKENS = 1024

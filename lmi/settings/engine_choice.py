@@ -9,8 +9,7 @@ from lmi.errors import BadConfiguration
 from lmi.settings.config import EngineConfig, UserCodeConfig
 from lmi.settings.handler import USER_CODE, Auto, Handler, Machine, installed, num_engines, num_ranks_here
 from lmi.settings.kinds import LENGTH
-from lmi.settings.options import OPTIONS, find
-from lmi.settings.reference import ENGINE_KEYS, WITHOUT_EFFECT, elsewhere
+from lmi.settings.options import ENGINE_KEYS, OPTIONS, WITHOUT_EFFECT, elsewhere, find
 from lmi.settings.values import Given, Values, closest
 
 NO_ROLLING_BATCH = "disable"  # the dynamic-batch schema, over any engine

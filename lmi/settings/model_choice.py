@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from lmi.errors import ModelUnusable, shorten
@@ -16,7 +16,7 @@ from lmi.settings.config import Config
 from lmi.settings.kinds import MODELS, NamedModel, local_path
 from lmi.settings.model_folder import DEMO, find_folder, find_model, find_user_code_model, model_name
 from lmi.settings.properties import Properties
-from lmi.settings.values import ENVIRONMENT, Given, Problems, Values, collect, setting
+from lmi.settings.values import ENVIRONMENT, Given, Problems, Surroundings, Values, collect, setting
 from lmi.sources.files import is_complete
 from lmi.sources.request import FetchRequest, WantedSource
 from lmi.sources.source import ARCHIVE_SUFFIXES, HubModel, is_remote, parse
@@ -25,14 +25,6 @@ MODEL, DRAFT = "option.model_id", "option.speculative_draft_model"
 
 Fetched = Mapping[str, Path]
 """The local folder of each source that was fetched, by its text."""
-
-
-@dataclass(frozen=True, slots=True)
-class Placed:
-    """The givens with local folders in place of remote sources, as far as those were fetched."""
-
-    givens: list[Given]
-    missing: tuple[str, ...]  # remote sources that were not fetched yet
 
 
 def is_remote_folder(asked: str, cwd: Path) -> bool:
@@ -59,23 +51,23 @@ def named_folder(environ: Mapping[str, str], flags: Mapping[str, str], cwd: Path
     return models[0].url
 
 
-def place(givens: list[Given], folder: Path | None, cwd: Path, fetched: Fetched, problems: Problems) -> Placed:
-    """Replace remote sources by the folders that they were fetched to.
+def place(givens: list[Given], here: Surroundings, problems: Problems) -> tuple[list[Given], tuple[str, ...]]:
+    """Replace remote sources by the folders that they were fetched to. Returns those too that were not fetched yet.
 
-    An id from the environment does not count beside a whole model in `folder`, and a warning says so.
+    An id from the environment does not count beside a whole model in the served folder, and a warning says so.
     """
-    if folder is not None and is_complete(folder):
-        givens = list(_without_ids_of_environment(givens, folder, cwd, problems))
+    if here.folder is not None and is_complete(here.folder):
+        givens = list(_without_ids_of_environment(givens, here, problems))
     missing: dict[str, None] = {}
     placed = []
     for given in givens:
-        if _is_remote(given, folder, cwd) and _counts(given, givens):
-            if given.text not in fetched:
-                missing[given.text] = None
+        if _is_remote(given, here) and given.rank == min(other.rank for other in givens if other.key == given.key):
+            if given.text in here.fetched:
+                given = replace(given, text=str(here.fetched[given.text]))
             else:
-                given = replace(given, text=str(fetched[given.text]))
+                missing[given.text] = None
         placed.append(given)
-    return Placed(placed, tuple(missing))
+    return placed, tuple(missing)
 
 
 def fetch_request(missing: tuple[str, ...], config: Config) -> FetchRequest | None:
@@ -107,29 +99,26 @@ def source_name(text: str) -> str:
     return next((name.removesuffix(suffix) for suffix in ARCHIVE_SUFFIXES if name.endswith(suffix)), name)
 
 
-def _counts(given: Given, givens: list[Given]) -> bool:
-    return given.rank == min(other.rank for other in givens if other.key == given.key)
-
-
-def _is_remote(given: Given, folder: Path | None, cwd: Path) -> bool:
+def _is_remote(given: Given, here: Surroundings) -> bool:
     if given.key not in (MODEL, DRAFT) or given.text == DEMO:
         return False
     path = local_path(given.text)
+    is_here = any((base / path).is_dir() for base in (here.folder or here.cwd, here.cwd))
     try:
-        return is_remote(path, exists_locally=any((base / path).is_dir() for base in (folder or cwd, cwd)))
+        return is_remote(path, exists_locally=is_here)
     except ModelUnusable as error:
         raise ModelUnusable(f"{error} ({given.source})") from None
 
 
-def _without_ids_of_environment(givens: list[Given], folder: Path, cwd: Path, problems: Problems) -> Iterator[Given]:
+def _without_ids_of_environment(givens: list[Given], here: Surroundings, problems: Problems) -> Iterator[Given]:
     is_served_elsewhere = any(given.key == MODEL and given.rank[0] < ENVIRONMENT for given in givens)
     for given in givens:
         is_from_environment = given.key == MODEL and given.rank[0] >= ENVIRONMENT
-        if is_served_elsewhere or not is_from_environment or not _is_remote(given, folder, cwd):
+        if is_served_elsewhere or not is_from_environment or not _is_remote(given, here):
             yield given
         else:
             problems.warnings.append(
-                f"{given.said}: the model in {folder} is served and this is not fetched; remove {given.source} "
+                f"{given.said}: the model in {here.folder} is served and this is not fetched; remove {given.source} "
                 "to serve the folder without this warning, or take the model out of the folder to serve the other"
             )
 

@@ -21,10 +21,9 @@ from lmi.settings.handler import Handler, announced
 from lmi.settings.kinds import local_path
 from lmi.settings.model_choice import MODEL
 from lmi.settings.model_folder import find_folder
-from lmi.settings.options import OPTIONS, find, is_of_server, key_of_env
+from lmi.settings.options import OPTIONS, find, is_of_other_image, is_of_server, key_of_env
 from lmi.settings.ports import RANGE
 from lmi.settings.properties import Properties, read
-from lmi.settings.reference import is_of_other_image
 from lmi.settings.resolve import resolve
 from lmi.settings.secure_mode import as_flags
 from lmi.settings.values import Resolved

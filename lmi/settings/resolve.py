@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from lmi.errors import BadConfiguration
-from lmi.settings import reference, secure_mode
+from lmi.settings import secure_mode
 from lmi.settings.adapters import OPTION, by_name, check_files, folders_beside, is_enabled
 from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig
 from lmi.settings.engine_choice import (
@@ -48,7 +48,7 @@ from lmi.settings.model_choice import (
     place,
 )
 from lmi.settings.model_folder import find_folder
-from lmi.settings.options import is_of_server
+from lmi.settings.options import is_of_server, of_other_images
 from lmi.settings.ports import choose_gateway_port, choose_ports
 from lmi.settings.properties import Properties, read
 from lmi.settings.user_code import choose_code, choose_requirements, folders_of, unrun_code, with_properties
@@ -114,12 +114,12 @@ def resolve(
     names the remote sources that are not in `fetched`. Until they are, its settings are what is known without them.
     Secure mode searches the folders of `untrusted` as it does those that were fetched.
     """
-    warnings = [*properties.warnings, *reference.warnings(environ)]
+    warnings = [*properties.warnings, *of_other_images(environ)]
     problems = Problems(warnings=warnings, details=unused_of_platform(environ))
     here = Surroundings(environ, folder, cwd, machine or Machine.here(environ), announced(), fetched or {}, untrusted)
-    placed = place(_expand(collect(properties, environ, flags), here.machine), folder, cwd, here.fetched, problems)
-    values = Values(pick(placed.givens, problems), here, problems)
-    return _without_model(values, flags) if values.final("multi_model") else _with_one_model(values, placed.missing)
+    givens, missing = place(_expand(collect(properties, environ, flags), here.machine), here, problems)
+    values = Values(pick(givens, problems), here, problems)
+    return _without_model(values, flags) if values.final("multi_model") else _with_one_model(values, missing)
 
 
 def _with_one_model(values: Values, missing: tuple[str, ...]) -> Resolved:

@@ -17,9 +17,17 @@ from lmi.errors import BadConfiguration, ModelUnusable, shorten
 from lmi.settings.config import Config
 from lmi.settings.handler import Handler, Machine
 from lmi.settings.kinds import TEXT, TooLarge
-from lmi.settings.options import OPTIONS, default, find, key_of_env, known_keys
+from lmi.settings.options import (
+    OPTIONS,
+    OTHER_ENV,
+    TRANSLATED,
+    default,
+    find,
+    is_of_other_image,
+    key_of_env,
+    known_keys,
+)
 from lmi.settings.properties import Properties
-from lmi.settings.reference import OTHER_ENV, TRANSLATED, is_of_other_image
 from lmi.sources.request import FetchRequest
 
 NEARLY_SAME = 0.86  # of difflib: rolling_back is a slip for rolling_batch, max_new_tokens is not one for max_num_tokens
