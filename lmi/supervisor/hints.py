@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-
-from lmi.supervisor.extras import extra_with
+from importlib.metadata import PackageNotFoundError, requires
 
 CHECKPOINT = (
     "a model's folder holds what save_pretrained writes (config.json, a tokenizer, *.safetensors), or a model.py"
@@ -18,6 +17,7 @@ MISSING_LIBRARY = re.compile(
     r"No module named '(\w+)|the library (\w+) is not installed|No package metadata was found for (\w+)"
 )
 OF_A_CHECKPOINT = (".json", ".safetensors", ".jinja", ".model")
+REQUIREMENT = re.compile(r"(?P<name>[\w.-]+).*; extra == ['\"](?P<extra>[\w-]+)['\"]")
 NOT_DAMAGED = re.compile("no architectures|option[.]rolling_batch=")
 
 # The label of an error, a pattern of its message, and the hint. The first row that fits counts. A fault without a row
@@ -57,6 +57,16 @@ def _missing(library: str, *, is_user_code: bool) -> str:
     if extra is None:
         return f"install {library} where lmi itself is installed"
     return f"scripts/install {extra}, or pip install '.[{extra}]', in a clone of lmi"
+
+
+def extra_with(library: str) -> str | None:
+    """Return the extra of this package that installs a library, None if no extra for users does."""
+    try:
+        found = [REQUIREMENT.match(line) for line in requires("lmi") or ()]
+    except PackageNotFoundError:  # lmi runs from its sources
+        return None
+    extras = {match["name"].replace("-", "_"): match["extra"] for match in found if match and match["extra"] != "dev"}
+    return extras.get(library)
 
 
 def _is_damaged(message: str) -> bool:

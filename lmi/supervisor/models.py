@@ -17,11 +17,13 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from itertools import chain
 
-from lmi.runtime import ENVIRONMENT_NAME, ServerRuntime
+from lmi.runtime import ENVIRONMENT_NAME, Runtime, ServerRuntime
 from lmi.shared import linux
+from lmi.shared.cores import Cores
 from lmi.shared.desired_state import Model, State
+from lmi.shared.report import LoadReport, read_report
 from lmi.shared.state import Phase
-from lmi.supervisor.model import ModelProcesses
+from lmi.supervisor import kinds
 from lmi.supervisor.stages import requirements
 
 UNLOAD_S = 30.0  # for requests that run when their model is unloaded
@@ -33,19 +35,19 @@ log = logging.getLogger(__name__)
 
 
 class RunningModels:
-    """Every model of the server, by its folder. Iterating yields their processes."""
+    """Every model of the server, by its folder."""
 
     def __init__(self, runtime: ServerRuntime) -> None:
         self._runtime = runtime
         self._folder = runtime.models()
-        self._lives: dict[str, ModelLife] = {}
+        self._models: dict[str, RunningModel] = {}
 
-    def __iter__(self) -> Iterator[ModelProcesses]:
-        return iter([life.processes for life in self._lives.values()])
+    def __iter__(self) -> Iterator[RunningModel]:
+        return iter(list(self._models.values()))
 
-    def add(self, model: ModelProcesses) -> None:
+    def add(self, model: RunningModel) -> None:
         """Run the model that the server was started for, and tell the front ends that it is here."""
-        self._lives[model.runtime.path.name] = ModelLife(model)
+        self._models[model.runtime.path.name] = model
         self._folder.add(model.entry())
 
     def look(self, now: float) -> None:
@@ -55,13 +57,13 @@ class RunningModels:
 
     def _follow(self, entries: list[Model], now: float) -> None:
         wanted = {entry.folder: entry for entry in entries if entry.state is not State.FAILED}
-        for folder in wanted.keys() - self._lives.keys():
+        for folder in wanted.keys() - self._models.keys():
             self._start(wanted[folder])
-        for folder, life in list(self._lives.items()):
-            life.look(now, is_wanted=folder in wanted or life.processes.ends_server)
-            if life.is_over:
-                life.close()
-                del self._lives[folder]
+        for folder, model in list(self._models.items()):
+            model.look(now, is_wanted=folder in wanted or model.ends_server)
+            if model.is_over:
+                model.close()
+                del self._models[folder]
         self._tidy(entries)
 
     def _tidy(self, entries: list[Model]) -> None:
@@ -72,18 +74,14 @@ class RunningModels:
         states = {entry.folder: entry.state for entry in entries}
         for folder, changed_s in self._runtime.model_folders().items():
             is_given_up = folder not in states and time.time() - changed_s > ORPHAN_S
-            if folder not in self._lives and (is_given_up or states.get(folder) is State.FAILED):
+            if folder not in self._models and (is_given_up or states.get(folder) is State.FAILED):
                 self._runtime.discard(folder)
-
-    def fail(self, model: ModelProcesses, reason: str) -> None:
-        """Give up a model. The others and the server go on."""
-        self._lives[model.runtime.path.name].fail(reason, time.monotonic())
 
     def _start(self, entry: Model) -> None:
         if not self._runtime.has_folder(entry):  # it was given up before
             return
         try:
-            self._lives[entry.folder] = ModelLife(ModelProcesses(self._runtime.model(entry).with_environ()))
+            self._models[entry.folder] = RunningModel(self._runtime.model(entry).with_environ())
         except Exception:  # its folder cannot be read or mapped; without it front ends see that the load failed
             log.exception("model %s cannot be started", entry.name)
             self._runtime.discard(entry.folder)
@@ -91,21 +89,60 @@ class RunningModels:
         log.info("model %s loads from %s", entry.name, entry.url)
 
 
-class ModelLife:
-    """One model, from its load to the end of its processes."""
+class RunningModel:
+    """One model, from its load to the end of its processes: its engines or its user code, and its formatters."""
 
-    def __init__(self, model: ModelProcesses) -> None:
-        self.processes = model
-        self._name = model.config.model.name
+    def __init__(self, runtime: Runtime, cores: Cores | None = None) -> None:
+        self.runtime = runtime
+        self.config = runtime.config
+        self.block = runtime.attach()
+        self.children = kinds.of_model(runtime, self.block, cores)
+        self.groups: set[int] = set()  # of its processes that were told to end
+        self._strays: set[int] = set()  # that those processes started, also in sessions of their own
         self._started_s = time.monotonic()
         self._unwanted_s: float | None = None  # when its entry was gone
         self._ended_s: float | None = None  # when its processes were told to end
-        self.groups: set[int] = set()  # of those processes
-        self._strays: set[int] = set()  # that those processes started, also in sessions of their own
-        if not model.ends_server:  # its requirements were a stage of the start
-            model.install_first(requirements(model.config, model.runtime))
-            model.name_children()
+        if not self.ends_server:
+            self._join_others()
         self._enter(Phase.LOADING)
+
+    def _join_others(self) -> None:
+        """Install its requirements, for which a server of one model has a stage, and name it in the log."""
+        if (stage := requirements(self.config, self.runtime)) is not None:
+            for child in self.children:
+                child.waits_for = stage.child
+            self.children.insert(0, stage.child)
+        for child in self.children:
+            child.name = f"{child.name} of {self.config.model.name}"
+
+    @property
+    def ends_server(self) -> bool:
+        """Whether the server was started for this model: it stays, and its failure ends the server."""
+        return not self.config.server.multi_model
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the model can give its first answer."""
+        formatters = all(record.phase == Phase.READY for record in self.block.formatters)
+        return formatters and any(record.phase == Phase.READY for record in self.block.engines)
+
+    @property
+    def has_front_end(self) -> bool:
+        """Whether a front end has loaded the model's tokenizer."""
+        return any(record.pid for record in self.block.frontends)
+
+    @property
+    def has_ready_process(self) -> bool:
+        return any(child.record is not None and child.record.phase == Phase.READY for child in self.children)
+
+    def report(self) -> LoadReport:
+        """Return the report of an engine that is ready."""
+        slot = next(slot for slot, record in enumerate(self.block.engines) if record.phase == Phase.READY)
+        return read_report(self.runtime.engine_report(slot))
+
+    def entry(self) -> Model:
+        """Return the entry that says to the front ends that this model is here."""
+        return Model(name=self.config.model.name, state=State.READY, folder=self.runtime.path.name)
 
     def look(self, now: float, *, is_wanted: bool) -> None:
         if not is_wanted and self._unwanted_s is None:
@@ -115,53 +152,55 @@ class ModelLife:
             self._kill_late(now)
         elif self._unwanted_s is not None:
             self._end_when_idle(self._unwanted_s, now)
-        elif self._phase == Phase.LOADING and self.processes.is_ready:
-            if not self.processes.ends_server:
-                log.info("model %s is ready after %.1f s", self._name, now - self._started_s)
+        elif self._phase == Phase.LOADING and self.is_ready:
+            if not self.ends_server:
+                log.info("model %s is ready after %.1f s", self.config.model.name, now - self._started_s)
             self._enter(Phase.READY)
 
     def fail(self, reason: str, now: float) -> None:
-        log.error("model %s failed: %s", self._name, reason)
+        """Give the model up. The others and the server go on."""
+        log.error("model %s failed: %s", self.config.model.name, reason)
         self._enter(Phase.FAILED, reason)
         self._end(now)
 
     @property
     def is_over(self) -> bool:
         """Whether nothing is left of it: no process, no process that one of its processes started, and no entry."""
-        is_ended = self._ended_s is not None and not any(child.pid for child in self.processes.children)
+        is_ended = self._ended_s is not None and not any(child.pid for child in self.children)
         return is_ended and self._unwanted_s is not None and not self.groups and not self._strays
 
     def close(self) -> None:
         """Remove its folder. Front ends see by this that the model is gone."""
-        for child in self.processes.children:
+        for child in self.children:
             child.close()
-        self.processes.runtime.remove()
-        log.info("model %s is unloaded", self._name)
+        self.runtime.remove()
+        log.info("model %s is unloaded", self.config.model.name)
 
     @property
     def _phase(self) -> int:
-        return self.processes.block.supervisor.phase
+        return self.block.supervisor.phase
 
     def _enter(self, phase: Phase, reason: str = "") -> None:
-        self.processes.block.supervisor.reason = reason
-        self.processes.block.supervisor.phase = phase
+        self.block.supervisor.reason = reason
+        self.block.supervisor.phase = phase
 
     def _retire(self) -> None:
-        for child in self.processes.children:
+        for child in self.children:
             child.is_retired = True
 
     def _end_when_idle(self, since_s: float, now: float) -> None:
         """End the processes when no front end has a request for them, or after UNLOAD_S."""
-        is_idle = now - since_s >= NOTICE_S and not self.processes.num_requests()
+        using = [record for record in self.block.frontends if record.pid and linux.is_alive(record.pid)]
+        is_idle = now - since_s >= NOTICE_S and not any(record.num_in_flight for record in using)
         if is_idle or self._phase != Phase.READY or now - since_s >= UNLOAD_S:
             self._end(now)
 
     def _end(self, now: float) -> None:
         self._retire()
         self._ended_s = now
-        self.groups = {child.pid for child in self.processes.children if child.pid is not None}
+        self.groups = {child.pid for child in self.children if child.pid is not None}
         self._strays = self._find_strays(chain.from_iterable(map(linux.descendants, self.groups)))
-        for child in self.processes.children:
+        for child in self.children:
             child.send(signal.SIGTERM)
 
     def _kill_late(self, now: float) -> None:
@@ -169,7 +208,7 @@ class ModelLife:
         self.groups = set(filter(linux.is_group_alive, self.groups))  # the system uses the others' numbers again
         self._strays = self._find_strays(self._strays)
         if now - self._ended_s >= KILL_S:
-            for child in self.processes.children:
+            for child in self.children:
                 child.send(signal.SIGKILL)
             for group in self.groups:
                 linux.send(group, signal.SIGKILL, to_group=True)
@@ -178,6 +217,6 @@ class ModelLife:
 
     def _find_strays(self, known: Iterable[int]) -> set[int]:
         """Return which of the known processes are left, and those whose environment shows that they are the model's."""
-        known, variable = set(known), f"{ENVIRONMENT_NAME}={self.processes.runtime.path}"
+        known, variable = set(known), f"{ENVIRONMENT_NAME}={self.runtime.path}"
         ours = linux.descendants(os.getpid())
         return {pid for pid in ours if pid in known or linux.has_variable(pid, variable)}

@@ -4,7 +4,7 @@ It is the container's main process and stays small so that it never fails. It ha
 polls for signals, deaths and the clock. It binds the port first and passes it on, so the port answers before there is a
 model and stays open when a front end dies. Engines are never children of the front end. The supervisor reads the state
 of an engine from the shared blocks. `stages.py` has what comes before a model's processes, `fetches.py` what front ends
-ask for later, `child.py` the children, `kinds.py` their kinds, `model.py` those of a model, `restarts.py` the rules of
+ask for later, `child.py` the children, `kinds.py` their kinds, `models.py` those of a model, `restarts.py` the rules of
 restarts and hangs, and `banner.py` the messages for people.
 """
 
@@ -36,8 +36,7 @@ from lmi.supervisor.child import Child
 from lmi.supervisor.environment import divided_cores
 from lmi.supervisor.fetches import Fetches
 from lmi.supervisor.listener import bind
-from lmi.supervisor.model import ModelProcesses
-from lmi.supervisor.models import RunningModels
+from lmi.supervisor.models import RunningModel, RunningModels
 from lmi.supervisor.restarts import DRAIN_CUT_S, DRAIN_END_S, LATE_TURN_S, drain_notice_s
 from lmi.supervisor.stages import Settle, Stage, stages
 
@@ -135,7 +134,7 @@ class Supervisor:
         self._cores = cores.others if cores else ()
         for pid in self._front_end_pids() if cores else ():
             linux.bind_threads(self._cores, pid)
-        self._models.add(ModelProcesses(self._runtime.add_model(config), cores))
+        self._models.add(RunningModel(self._runtime.add_model(config), cores))
 
     def _enter(self, phase: Phase, reason: str = "") -> None:
         self._phase, self._phase_s = phase, time.monotonic()
@@ -206,10 +205,10 @@ class Supervisor:
         elif model is not None and not is_ending:
             model.block.supervisor.num_engine_restarts += 1
 
-    def _fail(self, failure: Failure, model: ModelProcesses | None = None) -> None:
+    def _fail(self, failure: Failure, model: RunningModel | None = None) -> None:
         """End the server, or only the model if others may be served."""
         if model is not None and not model.ends_server:
-            self._models.fail(model, failure.message)
+            model.fail(failure.message, time.monotonic())
             return
         self._failure = failure
         self._enter(Phase.FAILED, failure.message)

@@ -17,7 +17,7 @@ from lmi.server.model_registry import ModelRegistry
 from lmi.server.models import WATCH_S, Models
 from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig
 from lmi.shared.state import Phase
-from lmi.supervisor.model import ModelProcesses
+from lmi.supervisor.models import RunningModel
 from tests.scripted import Host, host
 from tests.system.container import write_byte_tokenizer, write_model
 
@@ -72,7 +72,7 @@ async def follow_a_model(runtime: ServerRuntime, folder: Path) -> None:
     models.load()
     late = ModelConfig(path=str(folder), name="late")
     config = Config(server=runtime.config, model=late, engine=EngineConfig())
-    model = ModelProcesses(runtime.add_model(config))
+    model = RunningModel(runtime.add_model(config))
     runtime.models().add(model.entry())
     async with models.running():
         await asyncio.sleep(3 * WATCH_S)
