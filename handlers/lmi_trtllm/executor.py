@@ -138,7 +138,7 @@ class TrtllmExecutor(DrivenExecutor[TrtllmWork]):
     def _work(self, sequence: Sequence) -> TrtllmWork:
         if self._guides is not None and sequence.request.guided_decoding_params is not None:
             self._guides.follow(sequence)
-        functions = processors.of(sequence, self._file, self._trtllm.faults.report)
+        functions = processors.of(sequence, self._file, self._trtllm.faults.path)
         token_ids = [int(token_id) for token_id in sequence.request.input_token_ids]
         params = sampling_params(sequence, self._sampler, functions)
         more, is_streamed = self._more(sequence), self._is_streamed(sequence)

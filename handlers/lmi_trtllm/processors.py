@@ -48,27 +48,12 @@ class Fault(msgspec.Struct):
     message: str
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
-    """The end of a pipe that a process of the engine writes faults to."""
-
-    path: str
-
-    def send(self, fault: Fault) -> None:
-        """Raises OSError if the pipe is not here, or is full."""
-        fd = os.open(self.path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        try:
-            os.write(fd, msgspec.json.encode(fault) + b"\n")
-        finally:
-            os.close(fd)
-
-
 class Faults:
     """The faults of all post-processors of an executor, which its own thread reads."""
 
     def __init__(self) -> None:
         self._read_fd, self._write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self.report = Report(f"/proc/{os.getpid()}/fd/{self._write_fd}")
+        self.path = f"/proc/{os.getpid()}/fd/{self._write_fd}"  # where any process of this machine writes them
 
     def take(self) -> dict[str, GenerationFailed]:
         """The new faults, by the names of their sequences."""
@@ -106,7 +91,7 @@ class PostProcessor:
     request_id: int
     client_id: int | None
     num_prompt_tokens: int
-    report: Report
+    faults: str  # the path of a `Faults`
 
     def __call__(
         self, req_id: int, logits: Tensor, token_ids: list[list[int]], stream_ptr: int | None, client_id: int | None
@@ -117,7 +102,7 @@ class PostProcessor:
             log.exception("%s failed for request %d", self._title, self.request_id)
             message = f"{self._title} failed: {said(error)}"
             try:
-                self.report.send(Fault(self.sequence, writable(message[:MAX_FAULT_CHARS])))
+                _send(self.faults, Fault(self.sequence, writable(message[:MAX_FAULT_CHARS])))
             except OSError as unsent:
                 log.error("request %d is not told: %s", self.request_id, unsent)
 
@@ -159,6 +144,15 @@ class BadWords:
             banned = [word[-1] for word in self.words if tuple(generated[1 - len(word) :]) == word[:-1]]
             if banned:
                 logits[beam, 0, banned] = -torch.inf
+
+
+def _send(path: str, fault: Fault) -> None:
+    """Write to the pipe of a `Faults`. Raises OSError if it is not here, or is full."""
+    fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        os.write(fd, msgspec.json.encode(fault) + b"\n")
+    finally:
+        os.close(fd)
 
 
 def _rows(changed: object, rows: Tensor) -> Tensor:
@@ -209,14 +203,14 @@ def check(request: Request, *, sees_tokens: bool) -> None:
         raise Unsupported("bad_words", NEEDS_TOKENS)
 
 
-def of(sequence: Sequence, file: str | None, report: Report) -> list[PostProcessor | BadWords] | None:
+def of(sequence: Sequence, file: str | None, faults: str) -> list[PostProcessor | BadWords] | None:
     """The objects of a sequence in the order of their calls, or None if it needs none."""
     request, num_prompt_tokens = sequence.request, sequence.num_prompt_tokens
     found: list[PostProcessor | BadWords] = []
     if (name := request.logits_post_processor_name) is not None:
         assert file is not None
         found.append(
-            PostProcessor(file, name, name_of(sequence), sequence.id, request.client_id, num_prompt_tokens, report)
+            PostProcessor(file, name, name_of(sequence), sequence.id, request.client_id, num_prompt_tokens, faults)
         )
     if words := tuple(word for word in request.bad_words if len(word) > 1):
         found.append(BadWords(words, num_prompt_tokens))

@@ -19,7 +19,7 @@ from torch import Tensor
 from handlers.base.outputs import SequenceOutput
 from handlers.base.sequence import Sequence, new_sequences
 from handlers.lmi_trtllm import processors
-from handlers.lmi_trtllm.processors import BadWords, Faults, PostProcessor, Report
+from handlers.lmi_trtllm.processors import BadWords, Faults, PostProcessor
 from lmi.errors import BadConfiguration, GenerationFailed, ModelUnusable, Unsupported
 from lmi.executor import Request
 from lmi.settings.config import EngineConfig
@@ -86,8 +86,8 @@ def sequence_of(**fields: Any) -> Sequence:
     return sequence
 
 
-def post_processor(name: str, file: str, report: Report) -> PostProcessor:
-    found = processors.of(sequence_of(logits_post_processor_name=name, client_id=6), file, report)
+def post_processor(name: str, file: str, faults: str) -> PostProcessor:
+    found = processors.of(sequence_of(logits_post_processor_name=name, client_id=6), file, faults)
     assert found is not None and isinstance(found[0], PostProcessor)
     return found[0]
 
@@ -112,35 +112,35 @@ def test_a_word_never_begins_in_the_prompt() -> None:
 def test_the_engine_can_send_the_functions_to_its_ranks_and_counts_five_parameters(file: str, faults: Faults) -> None:
     """Its model engine asserts four or five, and passes them by place."""
     sequence = sequence_of(logits_post_processor_name="note", bad_words=((4, 5), (6,)))
-    found = processors.of(sequence, file, faults.report)
+    found = processors.of(sequence, file, faults.path)
     assert found is not None and [type(one) for one in found] == [PostProcessor, BadWords]
     assert pickle.loads(pickle.dumps(found)) == found
     assert [len(inspect.signature(one).parameters) for one in found] == [5, 5]
 
 
 def test_a_sequence_without_a_name_and_without_such_words_needs_no_function(faults: Faults) -> None:
-    assert processors.of(sequence_of(bad_words=((6,),)), None, faults.report) is None
+    assert processors.of(sequence_of(bad_words=((6,),)), None, faults.path) is None
 
 
 def test_a_post_processor_sees_what_the_contract_says_and_changes_the_logits(file: str, faults: Faults) -> None:
-    rows = call(post_processor("note", file, faults.report), [4], [4, 5])
+    rows = call(post_processor("note", file, faults.path), [4], [4, 5])
     assert Path(file + ".calls").read_text() == '[4, [1, 2, 8], "torch.float32", [[4], [4, 5]], null, 6]\n'
     assert rows[:, 5].tolist() == [50.0, 50.0] and rows.count_nonzero() == 2
     assert faults.take() == {}
 
 
 def test_logits_of_half_precision_are_seen_as_float32_and_changed_too(file: str, faults: Faults) -> None:
-    rows = call(post_processor("note", file, faults.report), [4], dtype=torch.bfloat16)
+    rows = call(post_processor("note", file, faults.path), [4], dtype=torch.bfloat16)
     assert '"torch.float32"' in Path(file + ".calls").read_text()
     assert rows.dtype == torch.bfloat16 and rows[0, 5] == 50.0
 
 
 def test_a_tensor_that_a_post_processor_gives_back_takes_the_place_of_the_logits(file: str, faults: Faults) -> None:
-    assert call(post_processor("give", file, faults.report), [4], [5]).tolist() == [[7.0] * VOCAB_SIZE] * 2
+    assert call(post_processor("give", file, faults.path), [4], [5]).tolist() == [[7.0] * VOCAB_SIZE] * 2
 
 
 def test_the_batched_function_gets_a_batch_of_one(file: str, faults: Faults) -> None:
-    rows = call(post_processor("batched", file, faults.report), [4])
+    rows = call(post_processor("batched", file, faults.path), [4])
     assert rows[0].tolist() == [1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 10.0, 1.0]
 
 
@@ -150,7 +150,7 @@ def test_errors_in_another_process_leave_it_alive_and_are_told_here(file: str, f
         "leave": "logits post-processor 'leave' failed: SystemExit: 3",
         "shrink": "logits post-processor 'shrink' failed: ValueError: what it returns must be None or a tensor of ",
     }
-    there = [replace(post_processor(name, file, faults.report), sequence=name) for name in said]
+    there = [replace(post_processor(name, file, faults.path), sequence=name) for name in said]
     command = [sys.executable, "-c", CALL_THERE]
     subprocess.run(command, input=pickle.dumps(there), check=True, capture_output=True, timeout=100)
     told = faults.take()
@@ -160,7 +160,7 @@ def test_errors_in_another_process_leave_it_alive_and_are_told_here(file: str, f
 
 
 def test_an_error_ends_its_sequence_and_drops_a_token_that_came_with_it(file: str, faults: Faults) -> None:
-    call(post_processor("fail", file, faults.report), [])
+    call(post_processor("fail", file, faults.path), [])
     neighbour = SequenceOutput("3.0", [5])
     outputs, failed = faults.end([SequenceOutput("4.0", [7]), neighbour])
     assert outputs[0] is neighbour and failed == ["4.0"]
@@ -173,21 +173,21 @@ def test_an_error_whose_text_is_not_utf_8_is_told_as_far_as_it_is(
 ) -> None:
     caplog.set_level(logging.CRITICAL, processors.__name__)  # pytest cannot report such a text of the log
     Path(file).write_text(FILE.replace('KeyError("no such thing")', r'ValueError("no \udcff")'))
-    call(post_processor("fail", file, faults.report), [])
+    call(post_processor("fail", file, faults.path), [])
     assert str(faults.take()["4.0"]) == "logits post-processor 'fail' failed: ValueError: no ?"
 
 
 def test_an_error_that_cannot_be_told_leaves_the_other_requests_alone(
     file: str, faults: Faults, caplog: pytest.LogCaptureFixture
 ) -> None:
-    call(post_processor("fail", file, Report("/proc/none/fd/1")), [])
+    call(post_processor("fail", file, "/proc/none/fd/1"), [])
     said = [record.message.split(":")[0] for record in caplog.records if "not told" in record.message]
     assert said == ["request 4 is not told"]
     assert faults.take() == {}
 
 
 def test_more_errors_than_the_pipe_holds_block_nobody(file: str, faults: Faults) -> None:
-    processor = post_processor("fail", file, faults.report)
+    processor = post_processor("fail", file, faults.path)
     for _ in range(1500):
         call(processor, [])
     assert list(faults.take()) == ["4.0"]
