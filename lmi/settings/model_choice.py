@@ -21,7 +21,7 @@ from lmi.sources.files import is_complete
 from lmi.sources.request import FetchRequest, WantedSource
 from lmi.sources.source import ARCHIVE_SUFFIXES, HubModel, is_remote, parse
 
-MODEL, DRAFT = "option.model_id", "option.speculative_draft_model"
+MODEL, NAME, DRAFT = "option.model_id", "option.model_name", "option.speculative_draft_model"
 
 Fetched = Mapping[str, Path]
 """The local folder of each source that was fetched, by its text."""
@@ -121,9 +121,6 @@ def _without_ids_of_environment(givens: list[Given], here: Surroundings, problem
                 f"{given.said}: the model in {here.folder} is served and this is not fetched; remove {given.source} "
                 "to serve the folder without this warning, or take the model out of the folder to serve the other"
             )
-
-
-NAME = "option.model_name"
 
 
 def choose_model(values: Values, is_user_code: bool, missing: tuple[str, ...]) -> tuple[Values, Path]:

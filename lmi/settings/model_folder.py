@@ -29,7 +29,8 @@ def find_folder(asked: str | None, cwd: Path, platform_folder: Path = PLATFORM_F
         if asked == DEMO and not folder.exists():
             return demo_folder()
         if not folder.is_dir():
-            raise ModelUnusable(f"{asked}: {_problem(folder)}{_meant(asked, cwd)}")
+            said = NO_GGUF if folder.name.endswith(GGUF) else "is not a folder" if folder.exists() else "does not exist"
+            raise ModelUnusable(f"{asked}: {said}{_meant(asked, cwd)}")
     elif platform_folder.is_dir() and any(platform_folder.iterdir()):
         folder = platform_folder
     elif any((cwd / name).is_file() for name in ("serving.properties", "config.json")):
@@ -44,7 +45,8 @@ def find_model(model_id: str | None, folder: Path | None, cwd: Path) -> tuple[Pa
     """Return the model's local folder and its name in URLs. Raises ModelUnusable with the reason."""
     path = _model_path(model_id, folder, cwd)
     if not (path / "config.json").is_file():
-        raise ModelUnusable(f"{path}: {_what_is_there(path)}; a model's folder has a config.json")
+        there = listed(sorted(entry.name for entry in path.iterdir())) if path.is_dir() else "does not exist"
+        raise ModelUnusable(f"{path}: {there}; a model's folder has a config.json")
     if any(path.glob(f"*{GGUF}")) and (found := fault(path)):
         raise ModelUnusable(f"{path}: {found}")
     name = DEMO if path == demo_folder() else model_name(Path(model_id).name if model_id else path.name)
@@ -82,13 +84,6 @@ def demo_folder() -> Path:
     return demos[0]
 
 
-def _problem(path: Path) -> str:
-    """Return why a path is no folder to serve."""
-    if path.name.endswith(GGUF):
-        return NO_GGUF
-    return "is not a folder" if path.exists() else "does not exist"
-
-
 def _meant(asked: str, cwd: Path) -> str:
     """Return a question about a folder whose name is nearly the one that was asked for, or ""."""
     near = difflib.get_close_matches(asked, [DEMO, *(entry.name for entry in cwd.iterdir() if entry.is_dir())], 1, 0.8)
@@ -107,7 +102,3 @@ def _model_path(model_id: str | None, folder: Path | None, cwd: Path) -> Path:
     if model_id.endswith(GGUF):
         raise ModelUnusable(f"{shorten(model_id)}: {NO_GGUF}")
     raise ModelUnusable(f"{shorten(model_id)}: no such folder in {folder or cwd}")
-
-
-def _what_is_there(path: Path) -> str:
-    return listed(sorted(entry.name for entry in path.iterdir())) if path.is_dir() else "does not exist"

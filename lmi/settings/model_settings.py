@@ -30,6 +30,13 @@ from lmi.settings.values import Resolved
 from lmi.shared import linux
 
 NAMING = frozenset(("load_models", "option.model_name", "option.served_model_name", "option.model_alias"))
+MB = 1 << 20
+PROCESS_BYTES = 300 * MB  # of an engine's process with its libraries
+WEIGHT_FILES = ("*.safetensors", "*.bin", "*.pt")
+WEIGHT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "fp32": 4, "fp16": 2, "bf16": 2}  # of a number, by dtype
+LARGER = 1.2  # weights in memory are larger than their files, because some are copied or laid out anew
+UNKNOWN = Handler(load="")  # an engine that has no record
+USUAL_SEQUENCES, USUAL_LENGTH = 64, 2048  # of the KV cache, where no option bounds it
 
 
 def resolve_model(name: str, url: str, server: ServerConfig, environ: Mapping[str, str]) -> Resolved:
@@ -104,15 +111,6 @@ def _notes(given: Properties) -> list[str]:
     ignored = [key for key in given.entries if not _is_of_model(key)]
     reason = "no effect in the file of one of several models"
     return [f"{given.name}: {', '.join(ignored)}: {reason}"] if ignored else []
-
-
-MB = 1 << 20
-PROCESS_BYTES = 300 * MB  # of an engine's process with its libraries
-WEIGHT_FILES = ("*.safetensors", "*.bin", "*.pt")
-WEIGHT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "fp32": 4, "fp16": 2, "bf16": 2}  # of a number, by dtype
-LARGER = 1.2  # weights in memory are larger than their files, because some are copied or laid out anew
-UNKNOWN = Handler(load="")  # an engine that has no record
-USUAL_SEQUENCES, USUAL_LENGTH = 64, 2048  # of the KV cache, where no option bounds it
 
 
 def need_bytes(config: Config) -> int:

@@ -243,6 +243,8 @@ def _choose_for_server(values: Values) -> Values:
 
 
 def _config(values: Values, engine: ChosenEngine, replicas: Replicas, options: dict[str, str], path: Path) -> Config:
+    given = [picked.given for key, picked in values.picked.items() if key.startswith("option.")]
+    sources = {each.key.removeprefix("option."): each.source for each in given}
     model = values.fields("model")
     if model.get("output_formatter") not in FORMATTER_WORDS:
         model.pop("output_formatter", None)
@@ -259,7 +261,7 @@ def _config(values: Values, engine: ChosenEngine, replicas: Replicas, options: d
             device_ids=replicas.device_ids,
             ports=replicas.ports,
             options=options,
-            option_sources=_option_sources(values),
+            option_sources=sources,
             **values.fields("engine"),
         ),
     )
@@ -279,9 +281,3 @@ def _with_adapters(config: Config, values: Values, engine: ChosenEngine) -> Conf
         secure_mode.check_adapter(config.server, path, path.parent.parent)
         check_files(path, allow_pickle=config.engine.allow_pickle)
     return replace(config, model=replace(model, adapters=by_name(found, model.names)))
-
-
-def _option_sources(values: Values) -> dict[str, str]:
-    """Return the source of each option.* that was given, by name without `option.`."""
-    options = [(key, picked) for key, picked in values.picked.items() if key.startswith("option.")]
-    return {key.removeprefix("option."): picked.given.source for key, picked in options}

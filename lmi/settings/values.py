@@ -124,7 +124,8 @@ def pick(givens: list[Given], problems: Problems) -> dict[str, Picked]:
         if len(values) < len(rivals):
             continue
         if any(value != values[0] for value in values):
-            problems.faults.append(_conflict(rivals))
+            said = ", ".join(given.said for given in rivals)
+            problems.faults.append(f"{said}: these mean the same option, allowed is one value")
             continue
         picked[key] = Picked(values[0], candidates[0], tuple(candidates[1:]))
     return picked
@@ -192,11 +193,6 @@ def _parse(given: Given, problems: Problems) -> tuple[Any] | None:
     except ValueError as error:
         problems.faults.append(fault(given, str(error) if isinstance(error, TooLarge) else kind.allowed))
         return None
-
-
-def _conflict(givens: list[Given]) -> str:
-    said = ", ".join(given.said for given in givens)
-    return f"{said}: these mean the same option, allowed is one value"
 
 
 @dataclass(frozen=True, slots=True)

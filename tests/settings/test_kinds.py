@@ -1,10 +1,10 @@
-"""Models as djl-serving's start-up arguments name them."""
+"""Kinds of values: models as djl-serving's start-up arguments name them, words for true and false."""
 
 from __future__ import annotations
 
 import pytest
 
-from lmi.settings.kinds import MODELS, NamedModel, local_path
+from lmi.settings.kinds import BOOLEAN, MODELS, WORDS, NamedModel, is_true, local_path
 
 
 @pytest.mark.parametrize(
@@ -38,3 +38,13 @@ def test_an_entry_without_a_place_is_none(text: str) -> None:
 )
 def test_a_url_of_a_file_is_its_path(url: str, path: str) -> None:
     assert local_path(url) == path
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_a_word_means_true_or_false_in_any_case(word: str) -> None:
+    assert is_true(f" {word.upper()} ", not WORDS[word]) == BOOLEAN.parse(word.title()) == WORDS[word]
+
+
+@pytest.mark.parametrize("text", ["", "2", "maybe"])
+def test_another_word_means_what_is_usual(text: str) -> None:
+    assert is_true(text, True) and not is_true(text)

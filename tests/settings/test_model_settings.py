@@ -48,12 +48,12 @@ def settle(
 
 
 def test_the_model_has_the_name_that_it_was_loaded_under_and_the_server_its_own_settings(store: Path) -> None:
-    text = "option.model_name=other\noption.model_alias=more\nport=9\nlog_level=ERROR\nfrontend_workers=2"
+    text = "option.model_name=other\noption.model_alias=more\nport=9\nlog_level=ERROR\nbatch_transform=true"
     resolved = settle(store, text)
     assert (resolved.config.model.name, resolved.config.model.aliases) == ("chat", ())
     assert (resolved.config.server.frontend_workers, resolved.config.server.log_level) == (7, "DEBUG")
     [note] = [note for note in resolved.notes if "one of several models" in note]
-    assert "option.model_name, option.model_alias, port, log_level, frontend_workers: no effect" in note
+    assert "option.model_name, option.model_alias, port, log_level, batch_transform: no effect" in note
 
 
 def test_its_file_counts_and_the_environment_and_the_command_line_too(store: Path) -> None:

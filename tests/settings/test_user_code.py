@@ -1,4 +1,4 @@
-"""Facts that are read from a file's text, without running it."""
+"""User code: the file and the functions of it that are run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,106 @@ from pathlib import Path
 import pytest
 
 from lmi.errors import ModelUnusable
+from lmi.settings.config import dump, load
 from lmi.settings.user_code import outline
+from tests.settings.settling import ASYNC_SERVICE, settle
+
+
+def test_an_entry_point_for_neuron_devices_is_told(folder: Path) -> None:
+    for name in ("transformers-neuronx", "transformers_neuronx"):
+        (warning,) = settle(folder, f"option.entryPoint=djl_python.{name}").warnings
+        assert warning == (
+            f"option.entryPoint=djl_python.{name} (serving.properties:1): Neuron devices are not served here, "
+            "the model runs on GPUs or a CPU"
+        )
+
+
+def test_code_that_holds_nothing_to_run_is_told(folder: Path) -> None:
+    (folder / "model.py").write_text("x = 1")
+    resolved = settle(folder)
+    (warning,) = resolved.warnings
+    assert warning == f"{folder / 'model.py'}: has neither a function handle nor a formatter, so it is not run"
+    assert resolved.config.user_code is None
+
+
+def test_code_with_nothing_to_run_and_no_model_says_so(folder: Path) -> None:
+    (folder / "config.json").unlink()
+    (folder / "model.py").write_text("def predict(inputs): ...")
+    with pytest.raises(ModelUnusable) as caught:
+        settle(folder)
+    assert str(caught.value) == (
+        f"{folder / 'model.py'}: has neither a function handle nor a formatter, "
+        "and there is no config.json of a model beside it"
+    )
+
+
+def test_a_handler_that_an_entry_point_hides_is_told_as_what_it_is(folder: Path) -> None:
+    (folder / "model.py").write_text("def handle(inputs): ...")
+    resolved = settle(folder, "option.entryPoint=djl_python.huggingface")
+    (warning,) = resolved.warnings
+    assert warning == (
+        f"{folder / 'model.py'}: has no formatter, and option.entryPoint=djl_python.huggingface answers "
+        "in place of its function handle, so it is not run"
+    )
+
+
+@pytest.mark.parametrize(
+    ("source", "text", "found"),
+    [
+        ("def handle(inputs): ...", "", {"handler": "handle"}),
+        ("async def handle(inputs): ...", "option.entryPoint=model.py", {"handler": "handle"}),
+        ("from service import handle", "", {"handler": "handle"}),
+        ("def other(inputs): ...", "option.handler=other", {"handler": "other"}),
+        ("handle = other = print", "option.handler=other", {"handler": "other"}),
+        ("@output_formatter\ndef f(o): ...", "", {"has_output_formatter": True}),
+        ("@djl_python.input_parser.input_formatter\ndef f(o): ...", "", {"has_input_formatter": True}),
+        (
+            "def f(o): ...",
+            "option.output_formatter=f",
+            {"output_formatter": "f", "has_output_formatter": True},
+        ),
+        (
+            "@output_formatter\ndef f(o): ...\ndef handle(inputs): ...",
+            "option.entryPoint=djl_python.huggingface",
+            {"has_output_formatter": True},
+        ),
+        ("def handle(inputs): ...", ASYNC_SERVICE, {"handler": "handle"}),
+        ("def other(inputs): ...", f"{ASYNC_SERVICE}\noption.handler=other", {"handler": "other"}),
+        ("async def handle(inputs): ...", f"{ASYNC_SERVICE}\noption.rolling_batch=disable", {"handler": "handle"}),
+        ("@output_formatter\ndef f(o): ...", f"{ASYNC_SERVICE}\noption.rolling_batch=disable", {"handler": None}),
+    ],
+)
+def test_what_a_models_code_is_for_is_read_from_its_text(
+    folder: Path, source: str, text: str, found: dict[str, object]
+) -> None:
+    (folder / "model.py").write_text(source)
+    config = settle(folder, text).config
+    assert config.user_code is not None and {name: getattr(config.user_code, name) for name in found} == found
+    assert config.is_user_code == bool(found.get("handler"))
+    assert config.model.output_formatter is None
+    assert config.engine.handler == ("python" if config.is_user_code else "lmi-dist")
+    assert load(dump(config)) == config
+
+
+def test_a_handler_is_given_every_option_and_needs_no_model_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text("def handle(inputs): ...")
+    resolved = settle(tmp_path, "option.model_id=org/name\noption.task=fill\noption.mine=1\noption.hf_token=x")
+    assert resolved.warnings == ()
+    assert resolved.config.user_code is not None
+    assert resolved.config.user_code.properties == {
+        "model_id": "org/name",
+        "task": "fill",
+        "mine": "1",
+        "tensor_parallel_degree": "1",
+        "model_dir": str(tmp_path),
+        "device_id": "-1",
+    }
+
+
+def test_code_that_is_not_python_makes_the_model_unusable(folder: Path) -> None:
+    (folder / "model.py").write_text("\n\ndef handle(:")
+    with pytest.raises(ModelUnusable, match=r"model.py: line 3: SyntaxError"):
+        settle(folder)
 
 
 def test_names_and_marks_are_read_from_the_top_level_and_nothing_is_run(tmp_path: Path) -> None:
