@@ -142,6 +142,25 @@ def test_an_adapter_that_the_engine_cannot_load_is_refused_with_its_reason(
     assert [one["name"] for one in call(server, "GET", "/adapters")[1]["adapters"]] == list(STATIC)
 
 
+@pytest.mark.parametrize("field", ["rank_pattern", "alpha_pattern"])
+def test_a_pattern_that_re_would_never_finish_ends_neither_streams_nor_the_engine(
+    server: Server, folder: Path, engine: str, field: str
+) -> None:
+    before = server.pid("lmi-engine-0")
+    config = write_adapter(folder / "more" / f"{field} on {engine}", seed=6) / "adapter_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {field: {"(.*)*x": 4}}))
+    parameters = {"max_new_tokens": 300, "ignore_eos_token": True, "details": True}
+    with server.open({"inputs": PROMPT, "parameters": parameters, "stream": True}) as response:
+        first = response.readline()
+        status, said = register(server, "endless", config.parent)
+        last = json.loads([first, *response.readlines()][-1])
+    assert last["details"]["generated_tokens"] == 300 and server.pid("lmi-engine-0") == before
+    if engine == "vllm":
+        assert status == 424 and f"{field} has '(.*)*x', which is more than a name" in said["error"]
+    else:
+        assert status == 200 and call(server, "DELETE", "/adapters/endless")[0] == 200
+
+
 def test_pinned_adapters_leave_a_place_for_the_others(server: Server) -> None:
     assert register(server, "third", "more/third")[0] == 200
     assert call(server, "POST", "/adapters/third/update", {"pin": True})[0] == 200
