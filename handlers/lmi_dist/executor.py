@@ -121,7 +121,7 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
         try:
             for fork in batch.forks:
                 self._runner.copy(fork.from_slot, [fork.to_slot], fork.num_tokens)
-            with nullcontext() if self._guides is None else self._guides.following(batch.sequences):
+            with nullcontext() if self._guides is None else self._guides.following(batch.decoding):
                 logits = self._runner.forward(batch.plan)  # (num_logits, vocab)
             self._copy_prompts(batch)
             touched = self._advance(batch, logits)

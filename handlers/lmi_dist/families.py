@@ -166,21 +166,9 @@ def _biases(config: Any) -> frozenset[str]:
     return frozenset(attention | feed_forward)
 
 
-def _qwen2(config: Any) -> Architecture | None:
-    return _llama(config, biases=frozenset({"q", "k", "v"}))
-
-
-def _qwen3(config: Any) -> Architecture | None:
-    return _llama(config, names={**_LLAMA, **_HEAD_NORMS})
-
-
-def _mistral(config: Any) -> Architecture | None:
-    """Every layer of Mistral has the window, as in Phi-3."""
-    return _llama(config, windows=(config.sliding_window,) * config.num_hidden_layers)
-
-
-def _phi3(config: Any) -> Architecture | None:
-    return _llama(config, names=_PHI3, windows=(config.sliding_window,) * config.num_hidden_layers)
+def _windowed(config: Any, **switches: Any) -> Architecture | None:
+    """Every layer has the window."""
+    return _llama(config, windows=(config.sliding_window,) * config.num_hidden_layers, **switches)
 
 
 def _gemma(config: Any, **switches: Any) -> Architecture | None:
@@ -200,10 +188,6 @@ def _gemma2(config: Any, **switches: Any) -> Architecture | None:
         softcap=config.attn_logit_softcapping,
         final_softcap=config.final_logit_softcapping,
     )
-
-
-def _gemma3(config: Any) -> Architecture | None:
-    return _gemma2(config, names={**_LLAMA, **_SANDWICH_NORMS, **_HEAD_NORMS})
 
 
 def _phi(config: Any) -> Architecture | None:
@@ -282,14 +266,14 @@ def _opt(config: Any) -> Architecture | None:
 
 _FAMILIES: dict[str, Callable[[Any], Architecture | None]] = {
     "LlamaForCausalLM": _llama,
-    "MistralForCausalLM": _mistral,
-    "Qwen2ForCausalLM": _qwen2,
-    "Qwen3ForCausalLM": _qwen3,
+    "MistralForCausalLM": _windowed,
+    "Qwen2ForCausalLM": lambda config: _llama(config, biases=frozenset({"q", "k", "v"})),
+    "Qwen3ForCausalLM": lambda config: _llama(config, names={**_LLAMA, **_HEAD_NORMS}),
     "GemmaForCausalLM": _gemma,
     "Gemma2ForCausalLM": _gemma2,
-    "Gemma3ForCausalLM": _gemma3,
+    "Gemma3ForCausalLM": lambda config: _gemma2(config, names={**_LLAMA, **_SANDWICH_NORMS, **_HEAD_NORMS}),
     "PhiForCausalLM": _phi,
-    "Phi3ForCausalLM": _phi3,
+    "Phi3ForCausalLM": lambda config: _windowed(config, names=_PHI3),
     "GPT2LMHeadModel": _gpt2,
     "OPTForCausalLM": _opt,
 }

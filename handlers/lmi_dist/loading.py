@@ -25,6 +25,8 @@ from lmi.executor.checks import broken
 from lmi.settings.config import EngineConfig
 from lmi.shared import linux
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True)
 class Buffers:
@@ -47,9 +49,6 @@ class Buffers:
             except ModelUnusable as error:
                 said = str(error).replace(str(weights), "engine_buffer").replace(str(config), "json_config_str")
                 raise ModelUnusable(said.replace(folder, "engine_buffer")) from error
-
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,12 +56,8 @@ class PostProcessors:
 
         The beams of a search are neighbours among the sequences. A sequence whose function fails has an error then.
         """
-        self._process(list(_pieces(_as_given(logits), sequences)))
-
-    def _process(self, pieces: list[Piece]) -> None:
-        """Call the functions that the requests of the pieces name, the batched one last and once."""
-        batched = []
-        for piece in pieces:
+        batched = []  # the batched function is called last, and once
+        for piece in _pieces(_as_given(logits), sequences):
             if piece.sequence.error is not None:
                 continue  # the function has failed for a sibling
             if piece.sequence.request.logits_post_processor_name == BATCHED:

@@ -1,7 +1,7 @@
 """Draws a token from each row of the logits, by the rules of the row's request.
 
 First log-probs are computed from the model's logits. Then functions of the user change a copy of the row
-(`post_processors`), then rules (`logits_rules`), and a guide leaves the tokens that may come next (`guide`). Then
+(`post_processors`), then rules (`logits_rules`), and a guide leaves the tokens that may come next (`guides`). Then
 temperature, top_k, top_p, min_p and typical_p apply, each to the result of the one before, as in transformers. Last,
 one uniform number per (seed, position) picks the token by inverse CDF.
 

@@ -343,7 +343,7 @@ def test_a_guide_that_fails_ends_only_its_request(executor: Executor) -> None:
 def test_guides_catch_up_while_the_model_runs() -> None:
     class WaitingRunner(FakeRunner):
         def forward(self, plan: Plan) -> Floats:
-            guided = [(one.guide, one) for one in executor._scheduler.running]
+            guided = [(one.guide, one) for one in executor._scheduler.running if one.num_generated]
             wait_until(lambda: not any(guide.is_behind(one) for guide, one in guided), "all have followed", TIMEOUT_S)
             return super().forward(plan)
 
