@@ -108,7 +108,7 @@ TOP = integer(0, MAX_LOG_PROBS)
 
 
 def anything(name: str, value: object) -> object:
-    """Take any value. It is checked later, or has no effect."""
+    """Take any value, which is checked later."""
     return value
 
 
@@ -147,7 +147,7 @@ CANNOT: dict[str, str] = {
 
 def hidden(cannot: Mapping[str, str]) -> dict[str, Parameter]:
     """Return the fields that are refused unless they ask for nothing, and those that are ignored silently."""
-    silent = {name: Parameter(name, anything) for name in WITHOUT_EFFECT}
+    silent = {name: Parameter(name, lambda name, value: None) for name in WITHOUT_EFFECT}
     return silent | {name: Parameter(name, refused(reason, False, [], {})) for name, reason in cannot.items()}
 
 
