@@ -43,7 +43,7 @@ class Candidate(NamedTuple):
 AnyCandidate: TypeAlias = tuple[int, float, float]  # a Candidate, or a bare tuple of the same, which is quicker to make
 
 
-class Step(NamedTuple):
+class Continuation(NamedTuple):
     """A beam that runs next: a running beam, by its index, and the token that continues it."""
 
     parent: int
@@ -97,20 +97,20 @@ class BeamSearch:
         self,
         candidates: SequenceOf[SequenceOf[AnyCandidate]],
         tops: SequenceOf[list[TokenLogProb]] | None = None,
-    ) -> list[Step]:
+    ) -> list[Continuation]:
         """Continue the search, and return what runs next, parallel to the new `running`. It is empty at the end.
 
         `candidates` has for each running beam its best tokens, `num_candidates` or all that are allowed, in any order.
         `tops` are the alternatives at the new position of each beam, which the search only keeps.
         """
-        steps: list[Step] = []
+        steps: list[Continuation] = []
         running: list[Beam] = []
         for rank, (parent, candidate) in enumerate(self._ranked(candidates)):
             if rank >= self.beam_width and len(running) == self.beam_width:
                 break
             beam = self._continued(self.running[parent], candidate, tops[parent] if tops else None)
             if beam.finish_reason is FinishReason.NOT_FINISHED:
-                steps.append(Step(parent, beam.token_ids[-1]))
+                steps.append(Continuation(parent, beam.token_ids[-1]))
                 running.append(beam)
             elif rank < self.beam_width:  # a worse one is only passed over, so that enough beams run on
                 self._finish(beam)

@@ -17,7 +17,7 @@ LOGITS = "logits"  # the output that the flags of an OutputConfig ask for too
 
 
 @dataclass(slots=True)
-class Block:
+class CapturedRows:
     """Rows of one output, one behind the other, in the order of tokens."""
 
     shape: tuple[int, ...] = (0,)  # of one row
@@ -30,13 +30,13 @@ class Rows:
     """The rows of one output that a sequence has, from token `start` on."""
 
     start: int = 0
-    block: Block = field(default_factory=Block)
+    block: CapturedRows = field(default_factory=CapturedRows)
 
     @property
     def end(self) -> int:
         return self.start + len(self.block.rows)
 
-    def put(self, token: int, block: Block) -> None:
+    def put(self, token: int, block: CapturedRows) -> None:
         """Put the rows from `token` on. They replace those that are there: a step may be repeated."""
         if not self.block.rows:
             self.start = token
@@ -59,11 +59,11 @@ class Rows:
 class PrefixRows:
     """The rows of one output that a search has: each by the generated tokens before it, which beams may share."""
 
-    block: Block = field(default_factory=Block)  # says what a row is, and has none
+    block: CapturedRows = field(default_factory=CapturedRows)  # says what a row is, and has none
     rows: dict[tuple[int, ...], bytes] = field(default_factory=dict)
 
-    def put(self, token_ids: list[int], block: Block) -> None:
-        self.block = Block(block.shape, block.dtype)
+    def put(self, token_ids: list[int], block: CapturedRows) -> None:
+        self.block = CapturedRows(block.shape, block.dtype)
         [self.rows[tuple(token_ids)]] = block.rows
 
     def tensor(self, beams: list[list[int]]) -> Tensor:
@@ -95,7 +95,7 @@ class Captured:
         self._output, self._names = output, names
         self._num_prompt_tokens = num_prompt_tokens
 
-    def put_context(self, name: str, token: int, block: Block) -> None:
+    def put_context(self, name: str, token: int, block: CapturedRows) -> None:
         self.has_begun = True
         self.context[name].put(token, block)
 

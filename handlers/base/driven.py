@@ -22,7 +22,7 @@ from typing import ClassVar, Generic, Protocol, TypeVar
 import msgspec
 
 from handlers.base.adapters import AdapterEngine, Adapters, AdapterTurns
-from handlers.base.driven_beams import BeamRounds, Row, check_beams
+from handlers.base.driven_beams import BeamRounds, BeamRow, check_beams
 from handlers.base.outputs import SequenceOutput, feed
 from handlers.base.sequence import Sequence
 from handlers.base.stepped import MAX_STATS, EngineStopped, Step, SteppedExecutor
@@ -107,7 +107,7 @@ class DrivenExecutor(SteppedExecutor[Sequence], Generic[Work]):
         """Translate a sequence for the engine. May raise what `Engine.add` raises."""
         raise NotImplementedError
 
-    def _row_work(self, sequence: Sequence, row: Row) -> Work:
+    def _row_work(self, sequence: Sequence, row: BeamRow) -> Work:
         """Translate a running beam of a sequence, as `_work`. Only an engine that does not search beams needs it."""
         raise NotImplementedError
 

@@ -58,7 +58,7 @@ def _num_candidates(request: Request) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class BeamRow:
     """A running beam as the engine gets it. It asks for one token after `token_ids`, and for `num_top` log-probs."""
 
     name: str
@@ -87,13 +87,15 @@ class BeamRounds:
         """The names of the round's rows. No other round has them."""
         return list(self._outputs)
 
-    def begin(self) -> list[Row]:
+    def begin(self) -> list[BeamRow]:
         """Begin a round, again if it was given up. Returns its rows."""
         assert self._sequence.search is not None
         self._num_rounds += 1
         prompt, num_top = self._sequence.request.input_token_ids, max(self._num_candidates, self._num_top)
         rows = [
-            Row(f"{self._name}.{self._num_rounds}.{number}", [*prompt, *beam.token_ids], num_top, self._arrival_time)
+            BeamRow(
+                f"{self._name}.{self._num_rounds}.{number}", [*prompt, *beam.token_ids], num_top, self._arrival_time
+            )
             for number, beam in enumerate(self._sequence.search.running)
         ]
         self._outputs = {row.name: None for row in rows}

@@ -62,10 +62,10 @@ Node = Chars | Ref | Repeat | Joined | Either
 
 def read_grammar(text: str) -> dict[str, Node]:
     """The rules of a grammar; `root` is among them. Raises ValueError."""
-    return _Reader(text).rules()
+    return _GrammarReader(text).rules()
 
 
-class _Reader:
+class _GrammarReader:
     def __init__(self, text: str) -> None:
         self._text = text
         self._tokens: list[tuple[str, str, int]] = []

@@ -58,12 +58,12 @@ OF_PATTERNS = re.compile(r"\\(?:x[01][0-9A-Fa-f]|x7[Ff]|u00[01][0-9A-Fa-f]|u007[
 def read_schema(text: str) -> Schema:
     """Raises ValueError for a schema that cannot be followed, with the rule and where it stands."""
     try:
-        return _Reader(json.loads(text, parse_constant=_refuse_constant)).read()
+        return _SchemaReader(json.loads(text, parse_constant=_refuse_constant)).read()
     except RecursionError:
         raise ValueError("so many levels cannot be followed") from None
 
 
-class _Reader:
+class _SchemaReader:
     def __init__(self, root: object) -> None:
         self._root = root
         self._names: dict[tuple[str, bool], str] = {}  # in `$defs`, of the schemas that are referred to

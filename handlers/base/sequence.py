@@ -11,8 +11,7 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from typing import Self, TypeVar, cast
 
-from handlers.base.beams import AnyCandidate, Beam, BeamSearch
-from handlers.base.beams import Step as BeamStep
+from handlers.base.beams import AnyCandidate, Beam, BeamSearch, Continuation
 from handlers.base.captured import Captured, new_captured
 from handlers.base.randomness import fresh_seed
 from lmi.executor import (
@@ -140,7 +139,7 @@ class Sequence:
         self,
         candidates: SequenceOf[SequenceOf[AnyCandidate]],
         tops: SequenceOf[list[TokenLogProb]] | None = None,
-    ) -> list[BeamStep]:
+    ) -> list[Continuation]:
         """Give all running beams their next token: see `BeamSearch.advance`. Sets `finish_reason` at the search's end.
 
         If no token is left to choose, the request fails.

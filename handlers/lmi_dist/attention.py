@@ -22,7 +22,7 @@ _SPLIT_BYTES = 400_000
 
 
 @dataclass(slots=True)
-class Call:
+class AttentionCall:
     """One call of the kernel: the last `num_queries` tokens of a chunk, or of the chunk in each slot of the span."""
 
     span: Span
@@ -44,7 +44,7 @@ class Attention:
     def __init__(self, kv: KvSlots, plan: Plan, cells: Tensor) -> None:
         """`cells` are the cells of the rows, see KvSlots.cell_indices."""
         self._kv, self._plan, self._cells = kv, plan, cells
-        self._calls: dict[tuple[int | None, bool], list[Call]] = {}
+        self._calls: dict[tuple[int | None, bool], list[AttentionCall]] = {}
 
     def write(self, layer: int, keys_values: Tensor) -> None:
         """Store the keys of all heads, then the values of all heads, of each row: (rows, 2 * kv_heads, head_dim)."""
@@ -67,7 +67,7 @@ class Attention:
         answers = [self._answer(call, layer, queries, scale, softcap) for call in calls] or [queries.flatten(1)]
         return answers[0] if len(answers) == 1 else torch.cat(answers)
 
-    def _answer(self, call: Call, layer: int, queries: Tensor, scale: float, softcap: float | None) -> Tensor:
+    def _answer(self, call: AttentionCall, layer: int, queries: Tensor, scale: float, softcap: float | None) -> Tensor:
         """The answers of the rows of one call: (last - first, heads * head_dim)."""
         keys, values = self._kv.read(layer, call.span)
         if call.num_queries > 1:
@@ -81,7 +81,7 @@ class Attention:
         answers = _attend(groups, keys, values, call, scale, softcap)[:, :, :num_queries].flatten(1)
         return answers if call.answers is None else answers.index_select(0, call.answers)
 
-    def _plan_calls(self, window: int | None, is_wanted: bool) -> Iterator[Call]:
+    def _plan_calls(self, window: int | None, is_wanted: bool) -> Iterator[AttentionCall]:
         """The calls of a layer, in the order of rows. With `is_wanted` only the last tokens of a chunk are rows."""
         decodes = [chunk for chunk in self._plan.decodes if chunk.num_logits or not is_wanted]
         for first, last in self._split(decodes):
@@ -106,13 +106,13 @@ class Attention:
             last_slot, longest = chunk.slot + 1, max(longest, chunk.end)
         return list(zip(cuts, [*cuts[1:], len(decodes)], strict=True)) if cuts else []
 
-    def _call(self, chunks: Sequence[Chunk], num_queries: int, first: int, window: int | None) -> Call:
+    def _call(self, chunks: Sequence[Chunk], num_queries: int, first: int, window: int | None) -> AttentionCall:
         """The call for the last tokens of each chunk, whose rows begin at `first`."""
         slots, ends = [chunk.slot for chunk in chunks], [chunk.end for chunk in chunks]
         start = 0 if window is None else max(0, min(ends) - num_queries + 1 - window)
         span = Span(slots[0], slots[-1] + 1, start, max(ends))
         is_causal = start == 0 and 1 < num_queries == span.end <= (window or span.end)
-        call = Call(span, first, first + len(chunks) * num_queries, num_queries, is_causal)
+        call = AttentionCall(span, first, first + len(chunks) * num_queries, num_queries, is_causal)
         if not is_causal and (num_queries > 1 or min(ends) < span.end):
             call.mask = self._mask(span, dict(zip(slots, ends, strict=True)), num_queries, window)
         if span.last_slot - span.first_slot > len(chunks):
@@ -136,7 +136,9 @@ class Attention:
         return torch.tensor(list(numbers), device=self._kv.device)
 
 
-def _attend(query: Tensor, keys: Tensor, values: Tensor, call: Call, scale: float, softcap: float | None) -> Tensor:
+def _attend(
+    query: Tensor, keys: Tensor, values: Tensor, call: AttentionCall, scale: float, softcap: float | None
+) -> Tensor:
     """Attend with (slots, heads, queries, head_dim) tensors, of which keys and values may have fewer heads."""
     if softcap is None:
         return functional.scaled_dot_product_attention(

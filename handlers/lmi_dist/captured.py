@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from handlers.base.captured import LOGITS, Block
+from handlers.base.captured import LOGITS, CapturedRows
 from handlers.base.configuration import CONTEXT
 from handlers.lmi_dist.runner import Chunk, Runner
 from handlers.lmi_dist.safetensors import Array
@@ -95,7 +95,7 @@ def _missing(name: str) -> str:
     return f"the model gave no row of {name} for each token of a step"
 
 
-def _block(rows: Array) -> Block:
+def _block(rows: Array) -> CapturedRows:
     """From (num_tokens, …). Numbers with a fraction are float32."""
     array = np.ascontiguousarray(rows, np.float32 if np.issubdtype(rows.dtype, np.floating) else None)
-    return Block(tuple(array.shape[1:]), array.dtype.name, [row.tobytes() for row in array])
+    return CapturedRows(tuple(array.shape[1:]), array.dtype.name, [row.tobytes() for row in array])

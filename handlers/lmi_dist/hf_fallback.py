@@ -30,18 +30,18 @@ from handlers.lmi_dist.model_types import KEEPS_ITS_OWN, unsupported
 from handlers.lmi_dist.operations import Adapter
 from handlers.lmi_dist.placement import Placement
 from handlers.lmi_dist.runner import Chunk, Plan
-from handlers.lmi_dist.torch_model import Step
+from handlers.lmi_dist.torch_model import StepInputs
 from lmi.errors import BadConfiguration, ModelUnusable, cause_line
 from lmi.executor import Progress
 from lmi.settings.config import EngineConfig
 
 _NAME = "lmi_slots"
 _TOLERANCES = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.1}  # of the largest logit
-_SITE = "lmi_site"  # the attribute of an attention module that holds its _Site
+_SITE = "lmi_site"  # the attribute of an attention module that holds its _ModuleSite
 
 
 class HuggingFaceModel:
-    """A transformers model. Call it with a Step for the logits of the wanted rows, (num_wanted, vocab_size)."""
+    """A transformers model. Call it with a StepInputs for the logits of the wanted rows, (num_wanted, vocab_size)."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class HuggingFaceModel:
         progress: Progress,
     ) -> None:
         config = facts.config
-        self._step: Step | None = None
+        self._step: StepInputs | None = None
         self._name = facts.name
         self._layer_types = getattr(config, "layer_types", None)
         self._window = getattr(config, "sliding_window", None)
@@ -65,7 +65,7 @@ class HuggingFaceModel:
         progress("weights", 1.0)
         for module in self._model.modules():
             if isinstance(layer := getattr(module, "layer_idx", None), int):
-                setattr(module, _SITE, _Site(self, layer))
+                setattr(module, _SITE, _ModuleSite(self, layer))
         self._token_ids = [(7 * index + 3) % config.vocab_size for index in range(9)]
         self._expected = self._untouched_logits()
         pack_linears(self._model, pack)
@@ -76,7 +76,7 @@ class HuggingFaceModel:
         linears = {path: module for path, module in self._model.named_modules() if isinstance(module, PackedLinear)}
         return ModuleAdapters(linears, lambda: self.step)
 
-    def __call__(self, step: Step) -> Tensor:
+    def __call__(self, step: StepInputs) -> Tensor:
         self._step = step
         self._outputs.clear()
         output = self._model(
@@ -93,7 +93,7 @@ class HuggingFaceModel:
         return self._outputs.rows(name, self.step)
 
     @property
-    def step(self) -> Step:
+    def step(self) -> StepInputs:
         assert self._step is not None, "attention is asked for outside of a step"
         return self._step
 
@@ -134,7 +134,7 @@ class HuggingFaceModel:
 
 
 @dataclass(frozen=True, slots=True)
-class _Site:
+class _ModuleSite:
     """The place of an attention module: its model and its layer."""
 
     model: HuggingFaceModel
@@ -174,7 +174,7 @@ def _attend(
     **_: Any,
 ) -> tuple[Tensor, None]:
     """transformers calls this function with q (1, heads, rows, d), k and v (1, kv_heads, rows, d)."""
-    site: _Site = getattr(module, _SITE)
+    site: _ModuleSite = getattr(module, _SITE)
     attention, layer = site.model.step.attention, site.layer
     attention.write(layer, torch.cat((key[0], value[0])).transpose(0, 1))
     answer = attention(
@@ -188,7 +188,7 @@ def _attend(
 
 
 class ModuleAdapters:
-    def __init__(self, linears: Mapping[str, PackedLinear], step: Callable[[], Step]) -> None:
+    def __init__(self, linears: Mapping[str, PackedLinear], step: Callable[[], StepInputs]) -> None:
         """`linears` are modules by their paths; `step` gives the current step."""
         self._linears, self._step = list(linears.items()), step
         self._adapters: dict[int, Adapter[Tensor]] = {}
@@ -242,7 +242,7 @@ class ModuleOutputs:
         """Forget the last step."""
         self._given.clear()
 
-    def rows(self, name: str, step: Step) -> Tensor | None:
+    def rows(self, name: str, step: StepInputs) -> Tensor | None:
         """The wanted rows, (num_wanted, …), or None if the module did not give one for each token of the step."""
         given = self._given.get(name)
         if not isinstance(given, Tensor) or given.dim() < 2:
@@ -253,7 +253,7 @@ class ModuleOutputs:
             return given.index_select(0, step.wanted)
         return given if len(given) == len(step.wanted) else None  # of the head, which is given only wanted rows
 
-    def check(self, step: Step) -> None:
+    def check(self, step: StepInputs) -> None:
         """Raise BadConfiguration if a declared output had no rows in this step."""
         for name in self.names:
             if self.rows(name, step) is None:

@@ -24,10 +24,10 @@ from handlers.lmi_dist.lora import Adaptable, AnyLoader, LoraLoader
 from handlers.lmi_dist.lora_limits import LoraLimits
 from handlers.lmi_dist.lora_sites import Site, adapted, sites_of
 from handlers.lmi_dist.placement import Placement, to_array, to_tensor
-from handlers.lmi_dist.program import Place, build
+from handlers.lmi_dist.program import PlaceArray, build
 from handlers.lmi_dist.runner import Plan
 from handlers.lmi_dist.safetensors import BFLOAT16, Array
-from handlers.lmi_dist.torch_model import AdaptedRows, Model, Step, TorchModel
+from handlers.lmi_dist.torch_model import AdaptedRows, DecoderModel, StepInputs, TorchModel
 from handlers.lmi_dist.weights import Checkpoint, own_tensors
 from lmi.errors import BadConfiguration
 from lmi.executor import Progress
@@ -80,7 +80,7 @@ class ModelRunner:
         config: EngineConfig,
         max_length: int,
         progress: Progress,
-    ) -> Model:
+    ) -> DecoderModel:
         """The program of an architecture that is known, else the modules of transformers."""
         pack, dtype, limits = packer(placement), placement.dtype, LoraLimits.of(config.options)
         loader = partial(_loader, facts, placement, limits, config)
@@ -124,7 +124,7 @@ class ModelRunner:
         """Free the slot. Its memory goes back to the system where that is possible."""
         self._kv.release(slot)
 
-    def _prepare(self, plan: Plan) -> Step:
+    def _prepare(self, plan: Plan) -> StepInputs:
         token_ids: list[int] = []
         positions: list[int] = []
         slots: list[int] = []
@@ -140,7 +140,7 @@ class ModelRunner:
             slots += [chunk.slot] * len(chunk.token_ids)
             wanted += range(len(token_ids) - chunk.num_logits, len(token_ids))
         tokens = torch.tensor((token_ids, positions, slots), device=self._device)
-        return Step(
+        return StepInputs(
             token_ids=tokens[0],
             positions=tokens[1],
             wanted=self._indices(wanted),
@@ -152,7 +152,7 @@ class ModelRunner:
         return torch.tensor(rows, dtype=torch.int64, device=self._device)
 
 
-def _placer(placement: Placement) -> Place:
+def _placer(placement: Placement) -> PlaceArray:
     def place(array: Array, *, is_embedding: bool = False) -> Tensor:
         dtype = torch.bfloat16 if is_embedding and array.dtype == BFLOAT16 else placement.dtype
         return to_tensor(array).to(placement.device, dtype)

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 
 from handlers.base.randomness import uniform
-from handlers.lmi_dist.wishes import ALL_BANNED, BEST, CHOICE, CHOSEN, NO_NUMBERS, Answers, Floats, Sampling
+from handlers.lmi_dist.wishes import ALL_BANNED, BEST, CHOICE, CHOSEN, NO_NUMBERS, Floats, Fulfilled, Sampling
 
 _LEAST_POWER, _LEAST_DISTANCE = np.float32(-87), np.float32(1e-6)
 
 
-def choose(sampling: Sampling) -> Answers:
-    answers = Answers(np.zeros(len(sampling.wishes), CHOICE), np.zeros(sampling.num_best, BEST))
+def choose(sampling: Sampling) -> Fulfilled:
+    answers = Fulfilled(np.zeros(len(sampling.wishes), CHOICE), np.zeros(sampling.num_best, BEST))
     taken = {"biased": 0, "seen": 0, "banned": 0, "best": 0}
     with np.errstate(all="ignore"):
         for index, wish in enumerate(sampling.wishes):

@@ -30,7 +30,7 @@ ARRAYS = "numpy" if find_spec("torch") is None else "torch"  # the library whose
 log = logging.getLogger(__name__)
 
 
-class Piece(NamedTuple):
+class SequenceLogits(NamedTuple):
     """The logits of one sequence in a step, float32 (1, num_beams, vocab), a view; and what its beams have so far."""
 
     sequence: EmbeddedSequence
@@ -67,7 +67,7 @@ class PostProcessors:
         if batched:
             self._process_batch(batched)
 
-    def _process_one(self, piece: Piece) -> None:
+    def _process_one(self, piece: SequenceLogits) -> None:
         sequence, logits, token_ids = piece
         name, client_id = sequence.request.logits_post_processor_name or "", sequence.request.client_id
         try:
@@ -78,7 +78,7 @@ class PostProcessors:
             log.exception("logits post-processor %s failed for request %d", shorten(name), sequence.id)
             sequence.fail(f"logits post-processor {shorten(name)} failed: {said(error)}")
 
-    def _process_batch(self, pieces: list[Piece]) -> None:
+    def _process_batch(self, pieces: list[SequenceLogits]) -> None:
         assert self._batched is not None
         sequences = [piece.sequence for piece in pieces]
         logits = [piece.logits for piece in pieces]
@@ -112,13 +112,13 @@ def _as_given(logits: Floats) -> Any:
     return torch.from_numpy(logits)
 
 
-def _pieces(logits: Any, sequences: list[EmbeddedSequence]) -> Iterator[Piece]:
+def _pieces(logits: Any, sequences: list[EmbeddedSequence]) -> Iterator[SequenceLogits]:
     """A piece for each sequence, or for all beams of a search."""
     for _, group in groupby(range(len(sequences)), key=lambda row: (sequences[row].id, sequences[row].index)):
         own = list(group)
         beams = [sequences[row] for row in own]
         token_ids = [beam.token_ids[beam.num_prompt_tokens :] for beam in beams]
-        yield Piece(beams[0], logits[own[0] : own[-1] + 1][None], token_ids)
+        yield SequenceLogits(beams[0], logits[own[0] : own[-1] + 1][None], token_ids)
 
 
 def _replace(logits: Any, changed: Any) -> None:

@@ -33,7 +33,7 @@ from handlers.lmi_dist.safetensors import BFLOAT16, Array, as_float32
 from handlers.lmi_dist.weights import Checkpoint
 
 
-class Place(Protocol):
+class PlaceArray(Protocol):
     def __call__(self, array: Array, *, is_embedding: bool = False) -> Table:
         """The form in which a runner reads an array of floats that is not packed: a norm, a bias or a table.
 
@@ -64,7 +64,7 @@ def build(
     checkpoint: Checkpoint,
     pack: Pack[Packed],
     max_length: int,
-    place: Place = in_float32,
+    place: PlaceArray = in_float32,
     outputs: Collection[str] = (),
 ) -> Program[Packed]:
     """Read every tensor once, in the order of the operations, and pack or place it before the next one is read.
@@ -75,7 +75,7 @@ def build(
     a = architecture
     kept = _buffers_of(a, outputs)
     logits = _GATHERED + sum(buffer >= _GATHERED for buffer in kept.values())
-    reader = _Reader(a, checkpoint, pack, max_length, place)
+    reader = _WeightReader(a, checkpoint, pack, max_length, place)
     operations: list[Operation[Packed]] = [reader.embed(_ALL.x)]
     for layer in range(a.num_layers):
         operations += _layer(reader, layer)
@@ -106,7 +106,7 @@ def _buffers_of(a: Architecture, outputs: Collection[str]) -> dict[str, int]:
     }
 
 
-def _layer(reader: _Reader[Packed], layer: int) -> Iterator[Operation[Packed]]:
+def _layer(reader: _WeightReader[Packed], layer: int) -> Iterator[Operation[Packed]]:
     """Attention of all tokens, and what follows it: in the last layer only for the wanted ones."""
     a, is_last = reader.architecture, layer == reader.architecture.num_layers - 1
     rows = _WANTED if is_last else _ALL
@@ -128,7 +128,7 @@ def _layer(reader: _Reader[Packed], layer: int) -> Iterator[Operation[Packed]]:
         yield from _sequential(reader, layer, rows)
 
 
-def _sequential(reader: _Reader[Packed], layer: int, rows: _Rows) -> Iterator[Operation[Packed]]:
+def _sequential(reader: _WeightReader[Packed], layer: int, rows: _Rows) -> Iterator[Operation[Packed]]:
     """x += output(heads); x += feed_forward(norm(x)), as in Llama."""
     yield reader.output(layer, rows.heads, rows.x, adds=True)
     yield reader.norm("mlp_norm", rows.x, rows.h, layer)
@@ -136,7 +136,7 @@ def _sequential(reader: _Reader[Packed], layer: int, rows: _Rows) -> Iterator[Op
     yield reader.down(layer, rows.up, rows.x, adds=True)
 
 
-def _sandwich(reader: _Reader[Packed], layer: int, rows: _Rows) -> Iterator[Operation[Packed]]:
+def _sandwich(reader: _WeightReader[Packed], layer: int, rows: _Rows) -> Iterator[Operation[Packed]]:
     """x += norm(output(heads)); x += norm(feed_forward(norm(x))), as in Gemma 2."""
     yield reader.output(layer, rows.heads, rows.h)
     yield reader.norm("post_attention_norm", rows.h, rows.x, layer, adds=True)
@@ -146,14 +146,14 @@ def _sandwich(reader: _Reader[Packed], layer: int, rows: _Rows) -> Iterator[Oper
     yield reader.norm("post_mlp_norm", rows.h, rows.x, layer, adds=True)
 
 
-def _parallel(reader: _Reader[Packed], layer: int, rows: _Rows) -> Iterator[Operation[Packed]]:
+def _parallel(reader: _WeightReader[Packed], layer: int, rows: _Rows) -> Iterator[Operation[Packed]]:
     """x += output(heads) + feed_forward(h), where attention has read the same h, as in Phi."""
     yield reader.output(layer, rows.heads, rows.x, adds=True)
     yield reader.up(layer, rows.h, rows.up)
     yield reader.down(layer, rows.up, rows.x, adds=True)
 
 
-def _post_norm(reader: _Reader[Packed], layer: int, rows: _Rows) -> Iterator[Operation[Packed]]:
+def _post_norm(reader: _WeightReader[Packed], layer: int, rows: _Rows) -> Iterator[Operation[Packed]]:
     """x = norm(x + output(heads)); x = norm(x + feed_forward(x)), as in the first transformers."""
     yield reader.output(layer, rows.heads, rows.x, adds=True)
     yield reader.norm("input_norm", rows.x, rows.x, layer)
@@ -162,7 +162,7 @@ def _post_norm(reader: _Reader[Packed], layer: int, rows: _Rows) -> Iterator[Ope
     yield reader.norm("mlp_norm", rows.x, rows.x, layer)
 
 
-def _head(reader: _Reader[Packed], logits: int) -> Iterator[Operation[Packed]]:
+def _head(reader: _WeightReader[Packed], logits: int) -> Iterator[Operation[Packed]]:
     """The last norm, which not every family has, and the logits."""
     a = reader.architecture
     if "norm" in a.names:
@@ -172,7 +172,7 @@ def _head(reader: _Reader[Packed], logits: int) -> Iterator[Operation[Packed]]:
         yield Cap(logits, a.final_softcap)
 
 
-class _Reader(Generic[Packed]):
+class _WeightReader(Generic[Packed]):
     """Reads tensors by the name table, and makes operations of them."""
 
     def __init__(
@@ -181,7 +181,7 @@ class _Reader(Generic[Packed]):
         checkpoint: Checkpoint,
         pack: Pack[Packed],
         max_length: int,
-        place: Place,
+        place: PlaceArray,
     ) -> None:
         a = self.architecture = architecture
         self._checkpoint, self._pack, self._max_length, self._place = checkpoint, pack, max_length, place

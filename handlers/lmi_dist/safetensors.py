@@ -56,7 +56,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
 }
 
 
-class Entry(msgspec.Struct, frozen=True):
+class TensorEntry(msgspec.Struct, frozen=True):
     """What the header says of a tensor; `data_offsets` count from the end of the header."""
 
     dtype: str
@@ -95,15 +95,17 @@ class SafetensorsFile(Mapping[str, Array]):
         return len(self._entries)
 
 
-def _entries(header: bytes) -> dict[str, Entry]:
+def _entries(header: bytes) -> dict[str, TensorEntry]:
     try:
         raw = msgspec.json.decode(header, type=dict[str, msgspec.Raw])
-        return {name: msgspec.json.decode(text, type=Entry) for name, text in raw.items() if name != "__metadata__"}
+        return {
+            name: msgspec.json.decode(text, type=TensorEntry) for name, text in raw.items() if name != "__metadata__"
+        }
     except msgspec.DecodeError as error:
         raise ValueError(f"its header is wrong: {error}") from error
 
 
-def _check(name: str, entry: Entry, num_bytes: int) -> None:
+def _check(name: str, entry: TensorEntry, num_bytes: int) -> None:
     start, end = entry.data_offsets
     if not 0 <= start <= end <= num_bytes:
         raise ValueError(f"tensor {name} lies in bytes {start} to {end} of {num_bytes}")

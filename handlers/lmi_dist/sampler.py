@@ -27,7 +27,7 @@ from handlers.lmi_dist.native.sampling import NativeSampler
 from handlers.lmi_dist.post_processors import PostProcessors
 from handlers.lmi_dist.runner import Chunk
 from handlers.lmi_dist.sequence import EmbeddedSequence
-from handlers.lmi_dist.wishes import ALL_BANNED, CHOSEN, WISH, Answers, Choose, Floats, Records, Sampling, new_wishes
+from handlers.lmi_dist.wishes import ALL_BANNED, CHOSEN, WISH, Choose, Floats, Fulfilled, Records, Sampling, new_wishes
 from lmi.executor import PromptLogProb, SamplingConfig, TokenLogProb
 
 MIN_TEMPERATURE = 1e-5
@@ -78,7 +78,7 @@ class Sampler:
 
     def fulfil(
         self, logits: Floats, rows: list[int], sequences: list[EmbeddedSequence], states: list[SamplerState]
-    ) -> Answers:
+    ) -> Fulfilled:
         """What the sequences wish of their rows of `logits`, after functions of the user, rules and guides."""
         wishes = np.frombuffer(bytearray(b"".join([state.wish for state in states])), WISH)
         wishes["row"] = rows

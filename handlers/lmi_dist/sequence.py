@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from handlers.base import sequence as base
-from handlers.base.beams import Step
+from handlers.base.beams import Continuation
 from handlers.lmi_dist.kv_cache import KvCache
 from lmi.executor import ErrorKind
 
@@ -95,7 +95,7 @@ class BeamRows:
         self.rows = [head]
         self.forks: list[Fork] = []
 
-    def advance(self, steps: SequenceOf[Step]) -> None:
+    def advance(self, steps: SequenceOf[Continuation]) -> None:
         """Make the rows of what the search runs next. The first beam that continues a row keeps its slot."""
         first = {step.parent: index for index, step in reversed(list(enumerate(steps)))}
         kept_slots = {self.rows[parent].slot for parent in first}

@@ -28,7 +28,7 @@ class AdaptedRows:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class StepInputs:
     """The rows of one step are the tokens of all its chunks."""
 
     token_ids: Tensor  # (rows,)
@@ -38,10 +38,10 @@ class Step:
     adapted: tuple[AdaptedRows, ...] = ()
 
 
-class Model(Protocol):
+class DecoderModel(Protocol):
     """A decoder on its device, with its weights."""
 
-    def __call__(self, step: Step) -> Tensor:
+    def __call__(self, step: StepInputs) -> Tensor:
         """Logits of the wanted rows, float32 (num_wanted, vocab_size)."""
 
     def output(self, name: str) -> Tensor | None:
@@ -49,7 +49,7 @@ class Model(Protocol):
 
 
 class TorchModel:
-    """Call it with a Step for the logits of the wanted rows, float32 (num_wanted, vocab_size)."""
+    """Call it with a StepInputs for the logits of the wanted rows, float32 (num_wanted, vocab_size)."""
 
     def __init__(self, program: Program[Weight], dtype: torch.dtype) -> None:
         """`dtype` is that of the activations."""
@@ -67,7 +67,7 @@ class TorchModel:
     def drop_adapter(self, number: int) -> None:
         self._adapters.pop(number, None)
 
-    def __call__(self, step: Step) -> Tensor:
+    def __call__(self, step: StepInputs) -> Tensor:
         buffers: dict[int, Tensor] = {}
         low: list[_Low] = []
         rotations = {table: rows.index_select(0, step.positions) for table, rows in self._rotations.items()}
@@ -98,7 +98,7 @@ class TorchModel:
         """The wanted rows of a declared output in the last step, (num_wanted, hidden_size)."""
         return self._outputs[name]
 
-    def _shrink(self, operation: Shrink, x: Tensor, step: Step) -> list[_Low]:
+    def _shrink(self, operation: Shrink, x: Tensor, step: StepInputs) -> list[_Low]:
         """The rows of x that each adapter changes here, (rows, width), as it shrinks them."""
         is_wanted, low = operation.output in self._program.wanted, []
         for one in step.adapted:
@@ -120,7 +120,7 @@ class TorchModel:
             swapped = rotated.roll(cosines.shape[-1] // 2, dims=2)
             rotated.mul_(cosines).addcmul_(swapped, sines)
 
-    def _attend(self, operation: Attend, heads: Tensor, step: Step) -> Tensor:
+    def _attend(self, operation: Attend, heads: Tensor, step: StepInputs) -> Tensor:
         """Store keys and values, and attend: (rows, heads of queries, keys and values, head_dim) to (rows, width)."""
         queries, keys_values = heads[:, : self._program.num_heads], heads[:, self._program.num_heads :]
         step.attention.write(operation.layer, keys_values)
@@ -148,7 +148,7 @@ def _put(buffers: dict[int, Tensor], operation: Norm | Linear[Weight], result: T
     buffers[output] = buffers[output].add_(result) if operation.adds else result
 
 
-def _embed(operation: Embed, step: Step, dtype: torch.dtype) -> Tensor:
+def _embed(operation: Embed, step: StepInputs, dtype: torch.dtype) -> Tensor:
     """(rows, width)"""
     x: Tensor = operation.table.index_select(0, step.token_ids).to(dtype)
     if operation.scale != 1.0:

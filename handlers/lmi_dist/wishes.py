@@ -55,9 +55,9 @@ class Sampling:
         return int(self.wishes["num_top"].sum() + self.wishes["num_candidates"].sum())
 
 
-class Answers(NamedTuple):
+class Fulfilled(NamedTuple):
     choices: Records  # (num_wishes) of CHOICE
     best: Records  # of BEST; of each wish the best tokens by log-prob, then the candidates
 
 
-Choose: TypeAlias = Callable[[Sampling], Answers]
+Choose: TypeAlias = Callable[[Sampling], Fulfilled]

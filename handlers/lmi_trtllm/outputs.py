@@ -18,7 +18,7 @@ from tensorrt_llm.llmapi import CompletionOutput, RequestOutput
 from torch import Tensor
 
 from handlers.base.beams import Beam
-from handlers.base.captured import LOGITS, Block
+from handlers.base.captured import LOGITS, CapturedRows
 from handlers.base.outputs import LogProbs, SequenceOutput
 from handlers.base.sequence import Sequence
 from handlers.lmi_trtllm.sampling import end_token, stop_token_ids
@@ -251,8 +251,8 @@ def _new_rows(rows: Tensor | None, num_before: int, num_new: int) -> Tensor | No
     return rows if len(rows) == num_new else None
 
 
-def _block(rows: Tensor) -> Block:
+def _block(rows: Tensor) -> CapturedRows:
     """From (num_tokens, …). Numbers with a fraction are float32."""
     rows = rows.float() if rows.is_floating_point() else rows
     array = rows.contiguous().cpu().numpy()
-    return Block(tuple(array.shape[1:]), array.dtype.name, [row.tobytes() for row in array])
+    return CapturedRows(tuple(array.shape[1:]), array.dtype.name, [row.tobytes() for row in array])

@@ -21,7 +21,7 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from handlers.base.configuration import AnyConfig, settled
 from handlers.base.driven import DrivenExecutor, name_of
-from handlers.base.driven_beams import Row
+from handlers.base.driven_beams import BeamRow
 from handlers.base.guide_vocabulary import NO_TEXTS
 from handlers.base.sequence import Sequence
 from handlers.lmi_vllm import guides
@@ -89,7 +89,7 @@ class VllmExecutor(DrivenExecutor[VllmWork]):
         token_ids = list(sequence.request.input_token_ids)
         return self._work_of(sequence, name_of(sequence), token_ids, sampling_params(sequence))
 
-    def _row_work(self, sequence: Sequence, row: Row) -> VllmWork:
+    def _row_work(self, sequence: Sequence, row: BeamRow) -> VllmWork:
         work = self._work_of(sequence, row.name, row.token_ids, row_params(sequence, row.num_top))
         return replace(work, arrival_time=row.arrival_time)
 

@@ -20,7 +20,7 @@ from lmi.gateway.stores import S3_SCHEME
 from lmi.sources.archive import unpack
 from lmi.sources.fetch import fetch
 from lmi.sources.files import descended
-from lmi.sources.job import Job
+from lmi.sources.job import FetchJob
 from lmi.sources.place import Place
 from lmi.sources.request import WantedSource
 from lmi.sources.source import ARCHIVE_SUFFIXES
@@ -70,7 +70,7 @@ class ModelStore:
     def _fetch(self, key: str) -> Path:
         """Bring what is missing of a model from S3. Returns its folder. Raises StartError."""
         wanted = WantedSource(source=f"{self._source}/{key}", download_dir=str(self._folder / "sources"))
-        return Path(fetch(Job(wanted)).folder)
+        return Path(fetch(FetchJob(wanted)).folder)
 
     def _find(self, key: str) -> Path:
         """Return the folder or archive. A link that leads out of the source counts as nothing."""

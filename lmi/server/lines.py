@@ -52,7 +52,7 @@ async def serve_lines(exchange: Exchange, service: Service, api: AnyApi, choose:
     try:
         lines = split(await inference.receive())
         await service.engines.ready()  # else every line would fail for the same reason
-        batch = Batch(exchange, service, api, choose, lines, await session_of(exchange, service))
+        batch = LineBatch(exchange, service, api, choose, lines, await session_of(exchange, service))
         with service.front_end.admitted():
             await exchange.run_while_there(batch.run())
         exchange.check_goes_on()  # else the lines that were not answered would count as answered
@@ -99,7 +99,7 @@ class Places:
                 self._changed.notify_all()
 
 
-class Batch:
+class LineBatch:
     """The lines of one body. `answers` holds a line for each, b"" until it is answered."""
 
     def __init__(

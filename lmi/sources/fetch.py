@@ -8,12 +8,12 @@ from pathlib import Path
 from lmi.errors import ModelUnusable
 from lmi.sources.archive import check_readable
 from lmi.sources.files import check
-from lmi.sources.job import Job
+from lmi.sources.job import FetchJob
 from lmi.sources.request import FetchedSource
 from lmi.sources.source import HubModel, S3Archive, S3Folder, parse
 
 
-def fetch(job: Job) -> FetchedSource:
+def fetch(job: FetchJob) -> FetchedSource:
     """Fetch what is missing of a source and return its folder.
 
     Raises ModelUnusable, SecurityRefused or SourceUnreachable. All of them name the source.
@@ -26,13 +26,13 @@ def fetch(job: Job) -> FetchedSource:
     return FetchedSource(source=wanted.source, folder=str(folder), revision=revision)
 
 
-def _from_hub(source: HubModel, job: Job) -> tuple[Path, str]:
+def _from_hub(source: HubModel, job: FetchJob) -> tuple[Path, str]:
     from lmi.sources.hub import HubFetch  # only here, because the client is large
 
     return HubFetch(source, job).fetch()
 
 
-def _from_s3(source: S3Folder | S3Archive, job: Job) -> Path:
+def _from_s3(source: S3Folder | S3Archive, job: FetchJob) -> Path:
     if find_spec("boto3") is None:
         raise ModelUnusable(f"{source}: S3 needs boto3, which is not installed: pip install boto3")
     check_readable(str(source))

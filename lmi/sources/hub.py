@@ -45,7 +45,7 @@ from lmi.errors import ModelUnusable, SourceUnreachable, StartError, cause_line,
 from lmi.sources.download import PART, Download, HubFile
 from lmi.sources.files import ADAPTER_CONFIG, CONFIG, check_inside, check_listing, chosen, fault
 from lmi.sources.hub_cache import COMMIT, HubCache
-from lmi.sources.job import Job
+from lmi.sources.job import FetchJob
 from lmi.sources.place import Place, size_of
 from lmi.sources.source import HubModel
 from lmi.sources.tries import NO_BYTE_S, PASSING_STATUSES, MayPass, attempt
@@ -66,7 +66,7 @@ class Listing:
 
 
 class HubFetch:
-    def __init__(self, model: HubModel, job: Job) -> None:
+    def __init__(self, model: HubModel, job: FetchJob) -> None:
         self._model = model
         self._job = job
         self._revision = job.wanted.revision or constants.DEFAULT_REVISION

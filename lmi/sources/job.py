@@ -11,7 +11,7 @@ from lmi.sources.tries import DELAYS_S
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class FetchJob:
     wanted: WantedSource
     progress: Progress = field(default_factory=Progress)
     delays_s: tuple[float, ...] = DELAYS_S  # between tries

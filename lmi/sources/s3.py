@@ -10,7 +10,7 @@ from lmi.errors import ModelUnusable
 from lmi.sources.archive import unpack
 from lmi.sources.bucket import Bucket, Found, Wanted
 from lmi.sources.files import check, check_inside, check_listing, chosen, descended, warn_of_properties
-from lmi.sources.job import Job
+from lmi.sources.job import FetchJob
 from lmi.sources.place import Place
 from lmi.sources.source import S3Archive, S3Folder
 from lmi.sources.store import MODEL, Store, StoredObject
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 class S3Fetch:
-    def __init__(self, source: S3Folder | S3Archive, job: Job) -> None:
+    def __init__(self, source: S3Folder | S3Archive, job: FetchJob) -> None:
         self._source = source
         self._job = job
         self._bucket = Bucket(source.bucket)

@@ -31,7 +31,7 @@ from lmi.errors import StartError
 from lmi.shared import linux
 from lmi.shared.sink import guard_streams, stream
 from lmi.sources.fetch import fetch
-from lmi.sources.job import Job
+from lmi.sources.job import FetchJob
 from lmi.sources.place import SPARE_BYTES
 from lmi.sources.progress import FetchReport, Progress
 from lmi.sources.request import FAILURE, PROGRESS, RESULT, FetchedSource, FetchFailure, FetchRequest, FetchResult, write
@@ -106,7 +106,7 @@ class Reporter:
         bar.update(self._task, description=text, completed=report.num_bytes, total=report.total_bytes or None)
 
 
-def run(jobs: Sequence[Job], folder: Path, reporter: Reporter, *, says_failure: bool) -> int:
+def run(jobs: Sequence[FetchJob], folder: Path, reporter: Reporter, *, says_failure: bool) -> int:
     """Fetch every source and write the result or the failure. Returns the exit code."""
     try:
         with reporter:
@@ -125,7 +125,7 @@ def run(jobs: Sequence[Job], folder: Path, reporter: Reporter, *, says_failure: 
     return 0
 
 
-def _timed(job: Job) -> FetchedSource:
+def _timed(job: FetchJob) -> FetchedSource:
     started_s = time.monotonic()
     fetched = fetch(job)
     log.info("%s is in %s, after %.1f s", fetched.source, fetched.folder, time.monotonic() - started_s)
@@ -156,7 +156,7 @@ def main() -> None:
     request = msgspec.json.decode(given.request.read_bytes(), type=FetchRequest)
     has_bar = os.isatty(lmi.shared.log.fd()) and given.log_format != "json" and not given.no_bar
     progress = Progress()
-    jobs = [Job(wanted, progress, tuple(given.delays), given.spare_bytes) for wanted in request.sources]
+    jobs = [FetchJob(wanted, progress, tuple(given.delays), given.spare_bytes) for wanted in request.sources]
     reporter = Reporter(progress, given.folder / PROGRESS, has_bar=has_bar, log_s=given.log_s)
     linux.end_at_once(run(jobs, given.folder, reporter, says_failure=not has_bar))
 

@@ -35,7 +35,7 @@ ORPHAN_S = 10.0  # that a new folder may be without a request
 log = logging.getLogger(__name__)
 
 
-class Fetches:
+class FetchProcesses:
     """The fetches of the server. Iterating yields the places of their processes."""
 
     def __init__(self, runtime: ServerRuntime) -> None:

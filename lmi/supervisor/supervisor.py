@@ -34,7 +34,7 @@ from lmi.supervisor import kinds, start_budget
 from lmi.supervisor.banner import Failure, clear_bar, say_failed, say_ready, say_ready_for_models
 from lmi.supervisor.child import Child
 from lmi.supervisor.environment import divided_cores
-from lmi.supervisor.fetches import Fetches
+from lmi.supervisor.fetches import FetchProcesses
 from lmi.supervisor.listener import bind
 from lmi.supervisor.models import RunningModel, RunningModels
 from lmi.supervisor.restarts import DRAIN_CUT_S, DRAIN_END_S, LATE_TURN_S, drain_notice_s
@@ -77,7 +77,7 @@ class Supervisor:
         self._cores: Sequence[int] = ()  # of the front ends; none: all
         self._front_end = Child(kinds.front_end(runtime, block, listener, app, lambda: self._cores))
         self._gateways = gateways(self._config, listener)
-        self._fetches = Fetches(runtime)
+        self._fetches = FetchProcesses(runtime)
         self._pauses = Pauses(LATE_TURN_S)
         self._phase = Phase.STARTING
         self._phase_s = self._started_s = time.monotonic()  # when the phase began

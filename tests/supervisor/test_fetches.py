@@ -14,7 +14,7 @@ from lmi.settings.config import ServerConfig
 from lmi.sources.request import FAILURE, REQUEST, FetchFailure, FetchRequest, WantedSource, read, write
 from lmi.supervisor.banner import Failure
 from lmi.supervisor.child import Child
-from lmi.supervisor.fetches import MAX_AT_ONCE, ORPHAN_S, Fetches
+from lmi.supervisor.fetches import MAX_AT_ONCE, ORPHAN_S, FetchProcesses
 
 LOST = Failure(code=1, cause="start_failed", stage="fetch process", message="fetch process died 3 times")
 
@@ -46,8 +46,8 @@ def asker(runtime: ServerRuntime) -> Asker:
 
 
 @pytest.fixture
-def fetches(runtime: ServerRuntime) -> Fetches:
-    return Fetches(runtime)
+def fetches(runtime: ServerRuntime) -> FetchProcesses:
+    return FetchProcesses(runtime)
 
 
 def folder_of(child: Child) -> str:
@@ -62,12 +62,12 @@ def dead_pid() -> int:
     return process.pid
 
 
-def test_nothing_is_asked_for_at_first(fetches: Fetches) -> None:
+def test_nothing_is_asked_for_at_first(fetches: FetchProcesses) -> None:
     fetches.look()
     assert list(fetches) == []
 
 
-def test_the_oldest_requests_come_first_and_the_others_wait(asker: Asker, fetches: Fetches) -> None:
+def test_the_oldest_requests_come_first_and_the_others_wait(asker: Asker, fetches: FetchProcesses) -> None:
     folders = {}
     for number in range(MAX_AT_ONCE + 2):
         folders[str(number)] = asker.ask(str(number))
@@ -79,7 +79,9 @@ def test_the_oldest_requests_come_first_and_the_others_wait(asker: Asker, fetche
     assert not folders["1"].exists()
 
 
-def test_a_failure_is_left_for_the_front_end_and_the_next_request_has_its_turn(asker: Asker, fetches: Fetches) -> None:
+def test_a_failure_is_left_for_the_front_end_and_the_next_request_has_its_turn(
+    asker: Asker, fetches: FetchProcesses
+) -> None:
     folders = [asker.ask(str(number)) for number in range(MAX_AT_ONCE + 1)]
     fetches.look()
     first, *_ = fetches
@@ -95,7 +97,7 @@ def test_a_failure_is_left_for_the_front_end_and_the_next_request_has_its_turn(a
     assert not folder.exists()
 
 
-def test_the_reason_that_the_process_itself_gave_stays(asker: Asker, fetches: Fetches) -> None:
+def test_the_reason_that_the_process_itself_gave_stays(asker: Asker, fetches: FetchProcesses) -> None:
     folder = asker.ask("gated")
     fetches.look()
     own = FetchFailure(label="model_unusable", exit_code=4, message="writers/gated: accept its licence")
@@ -104,7 +106,7 @@ def test_the_reason_that_the_process_itself_gave_stays(asker: Asker, fetches: Fe
     assert read(folder / FAILURE, FetchFailure) == own
 
 
-def test_a_failure_that_nobody_waits_for_is_only_logged(asker: Asker, fetches: Fetches) -> None:
+def test_a_failure_that_nobody_waits_for_is_only_logged(asker: Asker, fetches: FetchProcesses) -> None:
     folder = asker.ask("gone")
     fetches.look()
     child = next(iter(fetches))
@@ -116,13 +118,13 @@ def test_a_failure_that_nobody_waits_for_is_only_logged(asker: Asker, fetches: F
     assert list(fetches) == []
 
 
-def test_a_request_of_a_front_end_that_died_is_removed(asker: Asker, fetches: Fetches) -> None:
+def test_a_request_of_a_front_end_that_died_is_removed(asker: Asker, fetches: FetchProcesses) -> None:
     folder = asker.ask("orphan", writer=dead_pid())
     fetches.look()
     assert list(fetches) == [] and not folder.exists()
 
 
-def test_a_folder_that_stays_without_a_request_is_removed(runtime: ServerRuntime, fetches: Fetches) -> None:
+def test_a_folder_that_stays_without_a_request_is_removed(runtime: ServerRuntime, fetches: FetchProcesses) -> None:
     new, old = runtime.fetches() / "new", runtime.fetches() / "old"
     for folder in (new, old):
         folder.mkdir(parents=True)
@@ -132,7 +134,7 @@ def test_a_folder_that_stays_without_a_request_is_removed(runtime: ServerRuntime
     assert new.exists() and not old.exists() and list(fetches) == []
 
 
-def test_a_request_that_cannot_be_read_is_removed(asker: Asker, fetches: Fetches) -> None:
+def test_a_request_that_cannot_be_read_is_removed(asker: Asker, fetches: FetchProcesses) -> None:
     folder = asker.ask("damaged")
     (folder / REQUEST).write_bytes(b"{\xff")
     fetches.look()

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from handlers.lmi_dist.native.library import Library
-from handlers.lmi_dist.wishes import BEST, CHOICE, WISH, Answers, Records, Sampling
+from handlers.lmi_dist.wishes import BEST, CHOICE, WISH, Fulfilled, Records, Sampling
 
 _ARRAYS: tuple[tuple[str, npt.DTypeLike, str], ...] = (  # the name of each, and of its length if it has one of its own
     ("logits", np.float32, "num_logits"),
@@ -42,9 +42,9 @@ class NativeSampler:
         self._scratch = np.empty(num_threads * self._functions.lmi_sampling_bytes(vocab_size), np.uint8)
         self._scratch_address = self._scratch.ctypes.data
 
-    def __call__(self, sampling: Sampling) -> Answers:
+    def __call__(self, sampling: Sampling) -> Fulfilled:
         """Raises ValueError, with nothing done, if a wish breaks a rule."""
-        answers = Answers(np.empty(len(sampling.wishes), CHOICE), np.empty(sampling.num_best, BEST))
+        answers = Fulfilled(np.empty(len(sampling.wishes), CHOICE), np.empty(sampling.num_best, BEST))
         given = _Sampling(
             choices=_address(answers.choices),
             best=_address(answers.best),

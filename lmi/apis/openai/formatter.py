@@ -169,7 +169,7 @@ class CompletionWhole(OpenAIWhole):
     id_prefix = "cmpl-"
 
     def _choice(self, number: int, index: int, answer: Answer) -> dict[str, Any]:
-        text, log_probs = answer.text, LogProbs(self._format)
+        text, log_probs = answer.text, ChoiceLogProbs(self._format)
         if self._format.has_log_probs and self._format.echoes_prompt:
             first = index - index % self._request.num_sequences  # its Delta has the prompt's tokens
             log_probs.add(self._answers.all[first].prefill or [])
@@ -207,7 +207,7 @@ class CompletionStream(OpenAIStream):
         return [{"index": delta.index, "text": text, "logprobs": log_probs, "finish_reason": self._reason(delta)}]
 
     def _log_probs(self, delta: Delta, is_first: bool) -> dict[str, Any]:
-        log_probs = LogProbs(self._format, self._begun[delta.index])
+        log_probs = ChoiceLogProbs(self._format, self._begun[delta.index])
         if is_first and self._format.echoes_prompt:
             log_probs.add(self._prefill(delta))
         if self._format.is_answer_wanted:
@@ -232,7 +232,7 @@ class CompletionLines(OpenAILines, CompletionStream):
     pass
 
 
-class LogProbs:
+class ChoiceLogProbs:
     """The four lists of a completion's log-probs. Offsets count characters of the tokens' joined spellings."""
 
     def __init__(self, format: OpenAIFormat, offset: int = 0) -> None:

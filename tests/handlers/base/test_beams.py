@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from handlers.base.beams import BeamSearch, Candidate, Step
+from handlers.base.beams import BeamSearch, Candidate, Continuation
 from handlers.base.sequence import Sequence, new_sequences
 from lmi.executor import ErrorKind, FinishReason, OutputConfig, Request, Result, SamplingConfig, TokenLogProb
 from tests.beam_reference import Comparison, Found, transformers_beams
@@ -108,9 +108,9 @@ def result_of(sequence: Sequence) -> Result:
 
 def test_the_next_beams_are_the_best_of_all_and_say_which_beam_they_continue() -> None:
     sequence = started(2)
-    assert sequence.advance([row(t3=-1.0, t4=-2.0, t5=-3.0)]) == [Step(0, 3), Step(0, 4)]
+    assert sequence.advance([row(t3=-1.0, t4=-2.0, t5=-3.0)]) == [Continuation(0, 3), Continuation(0, 4)]
     steps = sequence.advance([row(t3=-4.0, t4=-5.0), row(t3=-0.5, t4=-0.6)])
-    assert steps == [Step(1, 3), Step(1, 4)]
+    assert steps == [Continuation(1, 3), Continuation(1, 4)]
     assert sequence.token_ids == [1, 2, 4, 3]
 
 
@@ -118,9 +118,9 @@ def test_an_end_among_the_best_is_kept_and_a_worse_one_is_passed_over() -> None:
     sequence = started(2)
     search = sequence.search
     assert search is not None
-    assert sequence.advance([row(t9=-0.1, t3=-1.0, t4=-2.0)]) == [Step(0, 3), Step(0, 4)]
+    assert sequence.advance([row(t9=-0.1, t3=-1.0, t4=-2.0)]) == [Continuation(0, 3), Continuation(0, 4)]
     assert [beam.token_ids for beam in search.finished] == [[9]]
-    assert sequence.advance([row(t3=-1.0, t4=-1.5, t9=-2.0), row(t3=-3.0)]) == [Step(0, 3), Step(0, 4)]
+    assert sequence.advance([row(t3=-1.0, t4=-1.5, t9=-2.0), row(t3=-3.0)]) == [Continuation(0, 3), Continuation(0, 4)]
     assert [beam.token_ids for beam in search.finished] == [[9]]
 
 
@@ -191,8 +191,8 @@ def test_a_cancelled_search_answers_with_what_was_sent(streaming: bool) -> None:
 
 def test_fewer_candidates_make_fewer_beams() -> None:
     sequence = started(3, num_beams=3)
-    assert sequence.advance([row(t3=-1.0, t4=-math.inf)]) == [Step(0, 3)]
-    assert sequence.advance([row(t5=-1.0, t6=-2.0)]) == [Step(0, 5), Step(0, 6)]
+    assert sequence.advance([row(t3=-1.0, t4=-math.inf)]) == [Continuation(0, 3)]
+    assert sequence.advance([row(t5=-1.0, t6=-2.0)]) == [Continuation(0, 5), Continuation(0, 6)]
 
 
 def test_a_search_without_a_candidate_fails() -> None:

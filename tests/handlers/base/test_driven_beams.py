@@ -13,7 +13,7 @@ import pytest
 
 from handlers.base.beams import Beam, Candidate
 from handlers.base.driven import DrivenExecutor
-from handlers.base.driven_beams import Row
+from handlers.base.driven_beams import BeamRow
 from handlers.base.outputs import LogProbs, SequenceOutput
 from handlers.base.sequence import Sequence, new_sequences
 from lmi.errors import InvalidParameter, Unsupported
@@ -113,7 +113,7 @@ class Executor(DrivenExecutor[foreign_engine.Work]):
         prompt = sequence.request.input_token_ids
         return Work(f"{sequence.id}.{sequence.index}", list(prompt), len(prompt), sequence.max_tokens, None)
 
-    def _row_work(self, sequence: Sequence, row: Row) -> Work:
+    def _row_work(self, sequence: Sequence, row: BeamRow) -> Work:
         if row.token_ids[0] == FAULT:
             raise ValueError("the engine takes no such prompt")
         return Work(row.name, row.token_ids, len(row.token_ids), 1, None, num_top=row.num_top)

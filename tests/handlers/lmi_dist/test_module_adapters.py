@@ -11,16 +11,16 @@ from handlers.lmi_dist.attention import Attention
 from handlers.lmi_dist.hf_fallback import ModuleAdapters
 from handlers.lmi_dist.linear import DenseWeight, PackedLinear
 from handlers.lmi_dist.operations import LowRank
-from handlers.lmi_dist.torch_model import AdaptedRows, Step
+from handlers.lmi_dist.torch_model import AdaptedRows, StepInputs
 
 
 def new_linear() -> PackedLinear:
     return PackedLinear(nn.Linear(4, 6), DenseWeight)
 
 
-def step_of(num_rows: int, wanted: list[int], *adapted: AdaptedRows) -> Step:
+def step_of(num_rows: int, wanted: list[int], *adapted: AdaptedRows) -> StepInputs:
     ids = torch.arange(num_rows)
-    return Step(ids, ids, torch.tensor(wanted), cast(Attention, None), adapted)
+    return StepInputs(ids, ids, torch.tensor(wanted), cast(Attention, None), adapted)
 
 
 @torch.inference_mode()

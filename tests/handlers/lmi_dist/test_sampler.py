@@ -25,7 +25,7 @@ from handlers.lmi_dist import plain_sampling
 from handlers.lmi_dist.logits_rules import LogitsRules, RuledRow, add_rules, new_rules
 from handlers.lmi_dist.sampler import Sampler, filters_of, prompt_log_probs
 from handlers.lmi_dist.sequence import EmbeddedSequence, new_sequences
-from handlers.lmi_dist.wishes import Answers, Floats, Sampling, new_wishes
+from handlers.lmi_dist.wishes import Floats, Fulfilled, Sampling, new_wishes
 from lmi.executor import (
     MAX_PENALTY,
     MAX_TEMPERATURE,
@@ -295,7 +295,7 @@ def edit(logits: Floats, one: EmbeddedSequence) -> Floats:
     """The logits that the sampler draws from, (1, vocab)."""
     sampler, edited = Sampler(logits.shape[1]), list[Floats]()
 
-    def choose(sampling: Sampling) -> Answers:
+    def choose(sampling: Sampling) -> Fulfilled:
         edited.append(ruled(sampling))
         return plain_sampling.choose(sampling)
 

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 
 from handlers.lmi_dist import plain_sampling
 from handlers.lmi_dist.native.sampling import NativeSampler
-from handlers.lmi_dist.wishes import ALL_BANNED, CHOSEN, NO_NUMBERS, WISH, Answers, Floats, Sampling, new_wishes
+from handlers.lmi_dist.wishes import ALL_BANNED, CHOSEN, NO_NUMBERS, WISH, Floats, Fulfilled, Sampling, new_wishes
 from tests.handlers.lmi_dist.native.builds import library, variants
 
 KERNELS = library(variants()[0])
 VOCABS = (1, 2, 31, 50, 256, 257, 1031, 5000)
 
 
-def fulfil(sampling: Sampling, num_threads: int = 1) -> Answers:
+def fulfil(sampling: Sampling, num_threads: int = 1) -> Fulfilled:
     return NativeSampler(KERNELS, sampling.logits.shape[1], num_threads)(sampling)
 
 
@@ -94,13 +94,13 @@ def part(sampling: Sampling, places: list[int]) -> Sampling:
     )
 
 
-def best_of(sampling: Sampling, answers: Answers) -> list[npt.NDArray[Any]]:
+def best_of(sampling: Sampling, answers: Fulfilled) -> list[npt.NDArray[Any]]:
     """The best tokens of each wish."""
     ends = (sampling.wishes["num_top"] + sampling.wishes["num_candidates"]).cumsum()
     return np.split(answers.best, ends[:-1])
 
 
-def told(sampling: Sampling, answers: Answers) -> list[bytes]:
+def told(sampling: Sampling, answers: Fulfilled) -> list[bytes]:
     """The bits of what each wish got; those of a wish that got nothing are its status."""
     rows = zip(answers.choices, best_of(sampling, answers), strict=True)
     return [row.tobytes() + (best.tobytes() if row["status"] == CHOSEN else b"") for row, best in rows]
