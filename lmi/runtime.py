@@ -39,8 +39,7 @@ import msgspec
 from lmi.errors import StartError
 from lmi.settings.adapters import FOLDER
 from lmi.settings.config import Config, ServerConfig
-from lmi.shared.desired_models import ModelFolder
-from lmi.shared.desired_state import Adapter, Folder, Model, State, key
+from lmi.shared.desired_state import Adapter, Folder, Model, ModelFolder, State, key
 from lmi.shared.sessions import Sessions
 from lmi.shared.state import Block, EngineRecord
 

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from lmi.errors import Conflict, InvalidParameter
-from lmi.shared.desired_models import MAX_FAILED, ModelFolder
-from lmi.shared.desired_state import Model, State
+from lmi.shared.desired_state import MAX_FAILED, Model, ModelFolder, State
 
 
 def models(tmp_path: Path) -> ModelFolder:
