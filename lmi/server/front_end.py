@@ -1,4 +1,7 @@
-"""The objects that the whole of one front end has: settings, shared state, admission, and the blocks of its models."""
+"""The objects that the whole of one front end has: settings, shared state, admission, the blocks of its models.
+
+If it cannot use the model while the server starts, it leaves the reason and an exit code behind.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,13 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from lmi.errors import Overloaded, Unavailable
+from gunicorn.arbiter import Arbiter  # type: ignore[import-untyped]
+
+from lmi.errors import Overloaded, StartError, Unavailable
 from lmi.http.body import BodyMemory
 from lmi.runtime import ServerRuntime
 from lmi.server.fetches import Fetches
+from lmi.shared.files import write_whole
 from lmi.shared.state import Block, FrontEndRecord, Phase
 
 log = logging.getLogger(__name__)
@@ -78,3 +84,19 @@ class FrontEnd:
             log.log(logging.WARNING if is_new else logging.DEBUG, "%s", line, extra={"request_id": request_id})
             if is_new:
                 self._reported.add(line)
+
+
+def explain(runtime: ServerRuntime, error: Exception) -> int:
+    """Write the reason to a file for the supervisor. Returns the exit code, which ends the gunicorn master too."""
+    if not isinstance(error, StartError):
+        log.error("the front end failed as it started", exc_info=error)
+    try:
+        write_whole(runtime.front_end_failure(), describe(error).encode(errors="replace"))
+    except OSError:  # a full disk
+        log.error("the front end cannot start: %s", describe(error))
+    code: int = Arbiter.APP_LOAD_ERROR if isinstance(error, StartError) else Arbiter.WORKER_BOOT_ERROR
+    return code
+
+
+def describe(error: Exception) -> str:
+    return str(error) if isinstance(error, StartError) else f"{type(error).__name__}: {error}"

@@ -24,7 +24,7 @@ import lmi.shared.log
 from lmi.http.protocol import GuardedProtocol, Refusal
 from lmi.http.worker import BEAT_S, LAST_S, GuardedWorker
 from lmi.runtime import ServerRuntime
-from lmi.server.start_failure import describe, explain
+from lmi.server.front_end import describe, explain
 from lmi.shared import linux
 from lmi.shared.cores import keep as keep_to_cores
 from lmi.shared.sink import guard_streams

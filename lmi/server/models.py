@@ -20,11 +20,10 @@ from starlette.exceptions import HTTPException
 
 from lmi.errors import Overloaded, StartError, Unavailable, UnknownModel, shorten, without_paths
 from lmi.http.exchange import Exchange
-from lmi.server.front_end import FrontEnd
+from lmi.server.front_end import FrontEnd, describe, explain
 from lmi.server.model_choice import must_name, name_in_body, name_outside_of_body, with_adapter
 from lmi.server.service import Service
 from lmi.server.sessions import kept_clean
-from lmi.server.start_failure import describe, explain
 from lmi.settings.config import Config, EngineConfig, ModelConfig
 from lmi.settings.kinds import local_path
 from lmi.shared.desired_state import Model, State, is_abandoned

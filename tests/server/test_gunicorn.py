@@ -19,7 +19,7 @@ from gunicorn.app.wsgiapp import WSGIApplication
 from lmi.errors import ModelUnusable
 from lmi.http.worker import LAST_S
 from lmi.runtime import ENVIRONMENT_NAME, ServerRuntime
-from lmi.server.start_failure import explain
+from lmi.server.front_end import explain
 from lmi.settings.config import ServerConfig
 from lmi.shared.state import Block
 from lmi.supervisor.restarts import DRAIN_CUT_S
