@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote, urlsplit
+
+from msgspec import Struct
 
 LARGEST = 2**31 - 1
 SIZE_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
@@ -25,8 +26,7 @@ class TooLarge(ValueError):
     """A value is over a bound that `Kind.allowed` does not name. The text says what is allowed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
+class Kind(Struct, frozen=True):
     """One kind of value. `parse` turns a text into a value and raises ValueError for a text that is not allowed."""
 
     allowed: str
@@ -34,8 +34,7 @@ class Kind:
     unset: str = ""  # the text that means None
 
 
-@dataclass(frozen=True, slots=True)
-class NamedModel:
+class NamedModel(Struct, frozen=True):
     """One model of `load_models`. `name` and `engine` may be empty; version and device have no meaning here."""
 
     url: str

@@ -5,10 +5,12 @@ Flags, `lmi config`, environment names, secure mode, the example and messages co
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any, TypeVar
+
+from msgspec import Struct
 
 from lmi.settings.kinds import Kind
 
@@ -19,8 +21,7 @@ SCRIPTS, PICKLES = "DISALLOW_CUSTOM_INFERENCE_SCRIPTS", "DISALLOW_PICKLE_FILES"
 REMOTE_CODE, TEMPLATES = "DISALLOW_TRUST_REMOTE_CODE", "DISALLOW_CHAT_TEMPLATE"
 
 
-@dataclass(frozen=True, slots=True)
-class Option:
+class Option(Struct, frozen=True):
     """One option. As a `ClassVar` of the settings it fills no field itself: others are chosen by it."""
 
     default: Any
@@ -30,7 +31,7 @@ class Option:
     aliases: tuple[str, ...] = ()  # further keys with the same meaning
     env: tuple[str, ...] = ()  # environment names beside OPTION_… and SERVING_…; the first one given counts
     platform: tuple[str, ...] = ()  # SAGEMAKER_… names, which beat the file; the first one given counts
-    own_kinds: Mapping[str, Kind] = field(default_factory=dict)  # of the variables whose values have another form
+    own_kinds: Mapping[str, Kind] = {}  # of the variables whose values have another form
     has_flag: bool = True
     more_flags: tuple[str, ...] = ()
     is_for_engine: bool = False  # EngineConfig.options holds its text for every engine
@@ -55,7 +56,7 @@ class Option:
 
 def option(default: Default, kind: Kind, help: str, **facts: Any) -> Default:
     """Return the default of a field, which then is an option. `facts` are further fields of Option."""
-    return field(default=default, metadata={ROW: Option(default, kind, help, **facts)})
+    return dataclasses.field(default=default, metadata={ROW: Option(default, kind, help, **facts)})
 
 
 def _flag(key: str) -> str:

@@ -8,8 +8,10 @@ vLLM, SGLang and llama.cpp images, and of its container standards.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any
+
+from msgspec.structs import replace
 
 from lmi.settings.config import EngineConfig, ModelConfig, ServerConfig
 from lmi.settings.kinds import is_true
