@@ -1,0 +1,146 @@
+"""The rings of the source tree: what a guest must read, what may wait, and how large each room is.
+
+Ring 1 is the house: what one model, one API (LMI) and one engine (echo) need. Ring 2 are the annexes, one feature each.
+Ring 3 stands beside. A module imports its own ring or an inner one, and an annex only those that ARROWS lists. Where
+the house names its annexes is in JOINTS, and where it still imports one otherwise in STILL, which may only shrink.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.test_layout import ROOT, imported_modules, module_name, sources
+
+ANNEXES = {
+    "openai": ("lmi.apis.openai", "lmi.server.routes.openai"),
+    "tgi": ("lmi.apis.tgi", "lmi.server.routes.tgi"),
+    "triton": ("lmi.apis.triton", "lmi.server.routes.kserve"),
+    "batch": ("lmi.apis.batch", "lmi.server.routes.batch"),
+    "lines": ("lmi.server.lines",),
+    "adapters": (
+        *("lmi.engine.adapter_keeper", "lmi.engine.registry", "lmi.settings.adapters", "handlers.base.adapters"),
+        *("lmi.server.adapter_choice", "lmi.server.adapter_source", "lmi.server.routes.adapters"),
+        "lmi.server.openapi.adapters",
+    ),
+    "models": (
+        *("lmi.server.model_choice", "lmi.server.model_registry", "lmi.server.routes.models", "lmi.supervisor.models"),
+        *("lmi.server.openapi.models", "lmi.settings.model_settings"),
+    ),
+    "sessions": ("lmi.apis.lmi.sessions", "lmi.server.sessions", "lmi.shared.sessions"),
+    "user_code": ("lmi.user_code", "lmi.server.user_code", "lmi.server.routes.user_code", "lmi.settings.user_code"),
+    "sources": ("lmi.sources", "lmi.server.fetches", "lmi.supervisor.fetches"),
+    "secure_mode": ("lmi.settings.secure_mode",),
+    "guides": (
+        *("handlers.base.guide_compiler", "handlers.base.guide_process", "handlers.base.guide_protocol"),
+        *("handlers.base.guide_text", "handlers.base.guide_vocabulary"),
+        *("handlers.base.json_schemas", "handlers.base.disjoint_schemas", "handlers.base.regex_text"),
+        *("handlers.base.ebnf", "handlers.base.ebnf_lark"),
+    ),
+    "beams": ("handlers.base.beams", "handlers.base.driven_beams"),
+    "engines": ("handlers.base.driven", "handlers.base.engine_loop", "handlers.base.engine_arguments"),
+    "lmi_dist": ("handlers.lmi_dist",),
+    "lmi_vllm": ("handlers.lmi_vllm",),
+}
+BESIDE = {"gateway": ("lmi.gateway",), "lmi_trtllm": ("handlers.lmi_trtllm",)}
+ARROWS = {
+    "adapters": {"models", "openai", "secure_mode", "sources"},
+    "engines": {"adapters", "beams"},
+    "lines": {"sessions"},
+    "lmi_dist": {"adapters", "beams", "guides"},
+    "lmi_vllm": {"adapters", "beams", "engines", "guides"},
+    "models": {"openai", "secure_mode"},
+    "secure_mode": {"user_code"},
+    "user_code": {"sources"},
+}
+# What names the annexes: the tuples of APIs, routes and descriptions, the table of options, and the words of the start.
+JOINTS = {
+    *("lmi.apis.table", "lmi.apis.lmi.openapi", "lmi.server.app", "lmi.server.openapi", "lmi.settings.resolve"),
+    *("lmi.cli", "lmi.supervisor.kinds", "lmi.supervisor.supervisor"),
+}
+STILL = {
+    "handlers.base.outputs": {"beams"},
+    "handlers.base.sequence": {"beams"},
+    "lmi.engine.server": {"adapters"},
+    "lmi.runtime": {"adapters", "sessions"},
+    "lmi.server.front_end": {"sources"},
+    "lmi.server.models": {"models", "sessions"},
+    "lmi.server.respond": {"adapters", "sessions", "user_code"},
+    "lmi.server.routes.invocations": {"batch", "lines", "models"},
+    "lmi.server.service": {"adapters", "sessions", "user_code"},
+    "lmi.settings.model_choice": {"sources"},
+    "lmi.settings.model_folder": {"sources"},
+    "lmi.settings.values": {"sources"},
+    "lmi.supervisor.environment": {"user_code"},
+    "lmi.supervisor.stages": {"sources", "user_code"},
+}
+# Lines of Python. A room may shrink freely. To grow, it changes its row in the same commit, which says why.
+MAX_LINES = {
+    "lmi/apis": 4810,
+    "lmi/engine": 1130,
+    "lmi/executor": 980,
+    "lmi/gateway": 2300,
+    "lmi/http": 1000,
+    "lmi/ipc": 310,
+    "lmi/server": 3490,
+    "lmi/settings": 3520,
+    "lmi/shared": 1810,
+    "lmi/sources": 2060,
+    "lmi/supervisor": 1910,
+    "lmi/text": 1600,
+    "lmi/user_code": 2460,
+    "handlers/base": 4320,
+    "handlers/lmi_dist": 7330,
+    "handlers/lmi_trtllm": 2430,
+    "handlers/lmi_vllm": 1850,
+}
+OURS = {module_name(path): path for top in ("lmi", "handlers") for path in sources(top) if "compat" not in path.parts}
+ROOMS = [path for top in ("lmi", "handlers") for path in sorted((ROOT / top).iterdir()) if any(path.glob("*.py"))]
+
+
+def annex_of(module: str) -> str | None:
+    """Return the annex that a module belongs to, None for the house. The longest name decides."""
+    named = {part: name for rooms in (ANNEXES, BESIDE) for name, parts in rooms.items() for part in parts}
+    found = [part for part in named if module == part or module.startswith(f"{part}.")]
+    return named[max(found, key=len)] if found else None
+
+
+def annexes_of(module: str) -> set[str]:
+    """Return the other annexes that a module imports."""
+    ours = (name for name in imported_modules(OURS[module]) if name.split(".")[0] in ("lmi", "handlers"))
+    return {annex for annex in map(annex_of, ours) if annex is not None} - {annex_of(module)}
+
+
+def test_every_annex_has_the_modules_that_it_names() -> None:
+    parts = [part for rooms in (ANNEXES, BESIDE) for named in rooms.values() for part in named]
+    assert [part for part in parts if not any(f"{module}.".startswith(f"{part}.") for module in OURS)] == []
+
+
+def test_the_house_imports_an_annex_only_where_the_lists_say_so() -> None:
+    house = [module for module in OURS if annex_of(module) is None and module not in JOINTS]
+    assert {module: annexes for module in house if (annexes := annexes_of(module))} == STILL
+
+
+@pytest.mark.parametrize("annex", ANNEXES)
+def test_an_annex_imports_only_the_annexes_that_it_may(annex: str) -> None:
+    imported = [annexes_of(module) for module in OURS if annex_of(module) == annex]
+    assert set().union(*imported) == ARROWS.get(annex, set())
+
+
+@pytest.mark.parametrize("room", ROOMS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_room_grows_only_with_its_row(room: Path) -> None:
+    num_lines = sum(len(path.read_text().splitlines()) for path in room.rglob("*.py"))
+    assert num_lines <= MAX_LINES[str(room.relative_to(ROOT))]
+
+
+def test_no_two_classes_have_one_name() -> None:
+    classes = [
+        node.name
+        for path in OURS.values()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef)
+    ]
+    assert [name for name, number in Counter(classes).items() if number > 1] == []
