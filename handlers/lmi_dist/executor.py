@@ -22,7 +22,6 @@ from handlers.base.configuration import AnyConfig, both
 from handlers.base.guide_compiler import compile_limit_s
 from handlers.base.stepped import Step, SteppedExecutor
 from handlers.lmi_dist.about import MAX_PREFILL_TOKENS
-from handlers.lmi_dist.beam_sampler import BeamSampler, advance_beams
 from handlers.lmi_dist.captured import Capture
 from handlers.lmi_dist.guides import Guides, are_compact, open_guides
 from handlers.lmi_dist.kv_cache import KvCache
@@ -32,7 +31,7 @@ from handlers.lmi_dist.native.library import num_threads
 from handlers.lmi_dist.pace import Pace
 from handlers.lmi_dist.post_processors import new_post_processors
 from handlers.lmi_dist.runner import Runner, num_tokens_of
-from handlers.lmi_dist.sampler import Draw, Sampler, append_draws, note_prompt
+from handlers.lmi_dist.sampler import Draw, Sampler, advance_beams, append_draws, note_prompt
 from handlers.lmi_dist.scheduler import Batch, Scheduler, drafter_of
 from handlers.lmi_dist.sequence import EmbeddedSequence
 from handlers.lmi_dist.wishes import Floats
@@ -85,7 +84,6 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
         may_run = None if self._lora is None else self._lora.may_run
         self._scheduler = Scheduler(self._cache, self._pace, drafts=_can_draft(self._runner, options), may_run=may_run)
         self._sampler = Sampler(self._runner.vocab_size, processors, num_threads())
-        self._beam_sampler = BeamSampler(self._sampler)
         self._capture = Capture(self._runner)
         folder = None  # of a server's model: guides may read its tokenizer
         if isinstance(model, str | os.PathLike) and isinstance(config, EngineConfig):
@@ -152,7 +150,7 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
         has_beams = bool(sequences) and sequences[0].rows is not None
         if has_beams:
             self._capture.take_draws(logits, rows, sequences)
-            outlooks = self._beam_sampler.sample(logits, rows, sequences)
+            outlooks = self._sampler.look_ahead(logits, rows, sequences)
         else:
             draws = self._sample(logits, rows, sequences)
         _note_computed(batch)

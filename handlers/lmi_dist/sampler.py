@@ -8,16 +8,20 @@ one uniform number per (seed, position) picks the token by inverse CDF.
 What is wanted of each row is a record of `wishes`, and one call fulfils those of a step: natively, or by
 `plain_sampling`, which has the rules in short. The bits of a row's result depend only on that row. The log-probs of a
 prompt are the model's too, before any rule changes them, as vLLM's are by default.
+
+The candidates of a beam search are the best log-probs of the model, after functions of the user and rules have changed
+them, as in transformers' beam search. The search adds up what is left.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import islice, repeat
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
+from handlers.base.beams import AnyCandidate
 from handlers.base.sequence import Sequence
 from handlers.lmi_dist import plain_sampling
 from handlers.lmi_dist.guides import fill_masks
@@ -36,6 +40,14 @@ MAX_TOP_LOG_PROBS = 20
 
 # A token, its log-prob if the request wants any, and the alternatives if it wants them: what `Sequence.append` takes.
 Draw: TypeAlias = tuple[int, float, list[TokenLogProb] | None]
+
+
+class Outlook(NamedTuple):
+    """What may come next in one row: candidates, and the alternatives that a Result lists."""
+
+    candidates: list[AnyCandidate]
+    top: list[TokenLogProb]
+    is_usable: bool  # whether the row's logits are numbers, after functions of the user too
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +87,35 @@ class Sampler:
             if choices["status"][place] == ALL_BANNED and sequences[place].error is None:
                 sequences[place].fail_for_bans()
         return draws
+
+    def look_ahead(
+        self, logits: Floats, rows: list[int], sequences: list[EmbeddedSequence]
+    ) -> dict[EmbeddedSequence, list[Outlook]]:
+        """What each search can continue with, in the order of its beams.
+
+        `logits` is (num_logits, vocab), float32. `rows` has the row of each of the `sequences`, which are rows of
+        searches, or searches that begin.
+        """
+        row_of = dict(zip(sequences, rows, strict=True))
+        searches = list(dict.fromkeys(beam.owner for beam in sequences))
+        beams = [beam for search in searches for beam in search.beam_rows]
+        outlooks = iter(self._outlooks(logits, [row_of[beam] for beam in beams], beams))
+        return {search: list(islice(outlooks, len(search.beam_rows))) for search in searches}
+
+    def _outlooks(self, logits: Floats, rows: list[int], beams: list[EmbeddedSequence]) -> list[Outlook]:
+        for beam in beams:
+            if beam.search is not None:  # it begins
+                self.new_state(beam, beam.search.num_candidates)
+        states = [beam.sampler_state or self.new_state(beam) for beam in beams]
+        choices, best = self.fulfil(logits, rows, beams, states)
+        left, outlooks = iter(best.tolist()), []
+        for beam, state, status in zip(beams, states, choices["status"].tolist(), strict=True):
+            top = [TokenLogProb(token_id, log_prob) for token_id, _, log_prob in islice(left, state.num_top)]
+            search = beam.owner.search
+            assert search is not None
+            num_candidates = min(search.num_candidates, self.vocab_size)
+            outlooks.append(Outlook(list(islice(left, num_candidates)), top, status == CHOSEN))
+        return outlooks
 
     def fulfil(
         self, logits: Floats, rows: list[int], sequences: list[EmbeddedSequence], states: list[SamplerState]
@@ -203,3 +244,23 @@ def note_prompt(choose: Choose, sequence: Sequence, chunk: Chunk, logits: Floats
     known = sequence.prompt_log_probs or [PromptLogProb(None)]  # nothing comes before the first token
     sequence.prompt_log_probs = known[: chunk.start + 1] + log_probs
     return True
+
+
+def advance_beams(outlooks: dict[EmbeddedSequence, list[Outlook]]) -> list[EmbeddedSequence]:
+    """Continue the searches. Returns them."""
+    for sequence, own in outlooks.items():
+        _advance(sequence, own)
+    return list(outlooks)
+
+
+def _advance(sequence: EmbeddedSequence, outlooks: list[Outlook]) -> None:
+    """Continue a search, and say what its rows are in the next step."""
+    if sequence.error is not None:
+        return  # a function of the user has failed
+    if not all(outlook.is_usable for outlook in outlooks):
+        sequence.fail("no token can be chosen: the model's logits are not numbers")
+        return
+    tops = [outlook.top for outlook in outlooks] if sequence.request.output_config.num_top_log_probs else None
+    steps = sequence.advance([outlook.candidates for outlook in outlooks], tops)
+    assert sequence.rows is not None
+    sequence.rows.advance(steps)
