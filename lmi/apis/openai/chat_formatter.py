@@ -5,7 +5,7 @@
 
 A stream sends the role first, then the text, then the finish reason in a separate delta. The content of that delta is
 empty as in vLLM, because clients read it from every delta. Calls of tools and thoughts are found in the text
-(`text/tool_calls.py`, `text/reasoning.py`). Source: OpenAI's API reference; `reasoning_content` is DeepSeek's and
+(`tool_calls.py`, `reasoning.py`). Source: OpenAI's API reference; `reasoning_content` is DeepSeek's and
 vLLM's.
 """
 
