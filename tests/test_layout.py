@@ -237,6 +237,12 @@ def test_scripts_can_be_run_and_stop_at_the_first_error(script: str) -> None:
     subprocess.run(["bash", "-n", str(path)], check=True)
 
 
+def test_what_the_installation_asks_before_it_installs_needs_only_python() -> None:
+    [code] = re.findall(r"-c '(.*lmi\..*)'; }", (ROOT / "scripts" / "install").read_text())
+    done = subprocess.run([sys.executable, "-S", "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip().isdecimal()
+
+
 def test_no_lock_names_a_place_and_every_line_has_a_hash() -> None:
     for lock in (ROOT / "scripts" / "locks").glob("*.txt"):
         for line in lock.read_text().splitlines():

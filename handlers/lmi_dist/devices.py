@@ -11,7 +11,8 @@ import os
 from handlers.lmi_dist.model_types import INSTALL_TORCH
 from lmi.errors import BadConfiguration
 from lmi.settings.config import EngineConfig
-from lmi.settings.handler import Machine, folder_of
+from lmi.settings.handler import folder_of
+from lmi.settings.machine import Machine
 
 log = logging.getLogger(__name__)
 

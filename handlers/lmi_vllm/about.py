@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 
 from handlers.base.engine_arguments import fields_by_class
 from lmi.settings.config import EngineConfig
-from lmi.settings.handler import Auto, Handler, num_ranks_here
+from lmi.settings.handler import Auto, Handler
+from lmi.settings.machine import num_ranks_here
 
 NOTHING_IS_SENT = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "RAY_USAGE_STATS_ENABLED": "0"}
 BACKEND, ON_RAY = "distributed_executor_backend", "ray"

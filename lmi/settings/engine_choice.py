@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 
 from lmi.errors import BadConfiguration
 from lmi.settings.config import EngineConfig, UserCodeConfig
-from lmi.settings.handler import USER_CODE, Auto, Handler, Machine, installed, num_engines, num_ranks_here
+from lmi.settings.handler import USER_CODE, Auto, Handler, installed
 from lmi.settings.kinds import LENGTH
+from lmi.settings.machine import Machine, num_engines, num_ranks_here
 from lmi.settings.options import ENGINE_KEYS, OPTIONS, WITHOUT_EFFECT, elsewhere, find
 from lmi.settings.values import Given, Values, closest
 

@@ -29,7 +29,7 @@ from lmi.settings.engine_choice import (
     refuse_other_tasks,
     warn_of_some_engines,
 )
-from lmi.settings.handler import USER_CODE, Machine, announced
+from lmi.settings.handler import USER_CODE, announced
 from lmi.settings.kinds import (
     ADDRESS,
     FORMATTER_WORDS,
@@ -37,6 +37,7 @@ from lmi.settings.kinds import (
     REASONING_FORMS,
     TOOL_CALL_FORMS,
 )
+from lmi.settings.machine import Machine
 from lmi.settings.model_choice import (
     MODEL,
     Fetched,

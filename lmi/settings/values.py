@@ -15,8 +15,9 @@ from typing import Any
 
 from lmi.errors import BadConfiguration, ModelUnusable, shorten
 from lmi.settings.config import Config
-from lmi.settings.handler import Handler, Machine
+from lmi.settings.handler import Handler
 from lmi.settings.kinds import TEXT, TooLarge
+from lmi.settings.machine import Machine
 from lmi.settings.options import (
     OPTIONS,
     OTHER_ENV,

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from lmi.settings.config import Config, EngineConfig
-from lmi.settings.handler import USER_CODE, Handler, announced, num_ranks_here
+from lmi.settings.handler import USER_CODE, Handler, announced
+from lmi.settings.machine import num_ranks_here
 from lmi.settings.user_code import with_installed
 from lmi.shared import linux
 from lmi.shared.cores import Cores

@@ -9,7 +9,8 @@ import pytest
 
 from lmi.errors import BadConfiguration
 from lmi.settings.engine_choice import choose_handler
-from lmi.settings.handler import Handler, Machine, announced, num_engines
+from lmi.settings.handler import Handler, announced
+from lmi.settings.machine import Machine, num_engines
 from tests.settings.settling import ASYNC_SERVICE, CPU, FOUR_GPUS, faults, settle
 
 

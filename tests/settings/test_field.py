@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from lmi.errors import BadConfiguration
-from lmi.settings.handler import Machine
+from lmi.settings.machine import Machine
 from lmi.settings.properties import parse
 from lmi.settings.resolve import resolve
 from lmi.settings.values import Resolved

@@ -14,7 +14,8 @@ from lmi.engine.resolve import missing_library
 from lmi.errors import BadConfiguration, ModelUnusable
 from lmi.settings.config import ModelConfig, UserCodeConfig
 from lmi.settings.engine_choice import choose_handler
-from lmi.settings.handler import Machine, announced
+from lmi.settings.handler import announced
+from lmi.settings.machine import Machine
 from lmi.shared.state import Block
 from lmi.supervisor.hints import CHECKPOINT, DAMAGED_FILE, LOG, OPTIONS, SOURCES, hint
 from lmi.user_code.worker import load
