@@ -50,17 +50,29 @@ from lmi.executor.config import (
     LogitsPostProcessorBatched,
     LogitsPostProcessorConfig,
 )
-from lmi.executor.executor import Executor
-from lmi.executor.guides import GuidedDecodingParams, GuideType
+from lmi.executor.executor import (
+    Executor,
+    InflightBatchingStats,
+    IterationStats,
+    KvCacheStats,
+    RequestStats,
+    RequestStatsPerIteration,
+)
 from lmi.executor.info import Capabilities, EngineInfo, Progress
-from lmi.executor.outputs import AdditionalModelOutput, OutputConfig
 from lmi.executor.request import (
     DEFAULT_PRIORITY,
+    DEFAULT_RETENTION_PRIORITY,
     PRIORITY_STEPS,
+    AdditionalModelOutput,
     ExternalDraftTokensConfig,
+    GuidedDecodingParams,
+    GuideType,
+    KvCacheRetentionConfig,
     LoraConfig,
+    OutputConfig,
     PromptTuningConfig,
     Request,
+    TokenRangeRetentionConfig,
 )
 from lmi.executor.response import (
     ErrorKind,
@@ -73,15 +85,7 @@ from lmi.executor.response import (
     Tensor,
     TokenLogProb,
 )
-from lmi.executor.retention import DEFAULT_RETENTION_PRIORITY, KvCacheRetentionConfig, TokenRangeRetentionConfig
 from lmi.executor.sampling import MAX_PENALTY, MAX_SEED, MAX_TEMPERATURE, REPETITION_PENALTIES, SamplingConfig
-from lmi.executor.statistics import (
-    InflightBatchingStats,
-    IterationStats,
-    KvCacheStats,
-    RequestStats,
-    RequestStatsPerIteration,
-)
 
 __all__ = [
     "DEFAULT_PRIORITY",

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lmi.executor.checks import MAX_INT, broken, check_int
-from lmi.executor.outputs import AdditionalModelOutput
+from lmi.executor.request import AdditionalModelOutput
 
 LogitsPostProcessor = Callable[[int, Any, list[list[int]], Any, int | None], Any]
 """Takes request id, logits (1, num_beams, vocab), the generated tokens of each beam, CUDA stream and client id.

@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from lmi.executor.guides import GuideType
-from lmi.executor.outputs import AdditionalModelOutput
+from lmi.executor.request import AdditionalModelOutput, GuideType
 from lmi.executor.sampling import MAX_TEMPERATURE
 
 

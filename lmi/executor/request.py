@@ -2,16 +2,107 @@
 
 from __future__ import annotations
 
+import enum
 from typing import ClassVar
 
 import msgspec
 from msgspec.structs import force_setattr, replace
 
 from lmi.executor.checks import broken, check_int, check_range
-from lmi.executor.guides import GuidedDecodingParams
-from lmi.executor.outputs import OutputConfig
-from lmi.executor.retention import KvCacheRetentionConfig
 from lmi.executor.sampling import SamplingConfig
+
+
+class GuideType(enum.IntEnum):
+    JSON = 0
+    JSON_SCHEMA = 1
+    REGEX = 2
+    EBNF_GRAMMAR = 3
+
+
+class GuidedDecodingParams(msgspec.Struct, frozen=True):
+    """The structure that the output must have. `guide` may be None only for JSON."""
+
+    guide_type: GuideType
+    guide: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.guide is None and self.guide_type is not GuideType.JSON:
+            raise ValueError(f"guide must be given for {self.guide_type.name}")
+
+
+class AdditionalModelOutput(msgspec.Struct, frozen=True):
+    """A tensor of the model by its name: its rows for generated tokens, and with `gather_context` for the prompt's."""
+
+    name: str
+    gather_context: bool = False
+
+
+class _Flags(msgspec.Struct, frozen=True):
+    """The positional arguments of an OutputConfig, in upstream's order."""
+
+    return_log_probs: bool = False
+    return_context_logits: bool = False
+    return_generation_logits: bool = False
+    exclude_input_from_output: bool = True
+    return_encoder_output: bool = False
+    return_perf_metrics: bool = False
+    additional_model_outputs: tuple[AdditionalModelOutput, ...] = ()
+
+
+class OutputConfig(_Flags, frozen=True, kw_only=True):
+    """The outputs that a Result carries beside the token ids.
+
+    `num_top_log_probs` and `num_prompt_log_probs` say how many best alternatives each generated token and each prompt
+    token gets; upstream does not have them. With `num_prompt_log_probs` 0 a Result has only the log-probs of the prompt
+    tokens, with None it has none. Inside lmi the prompt is always excluded from the output.
+    """
+
+    num_top_log_probs: int = 0
+    num_prompt_log_probs: int | None = None
+
+    def __post_init__(self) -> None:
+        check_int("num_top_log_probs", self.num_top_log_probs, 0)
+        check_int("num_prompt_log_probs", self.num_prompt_log_probs, 0)
+
+
+DEFAULT_RETENTION_PRIORITY = 35
+MAX_RETENTION_PRIORITY = 100
+
+
+class TokenRangeRetentionConfig(msgspec.Struct, frozen=True):
+    """Of the prompt's tokens from `token_start` up to `token_end`, which is not included; None is the prompt's end.
+
+    Blocks of a lower priority are evicted first. After `duration_ms` without use the priority is the default again;
+    None means that it stays.
+    """
+
+    token_start: int
+    token_end: int | None = None
+    priority: int = DEFAULT_RETENTION_PRIORITY
+    duration_ms: int | None = None
+
+    def __post_init__(self) -> None:
+        check_int("token_start", self.token_start, 0)
+        check_int("token_end", self.token_end, self.token_start + 1)
+        check_int("priority", self.priority, 0, MAX_RETENTION_PRIORITY)
+        check_int("duration_ms", self.duration_ms, 1)
+
+
+class KvCacheRetentionConfig(msgspec.Struct, frozen=True):
+    """Ranges of the prompt, and the priority of what is generated. Upstream's durations are timedeltas."""
+
+    token_range_retention_configs: tuple[TokenRangeRetentionConfig, ...] = ()
+    decode_retention_priority: int = DEFAULT_RETENTION_PRIORITY
+    decode_duration_ms: int | None = None
+
+    def __post_init__(self) -> None:
+        check_int("decode_retention_priority", self.decode_retention_priority, 0, MAX_RETENTION_PRIORITY)
+        check_int("decode_duration_ms", self.decode_duration_ms, 1)
+        ranges = sorted(self.token_range_retention_configs, key=lambda one: one.token_start)
+        for one, later in zip(ranges, ranges[1:], strict=False):
+            if one.token_end is None or one.token_end > later.token_start:
+                raise ValueError(f"token_range_retention_configs must not overlap, given {one} and {later}")
+
 
 DEFAULT_PRIORITY = 0.5
 PRIORITY_STEPS = 1 << 20  # from the least urgent to the most; a float32 keeps them apart
