@@ -202,7 +202,7 @@ class Supervisor:
             self._fetches.ended(child, failure)
         elif failure is not None:
             self._fail(failure, model)
-        elif model is not None and not is_ending:
+        elif model is not None and not is_ending and not child.is_done:
             model.block.supervisor.num_engine_restarts += 1
 
     def _fail(self, failure: Failure, model: RunningModel | None = None) -> None:

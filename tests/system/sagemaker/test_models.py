@@ -572,6 +572,8 @@ def test_what_the_code_of_a_model_needs_is_installed_before_it_starts(tmp_path: 
         (Path(broken) / "requirements").mkdir()
         assert server.load("whole", whole).status == 200
         assert json.loads(server.invoke("whole").body) == {"version": "1.0"}
+        metrics = server.request("GET", "/metrics").body.decode().splitlines()
+        assert 'lmi_engine_restarts_total{model="whole"} 0.0' in metrics  # an installation that ends is no restart
         refused = server.load("broken", broken)
         assert refused.status == 400 and b"ERROR: No matching distribution" in refused.body
         assert server.described("broken")["status"] == "FAILED" and server.ping() == 200
