@@ -4,7 +4,7 @@
 
 Nothing here knows a wire format or a device. A bad request is refused before it is submitted, so it cannot affect other
 requests. Every sequence ends with a Delta that has a finish reason, or the request ends with an LmiError. On every way
-out, one `finally` closes the stream, which sends Cancel unless the engine has finished.
+out the stream is closed, which sends Cancel unless the engine has finished.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The types of the front end, between those of the wire and those of the engine.
 
 A schema turns bytes into a GenerationRequest, the pipeline turns engine Results into Deltas, and a formatter turns
-Deltas into bytes. The types use no names of a wire format and do no I/O.
+Deltas into bytes. Where a word is needed it is that of the LMI API. The types do no I/O.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The two rules that keep the source tree a tree: imports point downwards, and the front end loads no engine."""
+"""What keeps the source tree a tree: imports point downwards, and no process loads what it may never use."""
 
 import ast
 import os

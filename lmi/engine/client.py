@@ -181,7 +181,7 @@ class EngineConnection(Connection):
 
 
 class Engines(Connections[EngineConnection]):
-    """The connections of one front end to all engines of this server."""
+    """The connections of one front end to all engines of one model."""
 
     def __init__(self, sockets: Sequence[str], records: Sequence[EngineRecord]) -> None:
         super().__init__(EngineConnection, sockets, records)

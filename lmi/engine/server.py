@@ -3,7 +3,7 @@
 A `Dispatcher` passes each request of a connection to the executor, and sends each batch of Responses back in one frame
 for each connection. If a front end breaks the protocol or stops reading, only its connection closes. A connection that
 closes cancels its requests. Requests arrive on the event loop of the worker. The thread that makes the Responses calls
-`deliver`.
+`deliver`, or `Worker._pump` where an executor keeps them.
 """
 
 from __future__ import annotations

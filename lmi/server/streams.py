@@ -32,7 +32,7 @@ class Body:
     def take(self, records: list[bytes]) -> Awaitable[None] | None:
         """Send records of a stream, or keep those of a whole answer.
 
-        Returns an awaitable if they could not be sent at once, because the client reads slowly.
+        Returns an awaitable if they could not be sent at once: the first ones, or if the client reads slowly.
         """
         if not self._formatter.is_streaming:
             self._whole += records

@@ -1,8 +1,8 @@
 """The shared-memory block: it has a record of each process, and every process reads the records without asking.
 
-The supervisor makes one file of fixed layout and every process maps it. A field has one writer at a time, as a rule the
-process itself. The supervisor writes in the record of an engine that died or hangs. Whoever reaps a front end,
-gunicorn's master or the supervisor, releases its record.
+A server has one file of fixed layout, and each of its models has one; every process maps those that it needs. A field
+has one writer at a time, as a rule the process itself. The supervisor writes in the record of an engine that died or
+hangs. Whoever reaps a front end, gunicorn's master or the supervisor, releases its record.
 Values are 8 bytes, aligned, so a reader sees an old value or a new one, never half of both. Totals survive the death of
 their writer, because the next process of the slot continues to count. Gauges are zeroed when a process claims the slot.
 The figures of `/ping`, `/metrics` and admission are those of this block.

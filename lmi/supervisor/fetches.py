@@ -1,7 +1,7 @@
 """The fetches that front ends ask for while the server runs: adapters that lie at a hub or in S3.
 
 A front end writes a `FetchRequest` into a folder below `fetches/` of the server's, and waits for the result or the
-failure there. It removes the request when it waits no longer. `Fetches` looks at the folders at each turn of the
+failure there. It removes the request when it waits no longer. `FetchProcesses` looks at the folders at each turn of the
 supervisor's loop. It waits for nobody, and a fetch that fails ends nothing but itself.
 """
 
