@@ -82,7 +82,7 @@ class AnswerText:
             if self._stop is not None:
                 tokens[n].raw_text = piece
             if top is not None:
-                tokens[n].top = self._alternatives(top[n])
+                tokens[n].top = [_lone_token(self._tokenizer, item.token_id, item.log_prob) for item in top[n]]
         if ids:
             self._last_id = ids[-1]
         if finish_reason is not NOT_FINISHED:
@@ -95,20 +95,16 @@ class AnswerText:
 
     def _release(self, piece: str, tokens: list[Token]) -> None:
         """Add the text that was held back: part of a character (also to `raw_text`), and part of a stop string."""
-        text = self._flush(piece)
+        text = piece
+        if self._stop is not None:
+            text = self._stop.feed(piece) + self._stop.flush()
+            self.stopped = self._stop.matched is not None
         if text and not tokens:
             tokens.append(Token(self._last_id, "", raw_text=None if self._stop is None else ""))
         if text:
             tokens[-1].text += text
         if tokens and tokens[-1].raw_text is not None:
             tokens[-1].raw_text += piece
-
-    def _flush(self, text: str) -> str:
-        if self._stop is None:
-            return text
-        text = self._stop.feed(text) + self._stop.flush()
-        self.stopped = self._stop.matched is not None
-        return text
 
     def _is_last_silent(self, ids: Sequence[int], finish_reason: FinishReason) -> bool:
         if finish_reason is FinishReason.END_ID:
@@ -122,9 +118,6 @@ class AnswerText:
         text = stop.feed(text)
         self.stopped = stop.matched is not None
         return text
-
-    def _alternatives(self, top: Sequence[TokenLogProb]) -> list[Token]:
-        return [_lone_token(self._tokenizer, item.token_id, item.log_prob) for item in top]
 
 
 def prompt_tokens(

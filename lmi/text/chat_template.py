@@ -123,16 +123,12 @@ def _templates_in(folder: Path) -> tuple[dict[str, str], Path]:
         named = {extra.stem: _read_text(extra) for extra in sorted(folder.glob("additional_chat_templates/*.jinja"))}
         return named | {"default": _read_text(file)}, file
     for file in (folder / "tokenizer_config.json", folder / "chat_template.json"):
-        if file.is_file() and (templates := _templates_of(_parse_object(file).get("chat_template"))):
-            return templates, file
+        value = _parse_object(file).get("chat_template") if file.is_file() else None
+        if isinstance(value, str):
+            return {"default": value}, file
+        if isinstance(value, list) and value:
+            return {item["name"]: item["template"] for item in value}, file
     return {}, file
-
-
-def _templates_of(value: Any) -> dict[str, str]:
-    """Read one template, or a list of {"name": …, "template": …}. Returns templates by name."""
-    if isinstance(value, list):
-        return {item["name"]: item["template"] for item in value}
-    return {"default": value} if isinstance(value, str) else {}
 
 
 def _parse_object(file: Path) -> dict[str, Any]:

@@ -51,7 +51,9 @@ class Filters:
     def install(self) -> None:
         """Put the filters and tests of the environment under the limits."""
         self._bound_filters()
-        self._bound_tests()
+        tests: dict[str, Any] = self._environment.tests
+        tests.update({name: self._timed(tests[name]) for name in TIMED_TESTS})
+        tests.update({name: _of_number(tests[name]) for name in OF_NUMBERS})
 
     def _bound_filters(self) -> None:
         for name in WITHOUT:
@@ -81,11 +83,6 @@ class Filters:
         filters.update(
             {CLOCK: self._clock, MADE: self._made, PART: self._part, CONCAT: self._concat, LISTED: self._listed}
         )
-
-    def _bound_tests(self) -> None:
-        tests: dict[str, Any] = self._environment.tests
-        tests.update({name: self._timed(tests[name]) for name in TIMED_TESTS})
-        tests.update({name: _of_number(tests[name]) for name in OF_NUMBERS})
 
     def _timed(self, function: Filter) -> Filter:
         @wraps(function)

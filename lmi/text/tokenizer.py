@@ -71,9 +71,10 @@ class Tokenizer:
         backend.no_padding()
         self._backend = backend
         self._pool: ThreadPoolExecutor | None = None
-        self._is_byte_level = b'"ByteLevel"' in _decoder_state(backend)
+        self._is_byte_level = backend.decoder is not None and b'"ByteLevel"' in bytes(backend.decoder.__getstate__())
         self.special_tokens = special.named
-        self.special_ids = special.ids | _special_ids(backend)
+        added = backend.get_added_tokens_decoder().items()
+        self.special_ids = special.ids | {token_id for token_id, token in added if token.special}
         self.eos_ids = special.eos_ids
         self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
         self.max_token_chars = max((len(backend.id_to_token(i) or "") for i in range(self.vocab_size)), default=1)
@@ -245,14 +246,6 @@ def _is_from_library(error: BaseException) -> bool:
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
-def _decoder_state(backend: tokenizers.Tokenizer) -> bytes:
-    return b"" if backend.decoder is None else bytes(backend.decoder.__getstate__())
-
-
-def _special_ids(backend: tokenizers.Tokenizer) -> frozenset[int]:
-    return frozenset(token_id for token_id, token in backend.get_added_tokens_decoder().items() if token.special)
-
-
 def _read_json(file: Path) -> dict[str, Any]:
     """Return the object in a JSON file, {} if the file does not exist. Raises ModelUnusable."""
     try:
@@ -335,17 +328,13 @@ def _special_tokens(folder: Path, backend: tokenizers.Tokenizer, named: dict[str
     text_config = config.get("text_config")
     layers = [generation, config, text_config if isinstance(text_config, dict) else {}]
     ids = {name: backend.token_to_id(content) for name, content in named.items()}
-    eos_ids = _ids(_first(layers, "eos_token_id")) + _ids(ids.get("eos_token"))
+    declared = next((layer["eos_token_id"] for layer in layers if layer.get("eos_token_id") is not None), None)
+    eos_ids = _ids(declared) + _ids(ids.get("eos_token"))
     return SpecialTokens(
         named=named,
         ids=frozenset(token_id for token_id in ids.values() if token_id is not None),
         eos_ids=tuple(dict.fromkeys(eos_ids)),
     )
-
-
-def _first(layers: Sequence[Mapping[str, Any]], key: str) -> Any:
-    """Return the value of the first layer that has one."""
-    return next((layer[key] for layer in layers if layer.get(key) is not None), None)
 
 
 def _ids(value: Any) -> list[int]:
