@@ -164,12 +164,13 @@ class GuardedProtocol(HttpToolsProtocol):
         try:
             self._feed(data)
             if self._is_in_head and self._num_messages == num_messages:
-                self._check_unparsed(len(data))
+                self._num_unparsed_bytes += len(data)  # the parser reports only whole fields, and one may be endless
+                if self._num_unparsed_bytes > MAX_HEAD_BYTES:
+                    raise _head_too_large()
         except Refusal as refusal:
             self._refuse(refusal)
         except httptools.HttpParserError as error:
-            reason = error.__context__ if isinstance(error.__context__, Refusal) else _unreadable(error)
-            self._refuse(reason)
+            self._refuse(error.__context__ if isinstance(error.__context__, Refusal) else _unreadable(error))
         else:
             self._mind_time()
 
@@ -190,12 +191,6 @@ class GuardedProtocol(HttpToolsProtocol):
                 data = b"".join([*head, b"\r\n", data[upgrade.args[0] :]])
                 self.parser = httptools.HttpRequestParser(self)
                 self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as in uvicorn
-
-    def _check_unparsed(self, num_new_bytes: int) -> None:
-        """Count the bytes of a field as they arrive. The parser reports only whole fields, and one may be endless."""
-        self._num_unparsed_bytes += num_new_bytes
-        if self._num_unparsed_bytes > MAX_HEAD_BYTES:
-            raise _head_too_large()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
