@@ -107,7 +107,9 @@ class Connections(Generic[C]):
     async def wait_for(self, is_there: Callable[[], object]) -> None:
         """Wait a moment for a process that has just become ready and is not connected yet."""
         deadline_s = time.monotonic() + CONNECT_TIMEOUT_S
-        while not is_there() and time.monotonic() < deadline_s and self._is_any_ready():
+        while not is_there() and time.monotonic() < deadline_s:
+            if not any(record.phase == Phase.READY for record in self.records):
+                break
             await asyncio.sleep(RECONNECT_S)
 
     def describe(self) -> str:
@@ -116,9 +118,6 @@ class Connections(Generic[C]):
             "not connected yet" if record.phase == Phase.READY else Phase(record.phase).name.lower()
             for record in self.records
         )
-
-    def _is_any_ready(self) -> bool:
-        return any(record.phase == Phase.READY for record in self.records)
 
     async def _keep_connected(self, slot: int) -> None:
         """Connect when the process of this slot is ready, and again after the connection was lost."""
