@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from queue import SimpleQueue
@@ -141,7 +141,8 @@ class Bucket:
                 except Exception as error:
                     if first is None:
                         first = error
-                        _cancel(futures)
+                        for other in futures:
+                            other.cancel()
                     continue
                 progress.file_done()
                 yield each.found
@@ -153,18 +154,15 @@ class Bucket:
 
     def _finish(self, each: Wanted, future: Any) -> None:
         """Raise what went wrong with an object: on its way, or because it is not what the listing says."""
-        with explained(f"s3://{self.name}/{each.found.key}", read_key=each.found.key):
-            future.result()
-            self._check(each)
-
-    def _check(self, each: Wanted) -> None:
         found, file = each
-        if (size := size_of(file)) != found.size:
-            file.unlink(missing_ok=True)
-            raise Damaged(found.key, wanted=f"{found.size} bytes", found=size)
-        if _is_md5(found.etag) and (digest := _md5(file)) != found.etag and not self._is_encrypted(found):
-            file.unlink()
-            raise Damaged(found.key, wanted=f"MD5 {found.etag}", found=digest)
+        with explained(f"s3://{self.name}/{found.key}", read_key=found.key):
+            future.result()
+            if (size := size_of(file)) != found.size:
+                file.unlink(missing_ok=True)
+                raise Damaged(found.key, wanted=f"{found.size} bytes", found=size)
+            if _is_md5(found.etag) and (digest := _md5(file)) != found.etag and not self._is_encrypted(found):
+                file.unlink()
+                raise Damaged(found.key, wanted=f"MD5 {found.etag}", found=digest)
 
     def _is_encrypted(self, found: Found) -> bool:
         """Return whether the object is encrypted so that its ETag is not an MD5, although it looks like one."""
@@ -232,11 +230,6 @@ def _changed(key: str, code: str) -> Damaged:
 
 def _code(error: Any) -> str:
     return str(error.response.get("Error", {}).get("Code", ""))
-
-
-def _cancel(futures: Iterable[Any]) -> None:
-    for future in futures:
-        future.cancel()
 
 
 def _config(num_tries: int) -> Any:

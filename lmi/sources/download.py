@@ -88,7 +88,9 @@ class Download:
                     self._take_up(out)
                 while self._num_bytes < self.file.size:
                     self._read(out)
-            self._check()
+            found = self._hash.hexdigest()
+            if self.file.sha256 not in (None, found):
+                raise Damaged(wanted=f"SHA-256 {self.file.sha256}", found=found)
         except Damaged:
             self._forget()
             self.part.unlink(missing_ok=True)
@@ -120,15 +122,12 @@ class Download:
                     return
             hf_raise_for_status(response)
             for data in response.iter_bytes():
-                self._write(data, out)
+                if self._num_bytes + len(data) > self.file.size:
+                    raise Damaged(wanted=f"{self.file.size} bytes", found="more")
+                out.write(data)
+                self._count(data)
         if self._num_bytes < end:
             raise Damaged(wanted=f"{self.file.size} bytes", found=self._num_bytes)
-
-    def _write(self, data: bytes, out: BufferedWriter) -> None:
-        if self._num_bytes + len(data) > self.file.size:
-            raise Damaged(wanted=f"{self.file.size} bytes", found="more")
-        out.write(data)
-        self._count(data)
 
     def _count(self, data: bytes) -> None:
         if self._stopped.is_set():
@@ -141,11 +140,6 @@ class Download:
     def _forget(self) -> None:
         self._progress.add(-self._num_bytes)
         self._hash, self._num_bytes = hashlib.sha256(), 0
-
-    def _check(self) -> None:
-        found = self._hash.hexdigest()
-        if self.file.sha256 not in (None, found):
-            raise Damaged(wanted=f"SHA-256 {self.file.sha256}", found=found)
 
 
 def _continues(response: httpx2.Response, first: int) -> bool:

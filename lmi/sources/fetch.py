@@ -21,15 +21,14 @@ def fetch(job: FetchJob) -> FetchedSource:
     wanted = job.wanted
     source = parse(wanted.source)
     job.progress.begin(source, 0, 0)
-    folder, revision = _from_hub(source, job) if isinstance(source, HubModel) else (_from_s3(source, job), "")
+    if isinstance(source, HubModel):
+        from lmi.sources.hub import HubFetch  # only here, because the client is large
+
+        folder, revision = HubFetch(source, job).fetch()
+    else:
+        folder, revision = _from_s3(source, job), ""
     check(folder, name=wanted.source, allow_pickle=wanted.allow_pickle, is_adapter=wanted.is_adapter)
     return FetchedSource(source=wanted.source, folder=str(folder), revision=revision)
-
-
-def _from_hub(source: HubModel, job: FetchJob) -> tuple[Path, str]:
-    from lmi.sources.hub import HubFetch  # only here, because the client is large
-
-    return HubFetch(source, job).fetch()
 
 
 def _from_s3(source: S3Folder | S3Archive, job: FetchJob) -> Path:

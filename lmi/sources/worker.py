@@ -85,25 +85,19 @@ class Reporter:
     def _report(self) -> None:
         report = self._progress.report()
         if report != self._written:
-            self._write(report)
+            try:
+                write(self._file, report)
+                self._written = report
+            except OSError as error:  # a full disk; the fetch itself says so
+                log.debug("%s cannot be written: %s", self._file, error)
         if self._bar is not None:
-            self._show(self._bar, report)
+            if self._task is None:
+                self._task = self._bar.add_task("", total=None)
+            text = f"{report.stage} {report.source} {report.num_files}/{report.total_files}"
+            self._bar.update(self._task, description=text, completed=report.num_bytes, total=report.total_bytes or None)
         elif time.monotonic() - self._logged_s >= self._log_s and report.source:
             self._logged_s = time.monotonic()
             log.info("%s", report)
-
-    def _write(self, report: FetchReport) -> None:
-        try:
-            write(self._file, report)
-            self._written = report
-        except OSError as error:  # a full disk; the fetch itself says so
-            log.debug("%s cannot be written: %s", self._file, error)
-
-    def _show(self, bar: Bar, report: FetchReport) -> None:
-        if self._task is None:
-            self._task = bar.add_task("", total=None)
-        text = f"{report.stage} {report.source} {report.num_files}/{report.total_files}"
-        bar.update(self._task, description=text, completed=report.num_bytes, total=report.total_bytes or None)
 
 
 def run(jobs: Sequence[FetchJob], folder: Path, reporter: Reporter, *, says_failure: bool) -> int:
