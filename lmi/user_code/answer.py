@@ -153,13 +153,14 @@ class ResponseAnswer:
             "stop_reason": step.stop_reason,
         }
         response = self._head | {"choices": [choice]}
-        if step.finish_reason is not None:
-            response = self._whole(step.finish_reason) | response | {"usage": self._usage()}
-        return response
-
-    def _whole(self, finish_reason: str) -> dict[str, Any]:
+        if step.finish_reason is None:
+            return response
         whole: dict[str, Any] = {"generated_text": self._prompt + _text(self._tokens)}
-        return whole | {"details": self._details(finish_reason)} if self._opened.details else whole
+        if self._opened.details:
+            whole["details"] = self._details(step.finish_reason)
+        num_prompt, num_new = self._num_prompt_tokens, len(self._tokens)
+        usage = {"prompt_tokens": num_prompt, "completion_tokens": num_new, "total_tokens": num_prompt + num_new}
+        return whole | response | {"usage": usage}
 
     def _details(self, finish_reason: str) -> dict[str, Any]:
         details: dict[str, Any] = {
@@ -174,10 +175,6 @@ class ResponseAnswer:
         if self._top_tokens and not self._opened.is_streaming:
             details["top_tokens"] = [_shown(top) for top in self._top_tokens]
         return details
-
-    def _usage(self) -> dict[str, int]:
-        num_prompt, num_new = self._num_prompt_tokens, len(self._tokens)
-        return {"prompt_tokens": num_prompt, "completion_tokens": num_new, "total_tokens": num_prompt + num_new}
 
 
 def takes_responses(formatter: Callable[..., Any]) -> bool:

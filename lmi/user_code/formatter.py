@@ -81,7 +81,7 @@ class ListOutputFormatter(OutputFormatter):
         if delta.is_followed or not any(self._unsent):
             return []
         written, self._unsent = self._unsent, [b""] * len(self._unsent)
-        return [outputs_line(written)]
+        return [orjson.dumps({"outputs": [each.decode(errors="replace") for each in written]}) + b"\n"]
 
     def _take_head(self, head: Head) -> None:
         self.media_type = JSONLINES if self.is_streaming else JSON
@@ -164,7 +164,3 @@ def as_json(written: bytes) -> bytes:
     except orjson.JSONDecodeError:
         return orjson.dumps(written.decode(errors="replace"))
     return written.strip()
-
-
-def outputs_line(written: Sequence[bytes]) -> bytes:
-    return orjson.dumps({"outputs": [each.decode(errors="replace") for each in written]}) + b"\n"

@@ -7,7 +7,7 @@ import queue
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from lmi.errors import is_out_of_memory, writable
@@ -91,15 +91,12 @@ class Job:
     def _handle(self, message: Handle) -> None:
         with self._user_code.handle(message.properties, message.query, message.body) as (head, chunks):
             self._send(Head(self._id, head.status, head.media_type, head.headers, head.is_streaming))
-            self._send_all(chunks)
-
-    def _send_all(self, chunks: Iterable[bytes]) -> None:
-        for chunk in chunks:
-            for part in _parts(chunk):
-                self._room.acquire()
-                if self._is_over.is_set():
-                    return
-                self._send(BodyChunk(self._id, part))
+            for chunk in chunks:
+                for part in _parts(chunk):
+                    self._room.acquire()
+                    if self._is_over.is_set():
+                        return
+                    self._send(BodyChunk(self._id, part))
 
 
 def _parts(chunk: bytes) -> Iterator[bytes]:

@@ -66,7 +66,8 @@ class Installer:
         self._state = state
         self._environ = environ
         self._logged_s = time.monotonic()
-        self._num_named = max(1, sum(1 for line in file.read_text(errors="replace").splitlines() if _names_one(line)))
+        lines = filter(None, map(str.strip, file.read_text(errors="replace").splitlines()))
+        self._num_named = max(1, sum(not line.startswith(("#", "-")) for line in lines))  # packages in the file
 
     def install(self) -> None:
         """Fill the folder, unless it is complete. Raises ModelUnusable with the cause that pip gives."""
@@ -156,11 +157,6 @@ def _running(command: Sequence[str], folder: Path, environ: Mapping[str, str]) -
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-
-
-def _names_one(line: str) -> bool:
-    """Return whether a line of a requirements.txt names a package."""
-    return bool(line.strip()) and not line.lstrip().startswith(("#", "-"))
 
 
 def run(file: Path, folder: Path, state: Path) -> int:

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 NOT_HEADERS = frozenset("content-type content-length transfer-encoding connection x-request-id".split())
 HEADER_NAME, HEADER_VALUE = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"), re.compile(r"[\t -~\x80-\xff]*")
-OCTETS = "application/octet-stream"
 WITHOUT_BODY = (204, 205, 304)
 
 
@@ -39,7 +38,8 @@ def read_results(result: Any) -> Generator[object]:
             try:
                 yield item
             finally:
-                _finalize(item)
+                if (finalize := getattr(item, "finalizer", None)) is not None:
+                    finalize()
             if getattr(item, "is_last", False):
                 return
 
@@ -60,7 +60,7 @@ def read_head(output: Output, *, is_streaming: bool) -> ResponseHead:
     status = _status(output.code)
     is_streaming = (is_streaming or output.stream_content is not None) and status not in WITHOUT_BODY
     has_body = is_streaming or not output.content.is_empty()
-    media_type = given or output.media_type or (OCTETS if has_body else "")
+    media_type = given or output.media_type or ("application/octet-stream" if has_body else "")
     others = {name: value for name, value in headers.items() if name.lower() not in NOT_HEADERS}
     for name, value in [("content-type", media_type), *others.items()]:
         _check_header(name, value)
@@ -79,12 +79,6 @@ def read_pieces(output: Output) -> Iterator[bytes]:
     items = output.stream_content
     for item in synchronous(items) if isinstance(items, AsyncIterable) else items:
         yield as_bytes(write(item))
-
-
-def _finalize(item: object) -> None:
-    finalizer = getattr(item, "finalizer", None)
-    if finalizer is not None:
-        finalizer()
 
 
 def _status(code: Any) -> int:

@@ -90,7 +90,8 @@ def _load_and_serve(runtime: Runtime, slot: int, record: EngineRecord) -> None:
     started_s = time.monotonic()
     user_code = load(with_sessions(code, runtime), runtime.config.model, record)
     if code.handler is not None:
-        _report(runtime, slot, time.monotonic() - started_s)
+        report = LoadReport(engine="model.py", stages_s={"load": time.monotonic() - started_s})
+        write_report(runtime.engine_report(slot), report)
     record.stage = ""
     keep_to_cores()
     asyncio.run(serve(user_code, record, runtime.user_code_socket(slot)))
@@ -104,11 +105,6 @@ def with_sessions(code: UserCodeConfig, runtime: Runtime) -> UserCodeConfig:
         "sessions_expiration": f"{server.sessions_expiration_s:.15g}",
     }
     return replace(code, properties=sessions | code.properties)
-
-
-def _report(runtime: Runtime, slot: int, seconds: float) -> None:
-    """Write the load report that the supervisor shows."""
-    write_report(runtime.engine_report(slot), LoadReport(engine="model.py", stages_s={"load": seconds}))
 
 
 if __name__ == "__main__":
