@@ -211,7 +211,10 @@ class Engines(Connections[EngineConnection]):
 
         Raises Unavailable if no engine serves, and EngineLost when the others have done it.
         """
-        calls = [engine.follow_folder(is_done) for engine in self._connected()]
+        serving = [engine for engine in self.open.values() if engine.info is not None]  # also silent ones
+        if not serving:
+            raise Unavailable("no engine is ready: " + self.describe())
+        calls = [engine.follow_folder(is_done) for engine in serving]
         found = await asyncio.gather(*calls, return_exceptions=True)
         for outcomes in found:
             if isinstance(outcomes, BaseException):
@@ -229,13 +232,6 @@ class Engines(Connections[EngineConnection]):
         """Return why an engine could not load a registered adapter, or None."""
         outcomes = (one.outcomes[name] for one in self._ready() if name in one.outcomes)
         return next((cause_line(from_info(found.error)) for found in outcomes if found.error is not None), None)
-
-    def _connected(self) -> list[EngineConnection]:
-        """Return every engine that serves, also silent ones. Raises Unavailable if none serves."""
-        connected = [connection for connection in self.open.values() if connection.info is not None]
-        if not connected:
-            raise Unavailable("no engine is ready: " + self.describe())
-        return connected
 
     def _ready(self) -> list[EngineConnection]:
         """Return the connected engines with a recent heartbeat, or all connected ones if none has one."""

@@ -75,8 +75,11 @@ class AdapterRegistry:
         is no room, Unavailable if no engine is ready or one is lost meanwhile, DeadlineExceeded.
         """
         new = msgspec.structs.replace(entry, state=State.PENDING, stamp=time.monotonic_ns())
-        if not self._add(new):
-            raise NameTaken(f"Adapter {said or entry.name} is registered already")
+        try:
+            if not self._folder.add(new, self._max_adapters):
+                raise NameTaken(f"Adapter {said or entry.name} is registered already")
+        except OutOfMemory:
+            raise OutOfMemory(f"{self._max_adapters} adapters are registered, which is max_adapters") from None
         try:
             await self._load(new)
             self._folder.replace(msgspec.structs.replace(new, state=State.READY))
@@ -138,12 +141,6 @@ class AdapterRegistry:
         if entry is not None and entry.state is State.PENDING and not is_abandoned(entry):
             raise NameTaken(f"Adapter {said or name} is being registered")
         return self.find(name, said)
-
-    def _add(self, entry: Adapter) -> bool:
-        try:
-            return self._folder.add(entry, self._max_adapters)
-        except OutOfMemory:
-            raise OutOfMemory(f"{self._max_adapters} adapters are registered, which is max_adapters") from None
 
     async def _load(self, entry: Adapter) -> None:
         """Wait until every engine has tried the entry, unless another takes its place. Raises the first reason."""

@@ -20,7 +20,7 @@ import msgspec
 from lmi.engine.adapter_keeper import AdapterKeeper
 from lmi.engine.messages import LOOK, Ready, Refused, Responses, Submit, ToFrontEnd, decode_to_engine, encode, refusal
 from lmi.errors import LmiError, Unavailable
-from lmi.executor import ErrorKind, Executor, IterationStats, Response, ResponseError
+from lmi.executor import ErrorKind, Executor, Response, ResponseError
 from lmi.ipc.frames import FrameTooLarge, frame
 from lmi.ipc.listener import Accepted
 from lmi.ipc.writer import ThreadSafeWriter
@@ -67,7 +67,12 @@ class Dispatcher:
             if self.is_closing:
                 raise Unavailable("this engine is shutting down")
             with self._lock:  # the first Response may come before enqueue_request returns
-                self._note_owner(self._executor.enqueue_request(message.request), connection, message.request_id)
+                engine_id = self._executor.enqueue_request(message.request)
+                if not self._owners:
+                    self._record.step_s = time.monotonic()  # the idle time before does not count as a hang
+                self._owners[engine_id] = connection, message.request_id
+                connection.engine_ids[message.request_id] = engine_id
+                self._count()
         except Exception as error:  # an error of the engine too ends only this request
             if not isinstance(error, LmiError | ValueError | RuntimeError):
                 log.exception("the engine did not take a request")
@@ -78,13 +83,6 @@ class Dispatcher:
         self.ready = Ready(self._executor.info, self.adapters.outcomes.copy())
         for connection in self.connections:
             connection.send(self.ready)
-
-    def _note_owner(self, engine_id: int, connection: FrontEndConnection, request_id: int) -> None:
-        if not self._owners:
-            self._record.step_s = time.monotonic()  # the idle time before does not count as a hang
-        self._owners[engine_id] = connection, request_id
-        connection.engine_ids[request_id] = engine_id
-        self._count()
 
     def cancel(self, engine_id: int) -> None:
         self._executor.cancel_request(engine_id)
@@ -117,14 +115,18 @@ class Dispatcher:
 
     def _observe(self, *, has_output: bool) -> None:
         """Update the record. A batch of Responses counts as a step even if the executor reports none."""
-        steps = self._executor.get_latest_iteration_stats()
+        record, steps = self._record, self._executor.get_latest_iteration_stats()
         if steps:
-            self._note(steps)
+            record.step += len(steps)
+            record.step_s = time.monotonic()
+            record.num_preemptions += sum(step.num_preemptions for step in steps)
+            record.num_used_blocks = steps[-1].kv_cache_stats.used_num_blocks
+            record.max_num_blocks = steps[-1].kv_cache_stats.max_num_blocks
         elif has_output:
-            self._record.step += 1
-            self._record.step_s = time.monotonic()
+            record.step += 1
+            record.step_s = time.monotonic()
         elif self._is_loading_adapter() or self._executor.is_waiting_for_guides:
-            self._record.step_s = time.monotonic()
+            record.step_s = time.monotonic()
         self._count(steps[-1].num_active_requests if steps else None)
 
     def _is_loading_adapter(self) -> bool:
@@ -136,14 +138,6 @@ class Dispatcher:
         if self._adapter_s is None:
             self._adapter_s = now
         return now - self._adapter_s < self._adapter_timeout_s
-
-    def _note(self, steps: list[IterationStats]) -> None:
-        record, last = self._record, steps[-1]
-        record.step += len(steps)
-        record.step_s = time.monotonic()
-        record.num_preemptions += sum(step.num_preemptions for step in steps)
-        record.num_used_blocks = last.kv_cache_stats.used_num_blocks
-        record.max_num_blocks = last.kv_cache_stats.max_num_blocks
 
     def _count(self, num_active: int | None = None) -> None:
         """Write the running and waiting requests, which together are all that have not ended.

@@ -69,7 +69,9 @@ class Loading:
         self._record.progress = share
         self._record.beat_s = now
         if self._bar is not None:
-            self._show(stage, share)
+            if self._task is None:
+                self._task = self._bar.add_task(stage, total=1.0)
+            self._bar.update(self._task, description=stage, completed=share)
         elif (tenth := int(share * 10)) > self._tenth and now - self._logged_s >= LOG_S:
             self._tenth, self._logged_s = tenth, now
             log.info("loading: %s %d %%", stage, tenth * 10)
@@ -78,12 +80,6 @@ class Loading:
         if stage := self._record.stage:
             self.stages_s[stage] = self.stages_s.get(stage, 0.0) + now - self._started_s
         self._started_s, self._tenth, self._logged_s = now, -1, 0.0
-
-    def _show(self, stage: str, share: float) -> None:
-        assert self._bar is not None
-        if self._task is None:
-            self._task = self._bar.add_task(stage, total=1.0)
-        self._bar.update(self._task, description=stage, completed=share)
 
     def __enter__(self) -> Self:
         if self._bar is not None:
