@@ -100,11 +100,6 @@ def error_fields(error: ErrorFields) -> bytes:
     return fields if error.kind is None else b'%b, "error_type": %b' % (fields, dumps(error.kind))
 
 
-def plain_error(error: ErrorFields) -> bytes:
-    """Return the body that answers a request which could not be read."""
-    return b"{%b}" % error_fields(error)
-
-
 def one_line(fields: bytes) -> bytes:
     """Escape U+0085, U+2028 and U+2029 in JSON, because clients that split text into lines cut a record there."""
     if not fields.isascii():

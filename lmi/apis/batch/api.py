@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from lmi.apis.base.api import Api
 from lmi.apis.base.errors import ErrorRules, Row, written_by
-from lmi.apis.base.formatter import Formatter
-from lmi.apis.base.readers import Parsed
 from lmi.apis.batch import schema
 from lmi.apis.batch.formatter import BatchStream, BatchWhole
 from lmi.apis.lmi.api import INVALID_STATUS
@@ -13,17 +11,12 @@ from lmi.apis.lmi.schema import WIRE_NAMES
 from lmi.errors import InvalidRequest
 from lmi.types import AnswerFormat
 
-
-def _formatter(parsed: Parsed[AnswerFormat]) -> Formatter[AnswerFormat]:
-    return BatchStream(parsed) if parsed.format.is_streamed else BatchWhole(parsed)
-
-
 DYNAMIC_BATCH: Api[AnswerFormat] = Api(
     name="dynamic_batch",
     default_format=schema.default_format,
     read=schema.read,
     parse=schema.parse,
-    formatter=_formatter,
+    formatter=lambda parsed: BatchStream(parsed) if parsed.format.is_streamed else BatchWhole(parsed),
     errors=ErrorRules(written_by(BatchWhole, BatchStream), (Row(InvalidRequest, INVALID_STATUS),), WIRE_NAMES),
     takes_user_code=True,
     json_end=b"\n",

@@ -6,8 +6,7 @@ from functools import partial
 
 from lmi.apis.base.api import Api
 from lmi.apis.base.errors import ErrorRules, Row
-from lmi.apis.base.formatter import ErrorFields, plain_error
-from lmi.apis.base.readers import Parsed
+from lmi.apis.base.formatter import ErrorFields, error_fields
 from lmi.apis.lmi import schema
 from lmi.apis.lmi.formatter import LmiEvents, LmiFormatter, LmiStream, LmiWhole
 from lmi.apis.lmi.schema import WIRE_NAMES, LmiFormat
@@ -22,21 +21,13 @@ FORMATTERS: dict[OutputFormat, type[LmiFormatter]] = {
 }
 
 
-def _formatter(parsed: Parsed[LmiFormat]) -> LmiFormatter:
-    return FORMATTERS[parsed.format.output_format](parsed)
-
-
 def _write_error(error: ErrorFields, format: LmiFormat, *, in_answer: bool) -> tuple[str, bytes]:
     kind = "generation" if in_answer and error.kind == "overloaded" else error.kind
     error = error._replace(kind=kind if format.tgi_compat else None)
     if in_answer:
         formatter = FORMATTERS[format.output_format]
         return formatter.media_type, formatter.error(error)
-    return LmiWhole.media_type, plain_error(error)
-
-
-def _kind(status: int) -> str:
-    return "validation" if status < 500 else "overloaded"
+    return LmiWhole.media_type, b"{%b}" % error_fields(error)
 
 
 ERRORS = ErrorRules(
@@ -50,7 +41,7 @@ ERRORS = ErrorRules(
         Row(EngineLost, 503, "generation", in_answer=True),
     ),
     WIRE_NAMES,
-    _kind,
+    lambda status: "validation" if status < 500 else "overloaded",
 )
 LMI: Api[LmiFormat] = Api(
     name="lmi",
@@ -58,7 +49,7 @@ LMI: Api[LmiFormat] = Api(
     default_format=schema.default_format,
     read=schema.read,
     parse=schema.parse,
-    formatter=_formatter,
+    formatter=lambda parsed: FORMATTERS[parsed.format.output_format](parsed),
     errors=ERRORS,
     read_for_events=partial(schema.read, accepts_events=True),
     takes_user_code=True,

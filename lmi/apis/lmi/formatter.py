@@ -128,20 +128,15 @@ class LmiStream(LmiFormatter):
         token = joined(delta.tokens) if delta.tokens else NO_TOKEN
         self._texts.append(token.text)
         self._num_tokens += len(delta.tokens)
-        fields = self._token_fields(token)
-        if delta.finish_reason is not None:
-            fields += self._end_fields(delta.finish_reason)
-        return [self._record(fields)]
-
-    def _token_fields(self, token: Token) -> bytes:
         fields = b'"token": ' + self._token_json(token)
-        return fields + b', "top_tokens": ' + self._tokens(token.top or ()) if self._has_top else fields
-
-    def _end_fields(self, finish_reason: AnswerEnd) -> bytes:
-        fields = b', "generated_text": %b' % dumps(self._full_text("".join(self._texts)))
-        if not self._format.details:
-            return fields
-        return b'%b, "details": %b' % (fields, self._details(finish_reason, self._num_tokens, None, self._prefill))
+        if self._has_top:
+            fields += b', "top_tokens": ' + self._tokens(token.top or ())
+        if delta.finish_reason is not None:
+            fields += b', "generated_text": %b' % dumps(self._full_text("".join(self._texts)))
+            if self._format.details:
+                details = self._details(delta.finish_reason, self._num_tokens, None, self._prefill)
+                fields += b', "details": ' + details
+        return [self._record(fields)]
 
     @classmethod
     def _record(cls, fields: bytes) -> bytes:

@@ -50,11 +50,10 @@ REQUEST = {
 }
 
 
-BATCH_EXAMPLE = EXAMPLE | {"inputs": [EXAMPLE["inputs"]], "parameters": {"max_new_tokens": 8}}
 BATCH_REQUEST = {
     **REQUEST,
     "properties": REQUEST["properties"] | {"inputs": {"anyOf": [PROMPT, {**array(PROMPT), "minItems": 1}]}},
-    "examples": [BATCH_EXAMPLE],
+    "examples": [EXAMPLE | {"inputs": [EXAMPLE["inputs"]], "parameters": {"max_new_tokens": 8}}],
 }
 ROUTE = parameter(
     "header",

@@ -8,7 +8,6 @@ from functools import partial
 from lmi.apis.base.api import Api
 from lmi.apis.base.errors import ErrorRules, Row, written_by
 from lmi.apis.base.formatter import ErrorFields
-from lmi.apis.base.readers import Parsed
 from lmi.apis.openai import chat_schema, schema
 from lmi.apis.openai.chat_formatter import ChatLines, ChatStream, ChatWhole
 from lmi.apis.openai.formatter import CompletionLines, CompletionStream, CompletionWhole, OpenAIFormatter
@@ -26,14 +25,6 @@ COMPLETIONS: dict[OutputFormat, type[OpenAIFormatter]] = {
     OutputFormat.JSONLINES: CompletionLines,
     OutputFormat.SSE: CompletionStream,
 }
-
-
-def _chat_formatter(parsed: Parsed[OpenAIFormat]) -> OpenAIFormatter:
-    return CHATS[parsed.format.output_format](parsed)
-
-
-def _completion_formatter(parsed: Parsed[OpenAIFormat]) -> OpenAIFormatter:
-    return COMPLETIONS[parsed.format.output_format](parsed)
 
 
 def _write_error(error: ErrorFields, format: AnswerFormat, *, in_answer: bool) -> tuple[str, bytes]:
@@ -54,7 +45,6 @@ OPENAI_CHAT_ERRORS: ErrorRules[AnswerFormat] = ErrorRules(
     ),
     chat_schema.CHAT.wire_names(),
 )
-OPENAI_COMPLETIONS_ERRORS = replace(OPENAI_CHAT_ERRORS, names=schema.COMPLETION.wire_names())
 OPENAI_CHAT: Api[OpenAIFormat] = Api(
     name="openai_chat",
     paths=("/v1/chat/completions",),
@@ -62,7 +52,7 @@ OPENAI_CHAT: Api[OpenAIFormat] = Api(
     default_format=schema.default_format,
     read=chat_schema.read,
     parse=chat_schema.parse,
-    formatter=_chat_formatter,
+    formatter=lambda parsed: CHATS[parsed.format.output_format](parsed),
     errors=OPENAI_CHAT_ERRORS,
 )
 OPENAI_COMPLETIONS = replace(
@@ -71,8 +61,8 @@ OPENAI_COMPLETIONS = replace(
     paths=("/v1/completions",),
     read=schema.read,
     parse=schema.parse,
-    formatter=_completion_formatter,
-    errors=OPENAI_COMPLETIONS_ERRORS,
+    formatter=lambda parsed: COMPLETIONS[parsed.format.output_format](parsed),
+    errors=replace(OPENAI_CHAT_ERRORS, names=schema.COMPLETION.wire_names()),
 )
 
 

@@ -19,7 +19,7 @@ from lmi.apis.base.readers import Parsed
 from lmi.apis.openai.formatter import REASONS, OpenAILines, OpenAIStream, OpenAIWhole, log_prob, shown_tokens
 from lmi.apis.openai.reasoning import Reasoning
 from lmi.apis.openai.schema import OpenAIFormat
-from lmi.apis.openai.tool_calls import PARSERS, Arguments, Named, Part, Text, ToolCall, ToolCalls
+from lmi.apis.openai.tool_calls import PARSERS, Arguments, Named, Part, Text, ToolCalls
 from lmi.types import Answer, AnswerEnd, Delta, Token
 
 
@@ -58,16 +58,13 @@ class MessageSplitter:
         if isinstance(part, Arguments):
             return {"tool_calls": [{"index": self._num_calls - 1, "function": {"arguments": part.text}}]}
         self._num_calls += 1
-        return {"tool_calls": [call_fields(self._num_calls - 1, part)]}
+        call_id, function = f"call_{uuid.uuid4().hex[:24]}", {"name": part.name, "arguments": ""}
+        call = {"index": self._num_calls - 1, "id": call_id, "type": "function", "function": function}
+        return {"tool_calls": [call]}
 
     def end(self, finish_reason: AnswerEnd) -> str:
         reason = REASONS[finish_reason]
         return "tool_calls" if self._num_calls and reason == "stop" else reason
-
-
-def call_fields(index: int, call: ToolCall) -> dict[str, Any]:
-    function = {"name": call.name, "arguments": ""}
-    return {"index": index, "id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function}
 
 
 class ChatWhole(OpenAIWhole):

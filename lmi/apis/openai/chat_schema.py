@@ -36,7 +36,6 @@ from lmi.types import Chat, OutputFormat
 
 MAX_TOOLS = 128
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
-MESSAGE_FIELDS = ("name", "tool_call_id", "reasoning_content")  # passed to templates unchanged
 CANNOT_CHAT = CANNOT | {
     "functions": "it is called tools now",
     "function_call": "it is called tool_choice now",
@@ -174,7 +173,7 @@ def _message(name: str, value: object) -> dict[str, Any]:
         "role": "system" if role == "developer" else role,
         "content": _content(f"{name}.content", fields.get("content"), is_needed=role != "assistant"),
     }
-    for key in MESSAGE_FIELDS:
+    for key in ("name", "tool_call_id", "reasoning_content"):  # passed to templates unchanged
         if fields.get(key) is not None:
             known[key] = text(f"{name}.{key}", fields[key])
     if fields.get("tool_calls") is not None:

@@ -24,7 +24,6 @@ from lmi.apis.openai.schema import OpenAIFormat
 from lmi.types import Answer, AnswerEnd, Answers, Delta, Token
 
 LEAST_LOG_PROB = -9999.0  # JSON has no infinity
-SYSTEM_FINGERPRINT = "lmi"
 REASONS = {
     AnswerEnd.LENGTH: "length",
     AnswerEnd.EOS_TOKEN: "stop",
@@ -69,7 +68,7 @@ class OpenAIFormatter(Formatter[OpenAIFormat]):
             "object": self.kind,
             "created": self._created_s,
             "model": self._format.model,
-            "system_fingerprint": SYSTEM_FINGERPRINT,
+            "system_fingerprint": "lmi",
             "choices": choices,
         }
 
@@ -132,15 +131,12 @@ class OpenAIStream(OpenAIFormatter):
 
     def feed(self, delta: Delta) -> list[bytes]:
         self._count(delta)
-        records = [self._chunk(choice) for choice in self._choices(delta)]
+        records = [one_line(self._before + dumps(choice) + self._behind) for choice in self._choices(delta)]
         if self._num_open:
             return records
         if self._format.has_usage:
             records.append(self.record(dumps(self._object([]) | {"usage": self._usage()})))
         return [*records, self.done] if self.done else records
-
-    def _chunk(self, choice: dict[str, Any]) -> bytes:
-        return one_line(self._before + dumps(choice) + self._behind)
 
     @classmethod
     def record(cls, data: bytes) -> bytes:

@@ -7,16 +7,10 @@ from functools import partial
 
 from lmi.apis.base.api import Api
 from lmi.apis.base.errors import ErrorRules, Row, written_by
-from lmi.apis.base.formatter import Formatter
-from lmi.apis.base.readers import Parsed
 from lmi.apis.tgi import schema
 from lmi.apis.tgi.formatter import TgiStream, TgiWhole
 from lmi.apis.tgi.schema import TgiFormat
 from lmi.errors import EngineLost, GenerationFailed, InvalidRequest, Overloaded
-
-
-def _formatter(parsed: Parsed[TgiFormat]) -> Formatter[TgiFormat]:
-    return TgiStream(parsed) if parsed.format.is_streamed else TgiWhole(parsed)
 
 
 def _kind(status: int) -> str:
@@ -30,7 +24,7 @@ TGI: Api[TgiFormat] = Api(
     default_format=schema.default_format,
     read=schema.read,
     parse=schema.parse,
-    formatter=_formatter,
+    formatter=lambda parsed: TgiStream(parsed) if parsed.format.is_streamed else TgiWhole(parsed),
     errors=ErrorRules(
         written_by(TgiWhole, TgiStream),
         (

@@ -88,16 +88,15 @@ class TgiStream(Formatter[TgiFormat]):
             event["top_tokens"] = [_token(other) for other in token.top or ()]
         is_last = finish_reason is not None
         event["generated_text"] = self._full_text("".join(self._texts)) if is_last else None
-        event["details"] = self._stream_details(finish_reason) if is_last and self._format.details else None
+        event["details"] = None
+        if is_last and self._format.details:
+            event["details"] = {
+                "finish_reason": finish_reason,
+                "generated_tokens": self._num_tokens,
+                "seed": self._request.sampling.seed,
+                "input_length": self._num_prompt_tokens,
+            }
         return _data(dumps(event))
-
-    def _stream_details(self, finish_reason: AnswerEnd | None) -> dict[str, Any]:
-        return {
-            "finish_reason": finish_reason,
-            "generated_tokens": self._num_tokens,
-            "seed": self._request.sampling.seed,
-            "input_length": self._num_prompt_tokens,
-        }
 
     @staticmethod
     def error(error: ErrorFields) -> bytes:

@@ -50,7 +50,6 @@ SEQUENCE: dict[str, Form] = {
     "top_tokens": [["TgiToken"]],
 }
 BEST_OF = [struct("top_tokens", generated_text=str, **SEQUENCE)]
-STREAM_DETAILS = struct(finish_reason=ENDS, generated_tokens=int, seed=int | None, input_length=int)
 SCHEMAS = {
     "TgiRequest": asked(FIELDS, "inputs", example=EXAMPLE),
     "TgiEitherRequest": asked(FIELDS | {"stream": bool | None}, "inputs", example=EXAMPLE),
@@ -66,7 +65,7 @@ SCHEMAS = {
         token="TgiToken",
         top_tokens=["TgiToken"],
         generated_text=str | None,
-        details=or_null(STREAM_DETAILS),
+        details=or_null(struct(finish_reason=ENDS, generated_tokens=int, seed=int | None, input_length=int)),
     ),
     "TgiError": struct(error=str, error_type=str),
     "TgiInfo": struct(

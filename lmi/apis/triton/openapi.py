@@ -23,7 +23,6 @@ from lmi.apis.triton.formatter import OUTPUTS
 from lmi.apis.triton.schema import INPUTS, MAX_ID_BYTES, PACKED
 from lmi.settings.config import Config
 
-SSE_UTF8 = f"{SSE}; charset=utf-8"
 EXAMPLE = {"id": "42", "text_input": "What is the capital of France?", "parameters": {"max_tokens": 8}}
 
 
@@ -48,7 +47,7 @@ PROMPT: Schema = {"type": ["string", "array"], "items": STRING, "minLength": 1, 
 def describe(config: Config) -> ApiDescription:
     about = "Triton's generate extension on KServe v2. The end of the body is the end of a stream."
     api = ApiDescription("Triton", about, config.model, SCHEMAS, content("TritonError"), [TRITON.errors])
-    events, request = content("TritonEvent", SSE_UTF8), "TritonRequest"
+    events, request = content("TritonEvent", f"{SSE}; charset=utf-8"), "TritonRequest"
     for model in MODELS:
         api.add("post", f"{model}/generate", "Continue a prompt", "TritonAnswer", OF_INFERENCE, body=request)
         piecewise = "Continue a prompt, piece by piece"
