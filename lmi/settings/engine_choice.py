@@ -14,7 +14,6 @@ from lmi.settings.options import ENGINE_KEYS, OPTIONS, WITHOUT_EFFECT, elsewhere
 from lmi.settings.values import Given, Values, closest
 
 NO_ROLLING_BATCH = "disable"  # the dynamic-batch schema, over any engine
-USER_CODE_NAME = "python"
 KEY, BATCH = "option.rolling_batch", "option.max_rolling_batch_size"
 TENSOR, PIPELINE = "option.tensor_parallel_degree", "option.pipeline_parallel_degree"
 TASKS = ("auto", "text-generation", "text2text-generation", "conversational", "generate")  # of option.task
@@ -45,7 +44,7 @@ class Replicas:
 
 def choose_engine(values: Values, code: UserCodeConfig | None) -> ChosenEngine:
     if code is not None and code.handler is not None:
-        return ChosenEngine(USER_CODE_NAME, USER_CODE, f"{code.path} has a function {code.handler}")
+        return ChosenEngine("python", USER_CODE, f"{code.path} has a function {code.handler}")
     machine, handlers = values.here.machine, values.here.handlers
     asked: str = values.given(KEY, "auto")
     if asked.lower() == NO_ROLLING_BATCH and (reason := _asynchronous(values)):

@@ -124,11 +124,13 @@ def need_bytes(config: Config) -> int:
     engine = config.engine
     if engine.device_ids:
         return engine.num_engines * PROCESS_BYTES
-    facts = _facts(Path(config.model.path))
+    folder = Path(config.model.path)
+    facts = _facts(folder)
     stored = str(facts.get("torch_dtype", facts.get("dtype")))
     of_weights, of_cache = announced().get(engine.handler, UNKNOWN).dtypes(engine, stored)
     widening = 1.0 if engine.quantize else max(1.0, _number_bytes(of_weights) / _number_bytes(stored))
-    weights = int(LARGER * _weight_bytes(Path(config.model.path)) * widening)
+    stored_bytes = sum(file.stat().st_size for pattern in WEIGHT_FILES for file in folder.glob(pattern))
+    weights = int(LARGER * stored_bytes * widening)
     return engine.num_engines * (weights + _cache_bytes(engine, facts, _number_bytes(of_cache)) + PROCESS_BYTES)
 
 
@@ -139,10 +141,6 @@ def _facts(folder: Path) -> Mapping[str, Any]:
         if isinstance(facts, dict):
             return facts
     return {}
-
-
-def _weight_bytes(folder: Path) -> int:
-    return sum(file.stat().st_size for pattern in WEIGHT_FILES for file in folder.glob(pattern))
 
 
 def _number_bytes(dtype: str) -> int:

@@ -41,10 +41,6 @@ SAFE_OPTIONS = frozenset(
 LOAD_FORMAT, SAFE_LOAD_FORMATS = "option.load_format", ("auto", "safetensors")
 
 
-def _is_pickle(file: Path) -> bool:
-    return file.suffix.lower() in PICKLE_SUFFIXES
-
-
 def _has_template(file: Path) -> bool:
     if file.name != "tokenizer_config.json":
         return file.name in ("chat_template.jinja", "chat_template.json")
@@ -66,7 +62,7 @@ class Control:
 CONTROLS: dict[str, Control] = {
     "DISALLOW_REQUIREMENTS_TXT": Control(beside=frozenset({REQUIREMENTS})),
     SCRIPTS: Control(beside=frozenset({"model.py"})),
-    PICKLES: Control(within=_is_pickle),
+    PICKLES: Control(within=lambda file: file.suffix.lower() in PICKLE_SUFFIXES),
     REMOTE_CODE: Control(),
     TEMPLATES: Control(within=_has_template),
 }

@@ -32,7 +32,6 @@ from lmi.settings.properties import Properties
 from lmi.sources.request import FetchRequest
 
 NEARLY_SAME = 0.86  # of difflib: rolling_back is a slip for rolling_batch, max_new_tokens is not one for max_num_tokens
-PLATFORM_PREFIX = "SAGEMAKER_"
 COMMAND_LINE, PLATFORM, FILE, ENVIRONMENT, OTHER_NAMES = range(5)
 SECRET = re.compile(r"token$|secret|password|credential|api_?key|access_?key|^option\.env$", re.IGNORECASE)
 
@@ -135,7 +134,7 @@ def pick(givens: list[Given], problems: Problems) -> dict[str, Picked]:
 def unused_of_platform(environ: Mapping[str, str]) -> list[str]:
     """Return the line about SageMaker's variables that set no option, or no line."""
     used = {name for option in OPTIONS for name in option.platform}
-    named = {name for name in environ if name.startswith(PLATFORM_PREFIX) and not is_of_other_image(name)}
+    named = {name for name in environ if name.startswith("SAGEMAKER_") and not is_of_other_image(name)}
     unused = sorted(named - used)
     return [f"{', '.join(unused)}: set no option"] if unused else []
 
@@ -206,7 +205,6 @@ class Values:
     chosen: Mapping[str, tuple[Any, str]] = field(default_factory=dict)  # value, why
 
     def __contains__(self, key: str) -> bool:
-        """Return whether the option was given."""
         return key in self.picked
 
     def given(self, key: str, otherwise: Any = None) -> Any:
