@@ -244,20 +244,12 @@ def has_variable(pid: int, variable: str) -> bool:
 def _children() -> dict[int, list[int]]:
     """Return the pids of every process's children. The kernel's own list of them misses some while others end."""
     children: dict[int, list[int]] = {}
-    for pid in _pids():
+    for pid in [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]:
         with suppress(OSError):  # it has ended
-            parent = int(_after_name(pid)[1])
+            after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2]  # names may hold spaces and ")"
+            parent = int(after_name.split()[1])
             children.setdefault(parent, []).append(pid)
     return children
-
-
-def _after_name(pid: int) -> list[str]:
-    """Return the fields of a process's stat file from its state on; a name may hold spaces and parentheses."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-
-
-def _pids() -> list[int]:
-    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
 
 
 def describe_exit(code: int) -> str:

@@ -139,10 +139,11 @@ class Sink:
         """Return whether the pipe takes so many bytes in one write."""
         if num_bytes <= select.PIPE_BUF and not self._blocks:
             return True  # the kernel takes them whole or not at all
-        num_pages, num_unread = pipe_pages(self.fd), pipe_unread_bytes(self.fd)
+        num_pages, num_unread = fcntl.fcntl(self.fd, fcntl.F_GETPIPE_SZ) // PAGE_BYTES, pipe_unread_bytes(self.fd)
         if not num_unread:
             return num_bytes <= num_pages * PAGE_BYTES or not self._blocks
-        # Any two neighbouring pages together hold more than one page of bytes, except the first and the last.
+        # A write that does not fit in the last page begins another: any two neighbouring pages together hold more than
+        # one page of bytes, except the first and the last.
         num_used = 2 * num_unread // PAGE_BYTES + 2
         return num_bytes // PAGE_BYTES + 1 + SPARE_PAGES <= num_pages - num_used
 
@@ -179,11 +180,6 @@ def can_be_written(fd: int) -> bool:
     poll = select.poll()
     poll.register(fd, select.POLLOUT)
     return bool(poll.poll(0))
-
-
-def pipe_pages(fd: int) -> int:
-    """Return how many pages a pipe holds. A write that does not fit in the last page begins another."""
-    return fcntl.fcntl(fd, fcntl.F_GETPIPE_SZ) // PAGE_BYTES
 
 
 def pipe_unread_bytes(fd: int) -> int:
