@@ -38,7 +38,10 @@ class Service:
     def load(cls, runtime: Runtime, front_end: FrontEnd) -> Service:
         """Load the tokenizer of a model. Raises StartError for a model that a front end cannot use."""
         config, block = runtime.config, runtime.attach()
-        user_code = user_code_workers(runtime, block) if config.user_code is not None else None
+        user_code = None
+        if config.user_code is not None:
+            records = runtime.user_code_records(block)
+            user_code = UserCodeWorkers([runtime.user_code_socket(slot) for slot in range(len(records))], records)
         if config.is_user_code:
             sessions, folder = runtime.sessions(), runtime.path.name
             return cls(config, block, front_end, user_code=user_code, sessions=sessions, folder=folder)
@@ -113,8 +116,3 @@ class Service:
         if in_flight < limit and all(engine.is_alive for engine in self.block.engines):
             return in_flight, "job_queue_size and the running batch"
         return limit, "max_request_sequences"
-
-
-def user_code_workers(runtime: Runtime, block: Block) -> UserCodeWorkers:
-    records = runtime.user_code_records(block)
-    return UserCodeWorkers([runtime.user_code_socket(slot) for slot in range(len(records))], records)

@@ -29,7 +29,8 @@ async def change_session(exchange: Exchange, service: Service, asked: str) -> No
     """Open or close a session and answer. Raises InvalidSession or SessionFailed."""
     sessions = switched_on(service, "requestType", asked)
     if asked == NEW_SESSION:
-        session = await asyncio.to_thread(sessions.open, client_of(exchange))
+        client = exchange.scope.get("client")  # behind SageMaker and other proxies all clients have the same address
+        session = await asyncio.to_thread(sessions.open, str(client[0]) if client else "")
         said = said_of(session)
         await answer(exchange, f"Session {session.id} created", [(HEADER, said), (NEW_HEADER, said)])
         return
@@ -40,12 +41,6 @@ async def change_session(exchange: Exchange, service: Service, asked: str) -> No
     if not await asyncio.to_thread(sessions.close, session.id):
         raise not_open(session.id)
     await answer(exchange, f"Session {session.id} closed", [(CLOSED_HEADER, session.id)])
-
-
-def client_of(exchange: Exchange) -> str:
-    """Return what names the client: its address. Behind SageMaker and other proxies all clients have the same one."""
-    client = exchange.scope.get("client")
-    return str(client[0]) if client else ""
 
 
 async def session_of(exchange: Exchange, service: Service) -> str | None:

@@ -61,7 +61,7 @@ async def invocations(exchange: Exchange, service: Service) -> None:
     has_lines = are_lines(exchange)
     accept = "" if has_lines else exchange.headers.get("accept", "")  # lines are never answered with events
     api = api_of_inputs(service.config.model).for_accept(accept) if route is None else api_of_route(route)
-    choose = partial(api_of_body, usual=api, accept=accept) if route is None else always(api)
+    choose: Choose = partial(api_of_body, usual=api, accept=accept) if route is None else lambda body, kind: api
     serve = serve_lines if has_lines else serve_request
     await serve(exchange, service, api, choose=choose)
 
@@ -71,10 +71,6 @@ async def invoke_model(exchange: Exchange, service: Service) -> None:
     named = exchange.scope["path_params"]
     service.check_model(named["model"], named.get("version"))
     await invocations(exchange, service)
-
-
-def always(api: AnyApi) -> Choose:
-    return lambda body, content_type: api
 
 
 def api_of_route(route: str) -> AnyApi:

@@ -19,12 +19,11 @@ from lmi.server.routes.invocations import named_model
 from lmi.server.service import Service
 from lmi.settings.config import ModelConfig
 
-EXTENSIONS = ["generate", "statistics"]
 SUCCESSES = ("length", "eos_token", "stop_sequence")
 
 
 async def server(exchange: Exchange, models: Models) -> None:
-    await exchange.send_json({"name": "lmi", "version": __version__, "extensions": EXTENSIONS})
+    await exchange.send_json({"name": "lmi", "version": __version__, "extensions": ["generate", "statistics"]})
 
 
 async def live(exchange: Exchange, models: Models) -> None:

@@ -20,7 +20,7 @@ from lmi.server.models import Models
 from lmi.server.routes.health import service_health
 from lmi.server.service import Service
 from lmi.shared.desired_state import Model, State
-from lmi.shared.state import EngineRecord, Phase
+from lmi.shared.state import Phase
 
 if TYPE_CHECKING:
     from lmi.server.model_registry import ModelRegistry
@@ -54,23 +54,18 @@ async def member(exchange: Exchange, models: Models) -> None:
         service.check_model(name)
         await exchange.send_json([as_in_reference(service)])
     else:
-        await exchange.send_json(_describe_one(models, name))
+        entry = next((entry for entry in models.folder.entries() if entry.name == name), None)
+        if entry is None:
+            raise UnknownModel(f"no model {shorten(name)} is loaded here")
+        await exchange.send_json(_describe(models, entry))
 
 
 def _described(models: Models) -> list[dict[str, str]]:
-    """Describe every model, by name."""
     if not models.keeps_one:
         return [_describe(models, entry) for entry in models.folder.entries()]
     service = models.the_only()
     model = service.config.model
     return [{"modelName": model.name, "modelUrl": model.name, "status": state_of(service).upper()}]
-
-
-def _describe_one(models: Models, name: str) -> dict[str, str]:
-    entry = next((entry for entry in models.folder.entries() if entry.name == name), None)
-    if entry is None:
-        raise UnknownModel(f"no model {shorten(name)} is loaded here")
-    return _describe(models, entry)
 
 
 def _describe(models: Models, entry: Model) -> dict[str, str]:
@@ -92,7 +87,10 @@ def as_in_reference(service: Service) -> dict[str, object]:
         "device": {"deviceType": device_type, "deviceId": device_id},
         "minWorkers": len(records),
         "maxWorkers": len(records),
-        "workers": [_worker(number, record) for number, record in enumerate(records, start=1)],
+        "workers": [
+            {"id": number, "startTime": _started(record.pid), "status": Phase(record.phase).name}
+            for number, record in enumerate(records, start=1)
+        ],
     }
     model = {
         "modelName": config.model.name,
@@ -101,10 +99,6 @@ def as_in_reference(service: Service) -> dict[str, object]:
         "workerGroups": [group],
     }
     return {"workflowName": config.model.name, "version": config.model.version, "models": [model]}
-
-
-def _worker(number: int, record: EngineRecord) -> dict[str, object]:
-    return {"id": number, "startTime": _started(record.pid), "status": Phase(record.phase).name}
 
 
 def _started(pid: int) -> str | None:

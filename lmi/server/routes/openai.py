@@ -26,15 +26,11 @@ async def model(exchange: Exchange, models: Models) -> None:
     await exchange.send_json(found)
 
 
-def registered(service: Service) -> list[str]:
-    """Return the names of the adapters that requests may give as their model."""
-    return [] if service.adapters is None else [entry.name for entry in service.adapters.entries()]
-
-
 def cards_of(service: Service) -> list[dict[str, Any]]:
     """Return the entries of a model, under each of its names, and of its adapters."""
     model = service.config.model
-    adapters = [card(model, name) | {"parent": model.name} for name in registered(service)]
+    entries = [] if service.adapters is None else service.adapters.entries()
+    adapters = [card(model, entry.name) | {"parent": model.name} for entry in entries]
     return [*(card(model, name) for name in (model.name, *model.aliases)), *adapters]
 
 

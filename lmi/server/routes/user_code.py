@@ -22,8 +22,6 @@ from lmi.user_code.client import Call
 from lmi.user_code.formatter import JSON
 from lmi.user_code.messages import Handle, Head
 
-STREAM_HEADERS = {"cache-control": "no-cache"}
-
 
 async def invocations(exchange: Exchange, service: Service) -> None:
     try:
@@ -35,7 +33,8 @@ async def invocations(exchange: Exchange, service: Service) -> None:
         raise
     except LmiError as error:
         exchange.error_label = error.label
-        await answer_error(exchange, service, error)
+        rendered = LMI.render_error(error, LMI.default_format(service.config.model), accepted=False)
+        await exchange.send_whole(rendered.status, JSON, error_body(error, rendered.status), rendered.headers.items())
 
 
 async def invoke_model(exchange: Exchange, service: Service) -> None:
@@ -78,7 +77,7 @@ async def send_stream(exchange: Exchange, head: Head, chunks: AsyncGenerator[byt
     A stream of text ends with a newline, because client libraries that read lines wait forever for the end of one.
     """
     chunk = await anext(chunks, None)
-    await exchange.start(head.status, head.media_type, (STREAM_HEADERS | head.headers).items())
+    await exchange.start(head.status, head.media_type, ({"cache-control": "no-cache"} | head.headers).items())
     while chunk is not None:
         await exchange.write(as_ascii(chunk) if is_ascii else chunk)
         chunk = await anext(chunks, None)
@@ -87,12 +86,6 @@ async def send_stream(exchange: Exchange, head: Head, chunks: AsyncGenerator[byt
 
 def is_text(media_type: str) -> bool:
     return media_type.lower().startswith("text/") or "json" in media_type.lower()
-
-
-async def answer_error(exchange: Exchange, service: Service, error: LmiError) -> None:
-    """Answer with the LMI API's status and headers for this error."""
-    rendered = LMI.render_error(error, LMI.default_format(service.config.model), accepted=False)
-    await exchange.send_whole(rendered.status, JSON, error_body(error, rendered.status), rendered.headers.items())
 
 
 def error_body(error: LmiError, code: int) -> bytes:
