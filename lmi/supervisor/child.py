@@ -100,7 +100,9 @@ class Child:
         if self.record is not None:
             self.record.num_starts += 1
             self.record.phase = Phase.STARTING
-        self.output = self._new_output()
+        if self.output is not None:
+            self.output.close()
+        self.output = ChildOutput(self.kind.output_logger, role=self.name) if self.kind.output_logger else None
         self.pid = linux.spawn(
             self.kind.argv(self._slot),
             self.kind.environ(self._slot),
@@ -114,11 +116,6 @@ class Child:
             self.output.belongs_to(self.pid)
         if self.record is not None:
             log.info("%s starts as process %d", self.name, self.pid)
-
-    def _new_output(self) -> ChildOutput | None:
-        if self.output is not None:
-            self.output.close()
-        return ChildOutput(self.kind.output_logger, role=self.name) if self.kind.output_logger else None
 
     def send(self, signum: signal.Signals) -> None:
         """Send a signal to the process, or SIGKILL to its whole group. Does nothing if no process runs."""
@@ -182,7 +179,6 @@ class Child:
         return linux.describe_exit(code), NoMemory.label if code == -signal.SIGKILL else ""
 
     def _stage(self) -> str:
-        """Return the stage that the process had reached."""
         if self.record is None:
             return self.kind.title
         return self.record.stage or Phase(self.record.phase).name.lower()

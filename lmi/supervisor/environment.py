@@ -110,15 +110,11 @@ def num_engine_threads(engine: EngineConfig, model_path: str, num_cores: int) ->
     """
     if engine.num_threads is not None:
         return engine.num_threads
-    if _weight_bytes(model_path) <= SMALL_MODEL_BYTES:
+    weights = [file for pattern in ("*.safetensors", "*.bin") for file in Path(model_path).glob(pattern)]
+    if sum(file.stat().st_size for file in weights) <= SMALL_MODEL_BYTES:
         num_cores -= 1  # the front end needs it more
     return max(1, num_cores // (engine.num_engines * _num_local_ranks(engine)))
 
 
 def _num_local_ranks(engine: EngineConfig) -> int:
     return num_ranks_here(engine.tensor_parallel_degree, engine.options.get("nnodes", ""))
-
-
-def _weight_bytes(model_path: str) -> int:
-    folder = Path(model_path)
-    return sum(file.stat().st_size for pattern in ("*.safetensors", "*.bin") for file in folder.glob(pattern))

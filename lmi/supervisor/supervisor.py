@@ -328,12 +328,6 @@ def _send(children: Iterable[Child], signum: signal.Signals) -> None:
         child.send(signum)
 
 
-def _be_supervisor() -> None:
-    linux.set_title("lmi-supervisor")
-    linux.adopt_orphans()
-    linux.set_oom_score(OWN_OOM_SCORE)
-
-
 def _raise_file_limit() -> None:
     """Raise the limit of open files for this process and its children as far as the system allows.
 
@@ -357,7 +351,9 @@ def serve(resolved: Resolved, settle: Settle, app: str = APP) -> int:
     config = resolved.config.server
     _raise_file_limit()
     listener = bind(config.host, config.port)
-    _be_supervisor()
+    linux.set_title("lmi-supervisor")
+    linux.adopt_orphans()
+    linux.set_oom_score(OWN_OOM_SCORE)
     signals = linux.Signals()
     runtime = ServerRuntime.create(config)
     try:
