@@ -292,7 +292,9 @@ def test_a_killed_gunicorn_master_costs_no_stream_and_no_engine(container: Make,
         assert_whole(stream.result(), 150)
     assert server.pid("lmi-engine") == engine
     wait_until(lambda: len(server.pids("lmi-front")) == 2, "the old front ends have ended")
-    wait_until(lambda: server.metric("lmi_frontend_restarts_total") == 2, "both new front ends have claimed their place")
+    wait_until(
+        lambda: server.metric("lmi_frontend_restarts_total") == 2, "both new front ends have claimed their place"
+    )
     assert server.log.read_text().count("starts again as process") == 2
     assert_whole(server.generate(3), 3)
     wait_until(lambda: server.metric("lmi_requests_in_flight") == 0, "no request is in flight")
