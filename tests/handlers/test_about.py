@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -98,10 +99,14 @@ def test_vllm_s_sockets_go_with_the_server_where_their_paths_are_short_enough() 
         assert "VLLM_RPC_BASE_PATH" not in of_engine(vllm_config(), {}, slot=0, folder=folder)
 
 
-def test_ranks_on_a_cpu_are_bound_to_cores_that_this_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {2, 5})
-    config = vllm_config(tensor_parallel_degree=2)
-    assert of_engine(config, {}, slot=0)["VLLM_CPU_OMP_THREADS_BIND"] == "2|5"
+def test_ranks_on_a_cpu_are_bound_to_cores_that_this_process_may_use() -> None:
+    config, cores = vllm_config(tensor_parallel_degree=2), sorted(os.sched_getaffinity(0))
+    first, last = cores[0], cores[-1]
+    os.sched_setaffinity(0, {first, last})
+    try:
+        assert of_engine(config, {}, slot=0)["VLLM_CPU_OMP_THREADS_BIND"] == f"{first}|{last}"
+    finally:
+        os.sched_setaffinity(0, cores)
     assert "VLLM_CPU_OMP_THREADS_BIND" not in of_engine(config, {"VLLM_CPU_OMP_THREADS_BIND": "0-1|2-3"}, slot=0)
     on_gpus = vllm_config(tensor_parallel_degree=2, device_ids=("0", "1"))
     assert "VLLM_CPU_OMP_THREADS_BIND" not in of_engine(on_gpus, {}, slot=0)
