@@ -36,8 +36,8 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import msgspec
 
+from lmi.adapters.files import FOLDER
 from lmi.errors import StartError
-from lmi.settings.adapters import FOLDER
 from lmi.settings.config import Config, ServerConfig
 from lmi.shared.desired_state import Adapter, Folder, Model, ModelFolder, State, key
 from lmi.shared.sessions import Sessions

@@ -36,8 +36,8 @@ import msgspec
 import uvicorn
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from lmi.adapters.registry import AdapterRegistry
 from lmi.engine.client import Engines
-from lmi.engine.registry import AdapterRegistry
 from lmi.engine.server import Dispatcher, FrontEndConnection
 from lmi.errors import InvalidParameter, PromptTooLong
 from lmi.executor import (

@@ -9,6 +9,7 @@ import tempfile
 import zipfile
 from collections.abc import Iterator
 from dataclasses import fields
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,8 @@ from lmi.types import GenerationRequest
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# Bottom first. Within lmi, a module may import only from the layers below its own and from its own package.
+# Bottom first. Within lmi, a module may import only from the layers below its own and from its own package. The folders
+# of annexes have no layer, since several processes use each. tests/test_rings.py says who imports them.
 LAYERS = (
     {"lmi", "lmi.errors"},
     {"lmi.executor", "lmi.shared"},
@@ -33,10 +35,12 @@ LAYERS = (
     {"lmi.cli"},
     {"lmi.__main__"},
 )
+ANNEXES = {"lmi.adapters"}
 LAYER = {part: number for number, layer in enumerate(LAYERS) for part in layer}
 ENGINES = {"torch", "vllm", "tensorrt_llm", "xgrammar", "llguidance", "safetensors"}
-# What a handler may import from lmi: the contract and the layers below it.
+# What a handler may import from lmi: the contract, the layers below it, and the names of an adapter's files.
 CONTRACT = {"lmi.capabilities", "lmi.errors", "lmi.executor", "lmi.settings", "lmi.shared"}
+FILES_OF_ADAPTERS = "lmi.adapters.files"
 DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 ENGINE_NAME = re.compile("vllm|lmi.?dist|trt.?llm|tensorrt", re.IGNORECASE)
 # Texts for people, and names on the wire: help of options, engines that LMI names.
@@ -60,9 +64,13 @@ def module_name(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def imported_modules(path: Path) -> Iterator[str]:
-    """Every module that the file imports, at any place; `from a import b` gives a.b if that is a module."""
-    for node in ast.walk(ast.parse(path.read_text())):
+def imported_modules(path: Path, *, at_start: bool = False) -> Iterator[str]:
+    """Every module that the file imports, at any place; `from a import b` gives a.b if that is a module.
+
+    With `at_start` those that are imported before the file's own code runs.
+    """
+    tree = ast.parse(path.read_text())
+    for node in tree.body if at_start else ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -79,7 +87,7 @@ def part_of(module: str) -> str:
 
 
 def test_every_module_of_lmi_has_a_layer() -> None:
-    assert {part_of(module_name(path)) for path in sources("lmi")} - LAYER.keys() == set()
+    assert {part_of(module_name(path)) for path in sources("lmi")} - LAYER.keys() == ANNEXES
 
 
 @pytest.mark.parametrize("path", sources("lmi"), ids=module_name)
@@ -88,8 +96,14 @@ def test_imports_point_downwards(path: Path) -> None:
     for module in imported_modules(path):
         top = module.split(".")[0]
         assert top not in ENGINES | {"handlers"}, f"{own} imports {module}"
-        if top == "lmi" and part_of(module) != own:
+        if top == "lmi" and part_of(module) != own and not ANNEXES & {own, part_of(module)}:
             assert LAYER[part_of(module)] < LAYER[own], f"{own} imports {module}, which does not stand below it"
+
+
+def test_no_module_is_imported_by_what_it_imports() -> None:
+    modules = {module_name(path): path for path in sources("lmi")}
+    imported = {name: modules.keys() & set(imported_modules(path, at_start=True)) for name, path in modules.items()}
+    TopologicalSorter({name: others - {name} for name, others in imported.items()}).prepare()  # raises CycleError
 
 
 def test_the_settings_that_every_process_reads_stand_on_nothing_of_ours_but_what_an_option_is() -> None:
@@ -101,8 +115,8 @@ def test_the_settings_that_every_process_reads_stand_on_nothing_of_ours_but_what
 
 @pytest.mark.parametrize("path", sources("handlers"), ids=module_name)
 def test_handlers_know_the_contract_alone(path: Path) -> None:
-    used = {part_of(module) for module in imported_modules(path) if module.split(".")[0] == "lmi"}
-    assert used <= CONTRACT | {"lmi"}
+    modules = {module for module in imported_modules(path) if module.split(".")[0] == "lmi"} - {FILES_OF_ADAPTERS}
+    assert {part_of(module) for module in modules} <= CONTRACT | {"lmi"}
 
 
 @pytest.mark.parametrize("path", sources("handlers"), ids=module_name)

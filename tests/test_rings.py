@@ -21,11 +21,7 @@ ANNEXES = {
     "triton": ("lmi.apis.triton", "lmi.server.routes.kserve"),
     "batch": ("lmi.apis.batch", "lmi.server.routes.batch"),
     "lines": ("lmi.server.lines",),
-    "adapters": (
-        *("lmi.engine.adapter_keeper", "lmi.engine.registry", "lmi.settings.adapters", "handlers.base.adapters"),
-        *("lmi.server.adapter_choice", "lmi.server.adapter_source", "lmi.server.routes.adapters"),
-        "lmi.server.openapi.adapters",
-    ),
+    "adapters": ("lmi.adapters", "handlers.base.adapters"),
     "models": (
         *("lmi.server.model_choice", "lmi.server.model_registry", "lmi.server.routes.models", "lmi.supervisor.models"),
         *("lmi.server.openapi.models", "lmi.settings.model_settings"),
@@ -79,14 +75,15 @@ STILL = {
 }
 # Lines of Python. A room may shrink freely. To grow, it changes its row in the same commit, which says why.
 MAX_LINES = {
+    "lmi/adapters": 760,
     "lmi/apis": 4760,
-    "lmi/engine": 1110,
+    "lmi/engine": 830,
     "lmi/executor": 960,
     "lmi/gateway": 2300,
     "lmi/http": 990,
     "lmi/ipc": 310,
-    "lmi/server": 3460,
-    "lmi/settings": 3530,
+    "lmi/server": 3070,
+    "lmi/settings": 3440,
     "lmi/shared": 1800,
     "lmi/sources": 2040,
     "lmi/supervisor": 1900,

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Protocol
 
 from handlers.base.sequence import Sequence
+from lmi.adapters.files import CONFIG
 from lmi.capabilities import unknown_adapter
 from lmi.errors import InvalidParameter, LmiError, ModelUnusable, OutOfMemory, cause_line
 from lmi.executor import ErrorKind
-from lmi.settings.adapters import CONFIG
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from handlers.lmi_dist.lora_sites import Module, Site
 from handlers.lmi_dist.model_types import check_extra
 from handlers.lmi_dist.operations import Adapter, LowRank, Pack, Packed
 from handlers.lmi_dist.safetensors import BFLOAT16, Array, SafetensorsFile, as_float32, dtype_name, is_float
-from lmi.settings.adapters import CONFIG, PICKLED, WEIGHTS
+from lmi.adapters.files import CONFIG, PICKLED, WEIGHTS
 
 Number = TypeVar("Number", int, float)
 Own: TypeAlias = Callable[[str], Array | None]  # the model's own tensor of a name, if it has one

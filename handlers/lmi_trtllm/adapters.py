@@ -21,9 +21,9 @@ from tensorrt_llm.llmapi import LoRARequest, TorchLlmArgs
 
 from handlers.base.adapters import LoadedAdapter
 from handlers.lmi_trtllm.sampling import beam_search
+from lmi.adapters.files import CONFIG, WEIGHTS
 from lmi.errors import Unsupported, shorten
 from lmi.executor import SamplingConfig
-from lmi.settings.adapters import CONFIG, WEIGHTS
 
 if TYPE_CHECKING:
     from tensorrt_llm.llmapi.llm_args import LoraConfig

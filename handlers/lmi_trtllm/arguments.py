@@ -30,8 +30,8 @@ from handlers.lmi_trtllm.options import (
     Translated,
 )
 from handlers.lmi_trtllm.profile import Profile
+from lmi.adapters.files import is_enabled
 from lmi.errors import BadConfiguration, ModelUnusable, shorten
-from lmi.settings.adapters import is_enabled
 from lmi.settings.config import EngineConfig
 
 # These differ from TensorRT-LLM's defaults: without a backend it answers guided requests unguided, or not at all.

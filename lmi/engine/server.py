@@ -17,7 +17,7 @@ from typing import cast
 
 import msgspec
 
-from lmi.engine.adapter_keeper import AdapterKeeper
+from lmi.adapters.keeper import AdapterKeeper
 from lmi.engine.messages import LOOK, Ready, Refused, Responses, Submit, ToFrontEnd, decode_to_engine, encode, refusal
 from lmi.errors import LmiError, Unavailable
 from lmi.executor import ErrorKind, Executor, Response, ResponseError

@@ -16,6 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from lmi.adapters import routes as adapter_routes
 from lmi.apis.base.errors import retry_header
 from lmi.apis.table import api_at
 from lmi.errors import ClientGone, LmiError, Overloaded, Unavailable, UnknownModel, shorten
@@ -23,7 +24,7 @@ from lmi.http.exchange import BufferedExchange, Exchange
 from lmi.runtime import ServerRuntime
 from lmi.server.front_end import FrontEnd
 from lmi.server.models import Models
-from lmi.server.routes import adapters, batch, docs, health, invocations, kserve, openai, tgi, user_code
+from lmi.server.routes import batch, docs, health, invocations, kserve, openai, tgi, user_code
 from lmi.server.routes import models as model_routes
 from lmi.server.service import Service
 
@@ -50,9 +51,9 @@ ROUTES: list[Row] = [
     *invocations.API_ROUTES,
     *kserve.ROUTES,
     *tgi.ROUTES,
-    *adapters.ROUTES,
+    *adapter_routes.ROUTES,
 ]
-USER_CODE_ROUTES: list[Row] = [*user_code.ROUTES, *adapters.ROUTES]
+USER_CODE_ROUTES: list[Row] = [*user_code.ROUTES, *adapter_routes.ROUTES]
 
 
 def create_app() -> ASGIApp:

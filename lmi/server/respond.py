@@ -15,6 +15,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
+from lmi.adapters.choice import choose_adapter
 from lmi.apis.base.api import AnyApi
 from lmi.apis.base.errors import Rendered
 from lmi.apis.base.formatter import AsyncFormatter, Formatter
@@ -24,7 +25,6 @@ from lmi.errors import ClientGone, LmiError
 from lmi.executor import RequestPerfMetrics
 from lmi.http.exchange import Exchange
 from lmi.pipeline import comes_in_parts
-from lmi.server.adapter_choice import choose_adapter
 from lmi.server.service import Service
 from lmi.server.sessions import change_session, session_of
 from lmi.server.streams import Body

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from lmi.adapters.registry import AdapterRegistry
 from lmi.engine.client import Engines
-from lmi.engine.registry import AdapterRegistry
 from lmi.errors import InvalidParameter, UnknownModel, shorten
 from lmi.ipc.connection import Connections
 from lmi.pipeline import Pipeline

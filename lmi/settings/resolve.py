@@ -10,9 +10,9 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from lmi.adapters.files import OPTION, by_name, check_files, folders_beside, is_enabled
 from lmi.errors import BadConfiguration
 from lmi.settings import secure_mode
-from lmi.settings.adapters import OPTION, by_name, check_files, folders_beside, is_enabled
 from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig
 from lmi.settings.engine_choice import (
     KEY,

@@ -11,13 +11,14 @@ import re
 from importlib.metadata import version
 from typing import Any
 
+from lmi.adapters import openapi as adapters
 from lmi.apis.base.openapi import STRING, ApiDescription, Content, Form, Operation, content, struct
 from lmi.apis.lmi import openapi as lmi
 from lmi.apis.openai import openapi as openai
 from lmi.apis.tgi import openapi as tgi
 from lmi.apis.triton import openapi as triton
 from lmi.server.metrics import MEDIA_TYPE
-from lmi.server.openapi import adapters, models
+from lmi.server.openapi import models
 from lmi.settings.config import Config
 
 

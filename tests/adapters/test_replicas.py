@@ -18,9 +18,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from lmi.adapters.registry import AdapterRegistry, AdapterUnusable, NameTaken, NotRegistered
 from lmi.engine.client import Engines, ResponseStream
 from lmi.engine.messages import Ready
-from lmi.engine.registry import AdapterRegistry, AdapterUnusable, NameTaken, NotRegistered
 from lmi.engine.server import Dispatcher
 from lmi.errors import (
     DeadlineExceeded,

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from lmi.adapters.source import find_local
 from lmi.errors import InvalidRequest
-from lmi.server.adapter_source import find_local
 from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig
 
 

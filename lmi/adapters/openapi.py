@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from lmi.adapters.choice import ALIAS
+from lmi.adapters.registry import AdapterUnusable, NameTaken, NotRegistered
 from lmi.apis.base.openapi import PAGE, ApiDescription, Schema, asked, content, parameter, struct
 from lmi.apis.base.readers import JSON_SCHEMAS, boolean, text
-from lmi.engine.registry import AdapterUnusable, NameTaken, NotRegistered
 from lmi.errors import DeadlineExceeded, InvalidRequest, OutOfMemory, Overloaded
-from lmi.server.adapter_choice import ALIAS
 from lmi.settings.config import Config
 from lmi.shared.desired_state import NAME_PATTERN
 

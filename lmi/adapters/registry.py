@@ -1,6 +1,6 @@
 """Changes the adapters of the running server from a front end: it writes the folder, and the engines follow.
 
-`adapter_keeper.py` is the engines' side. An adapter is on every running engine, or on none, and an engine that starts
+`keeper.py` is the engines' side. An adapter is on every running engine, or on none, and an engine that starts
 later loads it too.
 """
 

@@ -11,14 +11,14 @@ from typing import Any
 from msgspec.structs import replace
 from starlette.exceptions import HTTPException
 
+from lmi.adapters.choice import alias
+from lmi.adapters.files import is_enabled
+from lmi.adapters.registry import AdapterRegistry, NameTaken
 from lmi.apis.base.pages import page
 from lmi.apis.base.readers import Reader, boolean, read_object, text
-from lmi.engine.registry import AdapterRegistry, NameTaken
 from lmi.errors import InvalidParameter, InvalidRequest, Unavailable, shorten, without_paths
 from lmi.http.exchange import Exchange
-from lmi.server.adapter_choice import alias
 from lmi.server.service import Service
-from lmi.settings.adapters import is_enabled
 from lmi.shared.desired_state import Adapter, State, check_name
 
 WORDS = {"true": True, "false": False}
@@ -35,7 +35,7 @@ PARAMETERS: dict[str, Reader] = {"name": text, "src": text, "preload": flag, "pi
 
 async def register(exchange: Exchange, service: Service) -> None:
     """Load an adapter on every engine, or on none."""
-    from lmi.server.adapter_source import fetch_adapter, warning
+    from lmi.adapters.source import fetch_adapter, warning
 
     registry, given = await _registry(exchange, service), await _parameters(exchange, service)
     for name in ("name", "src"):

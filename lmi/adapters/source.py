@@ -6,9 +6,9 @@ import asyncio
 import logging
 from pathlib import Path
 
+from lmi.adapters.files import check_files
 from lmi.errors import InvalidParameter, InvalidRequest, StartError, shorten, without_paths
 from lmi.server.fetches import Fetches
-from lmi.settings.adapters import check_files
 from lmi.settings.config import Config
 from lmi.settings.kinds import local_path
 from lmi.settings.secure_mode import check_adapter

@@ -13,15 +13,15 @@ import re
 from dataclasses import replace
 from typing import Any
 
+from lmi.adapters.files import OPTION, is_enabled
+from lmi.adapters.registry import NotRegistered
 from lmi.apis.base.readers import Parsed
 from lmi.apis.openai.schema import OpenAIFormat
 from lmi.capabilities import unknown_adapter
-from lmi.engine.registry import NotRegistered
 from lmi.errors import Unavailable, UnknownModel, Unsupported, shorten
 from lmi.http.exchange import ENDPOINT_NAME, Exchange
 from lmi.server.model_choice import OPENAI_PATHS
 from lmi.server.service import Service
-from lmi.settings.adapters import OPTION, is_enabled
 
 HEADER, QUERY = "X-Amzn-SageMaker-Adapter-Identifier", "adapter"
 ALIAS = "X-Amzn-SageMaker-Adapter-Alias"
