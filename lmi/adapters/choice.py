@@ -20,7 +20,7 @@ from lmi.apis.openai.schema import OpenAIFormat
 from lmi.capabilities import unknown_adapter
 from lmi.errors import Unavailable, UnknownModel, Unsupported, shorten
 from lmi.http.exchange import ENDPOINT_NAME, Exchange
-from lmi.server.model_choice import OPENAI_PATHS
+from lmi.models.choice import OPENAI_PATHS
 from lmi.server.service import Service
 
 HEADER, QUERY = "X-Amzn-SageMaker-Adapter-Identifier", "adapter"

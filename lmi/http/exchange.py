@@ -327,6 +327,12 @@ class BufferedExchange(Exchange):
         self._fields += headers
 
 
+def attribute(attributes: str, name: str) -> str | None:
+    """Return a value of attributes such as `route=/v1/completions; model_name=b`, None if it is missing."""
+    pairs = (pair.partition("=") for pair in attributes.split(";"))
+    return next((value.strip() for key, _, value in pairs if key.strip() == name), None)
+
+
 def num_bytes(headers: Iterable[Header]) -> int:
     """Return the bytes that the headers have on the wire."""
     return sum(len(name) + len(value) + len(": \r\n") for name, value in headers)

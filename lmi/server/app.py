@@ -21,11 +21,11 @@ from lmi.apis.base.errors import retry_header
 from lmi.apis.table import api_at
 from lmi.errors import ClientGone, LmiError, Overloaded, Unavailable, UnknownModel, shorten
 from lmi.http.exchange import BufferedExchange, Exchange
+from lmi.models import routes as model_routes
 from lmi.runtime import ServerRuntime
 from lmi.server.front_end import FrontEnd
 from lmi.server.models import Models
 from lmi.server.routes import batch, docs, health, invocations, kserve, openai, tgi, user_code
-from lmi.server.routes import models as model_routes
 from lmi.server.service import Service
 
 Handler = Callable[[Exchange, Service], Awaitable[None]]

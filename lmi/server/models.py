@@ -2,7 +2,7 @@
 
 The folder of desired state says which models there should be. A front end loads those that are there when it starts
 before it takes a connection, and follows every change. Where clients load models, it reads a model's entry at each
-request for it, so all front ends agree at once on which there are; `model_registry.py` writes those entries.
+request for it, so all front ends agree at once on which there are; `lmi/models/registry.py` writes those entries.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from starlette.exceptions import HTTPException
 
 from lmi.errors import Overloaded, StartError, Unavailable, UnknownModel, shorten, without_paths
 from lmi.http.exchange import Exchange
+from lmi.models.choice import must_name, name_in_body, name_outside_of_body, with_adapter
 from lmi.server.front_end import FrontEnd, describe, explain
-from lmi.server.model_choice import must_name, name_in_body, name_outside_of_body, with_adapter
 from lmi.server.service import Service
 from lmi.server.sessions import kept_clean
 from lmi.settings.config import Config, EngineConfig, ModelConfig

@@ -4,7 +4,7 @@ It is the container's main process and stays small so that it never fails. It ha
 polls for signals, deaths and the clock. It binds the port first and passes it on, so the port answers before there is a
 model and stays open when a front end dies. Engines are never children of the front end. The supervisor reads the state
 of an engine from the shared blocks. `stages.py` has what comes before a model's processes, `fetches.py` what front ends
-ask for later, `child.py` the children, `kinds.py` their kinds, `models.py` those of a model, `restarts.py` the rules of
+ask for later, `child.py` the children, `kinds.py` their kinds, `model.py` those of a model, `restarts.py` the rules of
 restarts and hangs, and `banner.py` the messages for people.
 """
 
@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 
 from lmi.errors import StartError
+from lmi.models.follower import RunningModels
 from lmi.runtime import ServerRuntime
 from lmi.settings.config import Config, ServerConfig
 from lmi.settings.values import Resolved
@@ -36,7 +37,7 @@ from lmi.supervisor.child import Child
 from lmi.supervisor.environment import divided_cores
 from lmi.supervisor.fetches import FetchProcesses
 from lmi.supervisor.listener import bind
-from lmi.supervisor.models import RunningModel, RunningModels
+from lmi.supervisor.model import RunningModel
 from lmi.supervisor.restarts import DRAIN_CUT_S, DRAIN_END_S, LATE_TURN_S, drain_notice_s
 from lmi.supervisor.stages import Settle, Stage, stages
 

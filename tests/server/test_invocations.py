@@ -14,8 +14,8 @@ from lmi.apis.batch.api import DYNAMIC_BATCH
 from lmi.apis.lmi.api import LMI
 from lmi.apis.table import APIS
 from lmi.executor import GuidedDecodingParams, GuideType
-from lmi.http.exchange import CUSTOM_ATTRIBUTES
-from lmi.server.routes.invocations import api_of_body, api_of_inputs, attribute
+from lmi.http.exchange import CUSTOM_ATTRIBUTES, attribute
+from lmi.server.routes.invocations import api_of_body, api_of_inputs
 from tests.scripted import CAPABILITIES, Host, host
 
 PATHS = ["/invocations", "/predictions/scripted", "/predictions/model/1", "/models/scripted/invoke"]

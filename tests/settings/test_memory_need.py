@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from handlers.lmi_dist.native import variants
+from lmi.models.settings import MB, PROCESS_BYTES, need_bytes
 from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig
-from lmi.settings.model_settings import MB, PROCESS_BYTES, need_bytes
 
 WEIGHTS = 10 * MB
 FACTS = {

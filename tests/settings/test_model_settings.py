@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from lmi.errors import BadConfiguration, ModelUnusable, OutOfMemory, SecurityRefused
+from lmi.models.settings import resolve_model
 from lmi.settings.config import ServerConfig
-from lmi.settings.model_settings import resolve_model
 from lmi.settings.ports import choose_free_ports
 from lmi.settings.resolve import resolve_folder
 from lmi.settings.secure_mode import CONTROLS

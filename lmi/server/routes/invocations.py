@@ -24,9 +24,8 @@ from lmi.apis.batch.api import DYNAMIC_BATCH
 from lmi.apis.lmi.api import LMI
 from lmi.apis.table import BY_FIELD, BY_ROUTE, ROWS
 from lmi.errors import LmiError, UnknownModel, shorten
-from lmi.http.exchange import CUSTOM_ATTRIBUTES, Exchange
+from lmi.http.exchange import CUSTOM_ATTRIBUTES, Exchange, attribute
 from lmi.server.lines import are_lines, serve_lines
-from lmi.server.model_choice import attribute
 from lmi.server.respond import Choose, serve_request
 from lmi.server.service import Service
 from lmi.settings.config import ModelConfig

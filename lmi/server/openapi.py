@@ -17,8 +17,8 @@ from lmi.apis.lmi import openapi as lmi
 from lmi.apis.openai import openapi as openai
 from lmi.apis.tgi import openapi as tgi
 from lmi.apis.triton import openapi as triton
+from lmi.models import openapi as models
 from lmi.server.metrics import MEDIA_TYPE
-from lmi.server.openapi import models
 from lmi.settings.config import Config
 
 

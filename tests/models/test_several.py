@@ -11,13 +11,13 @@ import pytest
 
 from lmi.apis.base.pages import page
 from lmi.errors import InvalidParameter, Unavailable
+from lmi.models.registry import ModelRegistry
 from lmi.runtime import ServerRuntime
 from lmi.server.front_end import FrontEnd
-from lmi.server.model_registry import ModelRegistry
 from lmi.server.models import WATCH_S, Models
 from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig
 from lmi.shared.state import Phase
-from lmi.supervisor.models import RunningModel
+from lmi.supervisor.model import RunningModel
 from tests.scripted import Host, host
 from tests.system.container import write_byte_tokenizer, write_model
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from lmi.http.exchange import Exchange
+from lmi.models.choice import name_in_body
 from lmi.runtime import ServerRuntime
 from lmi.server.front_end import FrontEnd
-from lmi.server.model_choice import name_in_body
 from lmi.settings.config import ServerConfig
 from lmi.shared.state import Phase
 

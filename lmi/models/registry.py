@@ -27,9 +27,9 @@ from lmi.errors import (
     from_info,
     shorten,
 )
+from lmi.models.settings import MB, need_bytes, resolve_model
 from lmi.server.models import LOOK_S, Models, said_of, until
 from lmi.settings.config import Config
-from lmi.settings.model_settings import MB, need_bytes, resolve_model
 from lmi.settings.ports import choose_free_ports
 from lmi.shared.desired_state import NAME_RULE, Model, State, check_name, is_abandoned
 from lmi.shared.memory import free_bytes

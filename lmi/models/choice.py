@@ -12,7 +12,7 @@ from lmi.apis.base.outline import BodyOutline
 from lmi.apis.openai.schema import UNNAMED
 from lmi.apis.table import BY_FIELD
 from lmi.errors import InvalidRequest
-from lmi.http.exchange import CUSTOM_ATTRIBUTES, Exchange
+from lmi.http.exchange import CUSTOM_ATTRIBUTES, Exchange, attribute
 from lmi.server.front_end import FrontEnd
 from lmi.server.service import Service
 
@@ -25,12 +25,6 @@ def name_outside_of_body(exchange: Exchange) -> str | None:
     if "model" in exchange.scope["path_params"]:
         return str(exchange.scope["path_params"]["model"])
     return exchange.query.get(NAME) or attribute(exchange.headers.get(CUSTOM_ATTRIBUTES, ""), NAME) or None
-
-
-def attribute(attributes: str, name: str) -> str | None:
-    """Return a value of attributes such as `route=/v1/completions; model_name=b`, None if it is missing."""
-    pairs = (pair.partition("=") for pair in attributes.split(";"))
-    return next((value.strip() for key, _, value in pairs if key.strip() == name), None)
 
 
 async def name_in_body(exchange: Exchange, front_end: FrontEnd) -> str | None:

@@ -23,7 +23,7 @@ from lmi.shared.desired_state import Model, State
 from lmi.shared.state import Phase
 
 if TYPE_CHECKING:
-    from lmi.server.model_registry import ModelRegistry
+    from lmi.models.registry import ModelRegistry
 
 HOW = "this server has one model: multi_model=true or SAGEMAKER_MULTI_MODEL=true lets models come and go"
 FIELDS = ("model_name", "url")
@@ -115,7 +115,7 @@ def _registry(models: Models) -> ModelRegistry:
         raise HTTPException(404, HOW)
     if not models.front_end.config.management:
         raise HTTPException(404, "models cannot be changed here (management=false)")
-    from lmi.server.model_registry import ModelRegistry
+    from lmi.models.registry import ModelRegistry
 
     return ModelRegistry(models)
 

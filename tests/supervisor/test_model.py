@@ -13,7 +13,7 @@ import pytest
 from lmi.runtime import Runtime
 from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig
 from lmi.shared.state import FrontEndRecord, Phase
-from lmi.supervisor.models import KILL_S, UNLOAD_S, RunningModel
+from lmi.supervisor.model import KILL_S, UNLOAD_S, RunningModel
 
 START_S = 1000.0
 

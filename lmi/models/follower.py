@@ -1,0 +1,76 @@
+"""Runs the models that the folder of desired state says there should be.
+
+At each turn of the supervisor's loop `RunningModels` compares the folder with the models that run, starts the missing
+ones and ends those that should be gone. It only reads the folder, so it waits for nobody. The model that a server is
+started for is one of them, which the supervisor itself adds and which stays.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+
+from lmi.runtime import ServerRuntime
+from lmi.shared.desired_state import Model, State
+from lmi.supervisor.model import RunningModel
+
+ORPHAN_S = 2.0  # that a new folder may be without an entry
+
+log = logging.getLogger(__name__)
+
+
+class RunningModels:
+    """Every model of the server, by its folder."""
+
+    def __init__(self, runtime: ServerRuntime) -> None:
+        self._runtime = runtime
+        self._folder = runtime.models()
+        self._models: dict[str, RunningModel] = {}
+
+    def __iter__(self) -> Iterator[RunningModel]:
+        return iter(list(self._models.values()))
+
+    def add(self, model: RunningModel) -> None:
+        """Run the model that the server was started for, and tell the front ends that it is here."""
+        self._models[model.runtime.path.name] = model
+        self._folder.add(model.entry())
+
+    def look(self, now: float) -> None:
+        """Start the models that should be there, end those that should not, and note which are ready."""
+        with suppress(OSError):  # a folder that cannot be read now, as without a descriptor for it, changes nothing
+            self._follow(self._folder.entries(), now)
+
+    def _follow(self, entries: list[Model], now: float) -> None:
+        wanted = {entry.folder: entry for entry in entries if entry.state is not State.FAILED}
+        for folder in wanted.keys() - self._models.keys():
+            self._start(wanted[folder])
+        for folder, model in list(self._models.items()):
+            model.look(now, is_wanted=folder in wanted or model.ends_server)
+            if model.is_over:
+                model.close()
+                del self._models[folder]
+        self._tidy(entries)
+
+    def _tidy(self, entries: list[Model]) -> None:
+        """Remove what is left of loads that were given up before they began here, or whose front end died."""
+        if len(entries) < len(self._folder.version()):
+            for entry in self._folder.sweep():
+                log.info("model %s is not loaded: the front end that loaded it died", entry.name)
+        states = {entry.folder: entry.state for entry in entries}
+        for folder, changed_s in self._runtime.model_folders().items():
+            is_given_up = folder not in states and time.time() - changed_s > ORPHAN_S
+            if folder not in self._models and (is_given_up or states.get(folder) is State.FAILED):
+                self._runtime.discard(folder)
+
+    def _start(self, entry: Model) -> None:
+        if not self._runtime.has_folder(entry):  # it was given up before
+            return
+        try:
+            self._models[entry.folder] = RunningModel(self._runtime.model(entry).with_environ())
+        except Exception:  # its folder cannot be read or mapped; without it front ends see that the load failed
+            log.exception("model %s cannot be started", entry.name)
+            self._runtime.discard(entry.folder)
+            return
+        log.info("model %s loads from %s", entry.name, entry.url)
