@@ -38,9 +38,9 @@ import msgspec
 
 from lmi.adapters.files import FOLDER
 from lmi.errors import StartError
+from lmi.sessions.folder import Sessions
 from lmi.settings.config import Config, ServerConfig
 from lmi.shared.desired_state import Adapter, Folder, Model, ModelFolder, State, key
-from lmi.shared.sessions import Sessions
 from lmi.shared.state import Block, EngineRecord
 
 ENVIRONMENT_NAME = "LMI_RUNTIME_DIR"

@@ -63,9 +63,9 @@ from lmi.server.app import build_app
 from lmi.server.front_end import FrontEnd
 from lmi.server.models import Models
 from lmi.server.service import Service
+from lmi.sessions.folder import Sessions
 from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig, UserCodeConfig
 from lmi.shared.desired_state import Adapter, Folder
-from lmi.shared.sessions import Sessions
 from lmi.shared.state import Block, Phase
 from lmi.text import tokenizer as lmi_tokenizer
 from lmi.text.chat_template import ChatTemplate

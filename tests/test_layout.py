@@ -25,17 +25,16 @@ ROOT = Path(__file__).resolve().parent.parent
 LAYERS = (
     {"lmi", "lmi.errors"},
     {"lmi.executor", "lmi.shared"},
-    {"lmi.sources"},
     {"lmi.capabilities", "lmi.http", "lmi.ipc", "lmi.settings", "lmi.types"},
     {"lmi.apis", "lmi.runtime", "lmi.text"},
     {"lmi.engine"},
-    {"lmi.gateway", "lmi.pipeline", "lmi.user_code"},
+    {"lmi.gateway", "lmi.pipeline"},
     {"lmi.supervisor"},
     {"lmi.server"},
     {"lmi.cli"},
     {"lmi.__main__"},
 )
-ANNEXES = {"lmi.adapters", "lmi.models"}
+ANNEXES = {"lmi.adapters", "lmi.models", "lmi.sessions", "lmi.sources", "lmi.user_code"}
 LAYER = {part: number for number, layer in enumerate(LAYERS) for part in layer}
 ENGINES = {"torch", "vllm", "tensorrt_llm", "xgrammar", "llguidance", "safetensors"}
 # What a handler may import from lmi: the contract, the layers below it, and the names of an adapter's files.
@@ -182,7 +181,10 @@ def test_only_the_process_of_user_code_can_run_it(module: str) -> None:
 
 
 # What the start of a process must not wait for: it is imported by the function that needs it, if any does.
-SERVING = {"starlette", "uvicorn", "tokenizers", "jinja2", "lmi.server", "lmi.text", "lmi.apis", "lmi.user_code"}
+SERVING = {
+    *("starlette", "uvicorn", "tokenizers", "jinja2", "lmi.server", "lmi.text", "lmi.apis"),
+    *("lmi.user_code.messages", "lmi.user_code.signatures"),  # all that serves imports one of them
+}
 CLIENTS = {"huggingface_hub", "httpx2", "boto3", "rich", "prometheus_client", "lmi.gateway.worker", "lmi.sources.fetch"}
 UNUSED_AT_START = {
     "lmi.cli": CLIENTS | SERVING | {"asyncio", "ssl", "http.client", "lmi.supervisor", "lmi.gateway", "lmi.engine"},

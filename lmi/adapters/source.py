@@ -8,10 +8,10 @@ from pathlib import Path
 
 from lmi.adapters.files import check_files
 from lmi.errors import InvalidParameter, InvalidRequest, StartError, shorten, without_paths
-from lmi.server.fetches import Fetches
 from lmi.settings.config import Config
 from lmi.settings.kinds import local_path
 from lmi.settings.secure_mode import check_adapter
+from lmi.sources.client import Fetches
 from lmi.sources.request import WantedSource
 from lmi.sources.source import is_remote
 

@@ -25,8 +25,9 @@ from lmi.models import routes as model_routes
 from lmi.runtime import ServerRuntime
 from lmi.server.front_end import FrontEnd
 from lmi.server.models import Models
-from lmi.server.routes import batch, docs, health, invocations, kserve, openai, tgi, user_code
+from lmi.server.routes import batch, docs, health, invocations, kserve, openai, tgi
 from lmi.server.service import Service
+from lmi.user_code import routes as user_code
 
 Handler = Callable[[Exchange, Service], Awaitable[None]]
 ServerHandler = Callable[[Exchange, Models], Awaitable[None]]

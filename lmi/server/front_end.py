@@ -14,9 +14,9 @@ from gunicorn.arbiter import Arbiter  # type: ignore[import-untyped]
 from lmi.errors import Overloaded, StartError, Unavailable
 from lmi.http.body import BodyMemory
 from lmi.runtime import ServerRuntime
-from lmi.server.fetches import Fetches
 from lmi.shared.files import write_whole
 from lmi.shared.state import Block, FrontEndRecord, Phase
+from lmi.sources.client import Fetches
 
 log = logging.getLogger(__name__)
 

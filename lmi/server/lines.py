@@ -23,13 +23,12 @@ import orjson
 
 from lmi.apis.base.api import AnyApi
 from lmi.apis.base.formatter import one_line
-from lmi.apis.lmi.sessions import request_type
 from lmi.errors import ClientGone, LmiError, MalformedRequest
 from lmi.http.exchange import Exchange
 from lmi.server.respond import Choose, Inference, generate
 from lmi.server.service import Service
-from lmi.server.sessions import session_of
-from lmi.shared.sessions import InvalidSession
+from lmi.sessions.folder import InvalidSession
+from lmi.sessions.http import request_type, session_of
 
 MEDIA_TYPE = "application/jsonlines"
 MEDIA_TYPES = (MEDIA_TYPE, "application/x-ndjson", "application/x-jsonlines")

@@ -23,7 +23,7 @@ from lmi.http.exchange import Exchange
 from lmi.models.choice import must_name, name_in_body, name_outside_of_body, with_adapter
 from lmi.server.front_end import FrontEnd, describe, explain
 from lmi.server.service import Service
-from lmi.server.sessions import kept_clean
+from lmi.sessions.http import kept_clean
 from lmi.settings.config import Config, EngineConfig, ModelConfig
 from lmi.settings.kinds import local_path
 from lmi.shared.desired_state import Model, State, is_abandoned

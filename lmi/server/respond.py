@@ -20,18 +20,17 @@ from lmi.apis.base.api import AnyApi
 from lmi.apis.base.errors import Rendered
 from lmi.apis.base.formatter import AsyncFormatter, Formatter
 from lmi.apis.base.readers import Message, Parsed, is_text
-from lmi.apis.lmi.sessions import request_type
 from lmi.errors import ClientGone, LmiError
 from lmi.executor import RequestPerfMetrics
 from lmi.http.exchange import Exchange
 from lmi.pipeline import comes_in_parts
 from lmi.server.service import Service
-from lmi.server.sessions import change_session, session_of
 from lmi.server.streams import Body
-from lmi.server.user_code import UserFormatters
+from lmi.sessions.http import change_session, request_type, session_of
 from lmi.settings.config import ModelConfig
 from lmi.shared.state import FrontEndRecord
 from lmi.types import AnswerFormat, Delta, GenerationRequest, OutputFormat
+from lmi.user_code.formatter import UserFormatters
 
 Choose = Callable[[bytes, str | None], AnyApi]
 Send = Callable[[list[bytes]], Awaitable[None] | None]  # what it returns is awaited before the next records

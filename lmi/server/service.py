@@ -13,8 +13,8 @@ from lmi.ipc.connection import Connections
 from lmi.pipeline import Pipeline
 from lmi.runtime import Runtime
 from lmi.server.front_end import FrontEnd
+from lmi.sessions.folder import Sessions
 from lmi.settings.config import Config, ModelConfig
-from lmi.shared.sessions import Sessions
 from lmi.shared.state import Block, FrontEndRecord
 from lmi.text.chat_template import ChatTemplate
 from lmi.text.tokenizer import Tokenizer

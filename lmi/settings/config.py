@@ -7,6 +7,7 @@ default of its field, unless the engine's `Handler` has a different one.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -179,6 +180,10 @@ class RequirementsConfig:
 
     file: str
     folder: str
+
+    @property
+    def are_installed(self) -> bool:
+        return os.path.isdir(self.folder)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

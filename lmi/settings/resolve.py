@@ -52,7 +52,6 @@ from lmi.settings.model_folder import find_folder
 from lmi.settings.options import is_of_server, of_other_images
 from lmi.settings.ports import choose_gateway_port, choose_ports
 from lmi.settings.properties import Properties, read
-from lmi.settings.user_code import choose_code, choose_requirements, folders_of, unrun_code, with_properties
 from lmi.settings.values import (
     FILE,
     Given,
@@ -68,6 +67,7 @@ from lmi.settings.values import (
 )
 from lmi.sources.place import default_download_dir
 from lmi.sources.request import FetchRequest
+from lmi.user_code.settings import choose_code, choose_requirements, folders_of, unrun_code, with_properties
 
 
 def resolve_folder(

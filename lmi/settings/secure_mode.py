@@ -21,8 +21,8 @@ from lmi.settings.kinds import local_path
 from lmi.settings.model_choice import DRAFT
 from lmi.settings.option import PICKLES, REMOTE_CODE, SCRIPTS, TEMPLATES
 from lmi.settings.options import OPTIONS, find
-from lmi.settings.user_code import REQUIREMENTS
 from lmi.settings.values import FILE, Values
+from lmi.user_code.settings import REQUIREMENTS
 
 SWITCH, CONTROLS_KEY, CHANNELS = "secure_mode", "security_controls", "untrusted_channels"
 PLATFORM_FOLDER = Path("/opt/ml")

@@ -9,7 +9,6 @@ from pathlib import Path
 from lmi.settings.config import Config, EngineConfig
 from lmi.settings.handler import USER_CODE, Handler, announced
 from lmi.settings.machine import num_ranks_here
-from lmi.settings.user_code import with_installed
 from lmi.shared import linux
 from lmi.shared.cores import Cores
 
@@ -52,7 +51,7 @@ def of_engine(config: Config, environ: Mapping[str, str], slot: int, folder: str
     threads = of_threads(config, environ)
     handler = announced().get(config.engine.handler, USER_CODE)
     ports = _ports(config.engine, handler, environ, slot)
-    installed = with_installed(config, environ) if config.engine.trust_remote_code else {}
+    installed = _with_installed(config, environ) if config.engine.trust_remote_code else {}
     return {**threads, **ports, **handler.environment(config.engine, environ, slot, folder), **given, **installed}
 
 
@@ -62,12 +61,19 @@ def of_user_code(config: Config, environ: Mapping[str, str], slot: int) -> dict[
     What its requirements.txt names comes first on its path. If user code is the model, each process sees only its GPUs.
     """
     inherited = without_secrets(environ) | config.engine.environ
-    inherited |= with_installed(config, inherited) | NOTHING_BESIDE_CODE
+    inherited |= _with_installed(config, inherited) | NOTHING_BESIDE_CODE
     if not config.is_user_code:
         return inherited
     num_each = len(config.engine.device_ids) // config.engine.num_engines
     gpus = config.engine.device_ids[slot * num_each : (slot + 1) * num_each]
     return inherited | of_threads(config, inherited) | ({"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {})
+
+
+def _with_installed(config: Config, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that put what was installed first on the path of a process, or none if nothing was."""
+    if config.requirements is None:
+        return {}
+    return {"PYTHONPATH": ":".join(filter(None, (config.requirements.folder, environ.get("PYTHONPATH"))))}
 
 
 def _ports(engine: EngineConfig, handler: Handler, environ: Mapping[str, str], slot: int) -> dict[str, str]:

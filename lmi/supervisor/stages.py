@@ -17,7 +17,6 @@ from lmi.errors import StartError
 from lmi.runtime import Runtime, ServerRuntime
 from lmi.settings.config import Config, ServerConfig
 from lmi.settings.model_choice import Fetched
-from lmi.settings.user_code import is_complete
 from lmi.settings.values import Resolved
 from lmi.shared.linux import SUPERVISOR_PID
 from lmi.shared.state import SupervisorRecord
@@ -82,7 +81,7 @@ def fetch_kind(title: str, folder: Path, config: ServerConfig, *words: str) -> C
 def requirements(config: Config, runtime: ServerRuntime | Runtime) -> Stage | None:
     """Return the stage that installs what the model's code needs, or None if it is there. It reports in `runtime`."""
     wanted = config.requirements
-    if wanted is None or is_complete(wanted):
+    if wanted is None or wanted.are_installed:
         return None
     folder = _new_folder(runtime, "requirements")
     places = ["--file", wanted.file, "--folder", wanted.folder, "--state", str(folder), *_log_words(config.server)]

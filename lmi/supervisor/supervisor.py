@@ -3,9 +3,9 @@
 It is the container's main process and stays small so that it never fails. It has no threads and no asyncio: one loop
 polls for signals, deaths and the clock. It binds the port first and passes it on, so the port answers before there is a
 model and stays open when a front end dies. Engines are never children of the front end. The supervisor reads the state
-of an engine from the shared blocks. `stages.py` has what comes before a model's processes, `fetches.py` what front ends
-ask for later, `child.py` the children, `kinds.py` their kinds, `model.py` those of a model, `restarts.py` the rules of
-restarts and hangs, and `banner.py` the messages for people.
+of an engine from the shared blocks. `stages.py` has what comes before a model's processes, `lmi/sources/processes.py`
+what front ends ask for later, `child.py` the children, `kinds.py` their kinds, `model.py` those of a model,
+`restarts.py` the rules of restarts and hangs, and `banner.py` the messages for people.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from lmi.shared.cores import claimed, usable
 from lmi.shared.log import count_dropped_in
 from lmi.shared.pauses import Pauses
 from lmi.shared.state import Block, Phase
+from lmi.sources.processes import FetchProcesses
 from lmi.supervisor import kinds, start_budget
 from lmi.supervisor.banner import Failure, clear_bar, say_failed, say_ready, say_ready_for_models
 from lmi.supervisor.child import Child
 from lmi.supervisor.environment import divided_cores
-from lmi.supervisor.fetches import FetchProcesses
 from lmi.supervisor.listener import bind
 from lmi.supervisor.model import RunningModel
 from lmi.supervisor.restarts import DRAIN_CUT_S, DRAIN_END_S, LATE_TURN_S, drain_notice_s

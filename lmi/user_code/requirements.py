@@ -32,11 +32,11 @@ import msgspec
 import lmi.shared.log
 from lmi.errors import ModelUnusable, StartError, cause_line
 from lmi.settings.kinds import is_true
-from lmi.settings.user_code import WHEELS
 from lmi.shared import linux
 from lmi.shared.sink import guard_streams
 from lmi.sources.place import Place
 from lmi.sources.request import FAILURE, PROGRESS, FetchFailure, write
+from lmi.user_code.settings import WHEELS
 
 OFFLINE = ("HF_HUB_OFFLINE", "DJL_OFFLINE")
 PIP = (sys.executable, "-P", "-m", "pip", "install", "--no-input", "--disable-pip-version-check", "--progress-bar=off")

@@ -11,10 +11,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from lmi.apis.lmi.sessions import HEADER
 from lmi.http.exchange import CUSTOM_ATTRIBUTES
 from lmi.server.lines import MAX_LINES, one_value, with_code
 from lmi.server.routes.batch import num_transforms
+from lmi.sessions.http import HEADER
 from lmi.settings.config import ServerConfig
 from tests.scripted import CAPABILITIES, Host, host, wait_until
 

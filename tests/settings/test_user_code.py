@@ -8,7 +8,7 @@ import pytest
 
 from lmi.errors import ModelUnusable
 from lmi.settings.config import dump, load
-from lmi.settings.user_code import outline
+from lmi.user_code.settings import outline
 from tests.settings.settling import ASYNC_SERVICE, settle
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lmi.shared.sessions import FILE
+from lmi.sessions.folder import FILE
 
 
 def manager(path: Path, **properties: str) -> Any:

@@ -28,9 +28,9 @@ from lmi.apis.base.readers import JSON_SCHEMAS, adapter
 from lmi.apis.batch.api import DYNAMIC_BATCH
 from lmi.apis.lmi.api import LMI
 from lmi.apis.lmi.schema import PARAMETERS
-from lmi.apis.lmi.sessions import CLOSE, HEADER, ID, MAX_ID_CHARS, NEW_SESSION
 from lmi.apis.table import BY_ROUTE
 from lmi.http.exchange import CUSTOM_ATTRIBUTES
+from lmi.sessions.http import CLOSE, HEADER, ID, MAX_ID_CHARS, NEW_SESSION
 from lmi.settings.config import Config
 
 PATHS = ("/invocations", "/predictions/{model}", "/predictions/{model}/{version}", "/models/{model}/invoke")

@@ -5,7 +5,7 @@
 instead, as in AWS's containers. So a client reaches every API even if a platform forwards only this path.
 
 A body of JSON lines holds a request on each line (`server/lines.py`), and `requestType` opens or closes a session
-(`server/sessions.py`).
+(`lmi/sessions/http.py`).
 
 The path decides the format of the answer, the body the schema. A streamed chat is sent as lines here, as `inputs` is,
 unless the client asks for events. A named route answers in its format. Every answer that is one JSON value ends with a

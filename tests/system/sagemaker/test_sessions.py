@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from lmi.shared.sessions import COUNTS
+from lmi.sessions.folder import COUNTS
 from tests.served import Server, launch
 from tests.system.container import Answer, wait_until, write_model
 

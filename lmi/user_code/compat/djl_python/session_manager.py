@@ -1,6 +1,6 @@
 """Sessions of a model's own code: files that all its processes share, and that go when the session ends.
 
-A value is kept as JSON, and an array as a mapped file. The sessions are the server's (`lmi/shared/sessions.py`), so
+A value is kept as JSON, and an array as a mapped file. The sessions are the server's (`lmi/sessions/folder.py`), so
 every process of the model finds one that another has created. A key only names a file by its hash.
 """
 
@@ -17,8 +17,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lmi.shared.sessions import Session as Opened
-from lmi.shared.sessions import Sessions
+from lmi.sessions.folder import Session as Opened
+from lmi.sessions.folder import Sessions
 
 EXPIRATION_S = 1200
 NEW_SESSION = "NEW_SESSION"

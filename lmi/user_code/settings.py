@@ -1,6 +1,6 @@
 """The model's own code: the file and the functions in it that the server calls, and the requirements.txt that it needs.
 
-This module reads the code as text. It runs only in its own process, and `lmi/user_code/requirements.py` installs.
+This module reads the code as text. It runs only in its own process, and `requirements.py` installs.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import json
 import os
 import platform
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -200,18 +199,6 @@ def choose_requirements(values: Values, code: UserCodeConfig | None) -> Requirem
         values.note(f"{file}: not installed, since no code of the model runs ({TRUST}=false)")
         return None
     return RequirementsConfig(file=str(file.resolve()), folder=str(_folder(file, values.final("download_dir"))))
-
-
-def is_complete(requirements: RequirementsConfig) -> bool:
-    """Return whether nothing has to be installed."""
-    return Path(requirements.folder).is_dir()
-
-
-def with_installed(config: Config, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that put what was installed first on the path of a process, or none if nothing was."""
-    if config.requirements is None:
-        return {}
-    return {"PYTHONPATH": ":".join(filter(None, (config.requirements.folder, environ.get("PYTHONPATH"))))}
 
 
 def _folder(file: Path, download_dir: str) -> Path:

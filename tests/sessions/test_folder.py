@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from lmi.shared.sessions import COUNTS, FILE, HIDDEN, SessionFailed, Sessions
+from lmi.sessions.folder import COUNTS, FILE, HIDDEN, SessionFailed, Sessions
 from tests.machine import measurements
 
 HOSTILE = ["", ".", "..", "../x", "/etc/passwd", "a/b", "NEW_SESSION", "session.json", "\0", "é" * 36, "0" * 36]
@@ -59,7 +59,7 @@ def test_sessions_in_a_folder_that_stays_outlive_their_server(tmp_path: Path) ->
 
 def test_there_are_never_more_than_the_limit_however_many_open_one_at_once(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from lmi.shared.sessions import *\n"
+        "import sys; from pathlib import Path; from lmi.sessions.folder import *\n"
         "sessions = Sessions(Path(sys.argv[1]), 60, max_sessions=50)\n"
         "try:\n  for number in range(99): sessions.open(f'{sys.argv[2]}-{number}')\n"
         "except SessionFailed as error: print(error)"
@@ -169,7 +169,7 @@ def test_a_place_that_cannot_be_written_is_named_in_the_log(tmp_path: Path, capl
 
 def test_a_disk_without_room_leaves_nothing_behind(tmp_path: Path) -> None:
     code = (
-        "import resource, sys; from pathlib import Path; from lmi.shared.sessions import *\n"
+        "import resource, sys; from pathlib import Path; from lmi.sessions.folder import *\n"
         "import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (10, 10))\n"
         "try: Sessions(Path(sys.argv[1]), 60).open()\n"

@@ -11,10 +11,10 @@ import pytest
 
 from lmi.runtime import ServerRuntime
 from lmi.settings.config import ServerConfig
+from lmi.sources.processes import MAX_AT_ONCE, ORPHAN_S, FetchProcesses
 from lmi.sources.request import FAILURE, REQUEST, FetchFailure, FetchRequest, WantedSource, read, write
 from lmi.supervisor.banner import Failure
 from lmi.supervisor.child import Child
-from lmi.supervisor.fetches import MAX_AT_ONCE, ORPHAN_S, FetchProcesses
 
 LOST = Failure(code=1, cause="start_failed", stage="fetch process", message="fetch process died 3 times")
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from lmi.errors import DeadlineExceeded, InvalidRequest, LmiError, Unavailable
-from lmi.server.fetches import Fetches
 from lmi.shared.state import Block, Phase
+from lmi.sources.client import Fetches
 from lmi.sources.request import (
     FAILURE,
     REQUEST,

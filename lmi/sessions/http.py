@@ -1,6 +1,10 @@
-"""Sessions over HTTP: opened and closed by a body, named by a header (`lmi/apis/lmi/sessions.py` has both).
+"""Sessions over HTTP: opened and closed by a body, named by a header.
 
-No history is kept: a client sends its whole context with each request. A session sends all its requests to one engine,
+    {"requestType": "NEW_SESSION"}   200, X-Amzn-SageMaker-Session-Id: ID; Expires=2026-01-02T03:04:05Z
+    {"requestType": "CLOSE"}         200, X-Amzn-SageMaker-Closed-Session-Id: ID
+
+The header of a new session has two names: that of AWS's guide and the reference, and that of AWS's library and vLLM. No
+history is kept: a client sends its whole context with each request. A session sends all its requests to one engine,
 whose prefix cache then serves them.
 """
 
@@ -8,21 +12,50 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
 
 import msgspec
 
-from lmi.apis.lmi.sessions import CLOSED_HEADER, HEADER, ID, ID_RULE, MAX_ID_CHARS, NEW_HEADER, NEW_SESSION
-from lmi.errors import LmiError
+from lmi.apis.base.outline import LEFT_OUT, PROMPTS, BodyOutline
+from lmi.errors import LmiError, shorten
 from lmi.http.exchange import Exchange, Header
 from lmi.server.service import Service
-from lmi.shared.sessions import InvalidSession, Session, Sessions
+from lmi.sessions.folder import InvalidSession, Session, Sessions
 
+HEADER = "X-Amzn-SageMaker-Session-Id"
+NEW_HEADER, CLOSED_HEADER = "X-Amzn-SageMaker-New-Session-Id", "X-Amzn-SageMaker-Closed-Session-Id"
+NEW_SESSION, CLOSE = "NEW_SESSION", "CLOSE"
+MAX_ID_CHARS = 256
+ID = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9])*")  # of the API model of sagemaker-runtime
+ID_RULE = f"{NEW_SESSION} or an id of at most {MAX_ID_CHARS} letters and digits, with - only between them"
 CLEAN_S = 60.0  # between two looks for sessions that have expired
 
 log = logging.getLogger(__name__)
+
+
+def request_type(body: bytes, *, is_ours: bool = True) -> str | None:
+    """Return NEW_SESSION or CLOSE if the body asks for that, None if it asks for an answer. Raises InvalidSession.
+
+    Beside it a body has no other field. If user code reads the bodies, `is_ours` is False, and every other value of the
+    field and every other field but a prompt belongs to that code.
+    """
+    if b'"requestType"' not in body:
+        return None
+    fields = BodyOutline.of(body)
+    if fields is None or not fields.has("request_type"):
+        return None
+    given = fields.value("request_type")
+    if given not in (NEW_SESSION, CLOSE):
+        if not is_ours:
+            return None
+        raise InvalidSession("requestType", f"{NEW_SESSION} or {CLOSE}", given)
+    for name, value in msgspec.json.decode(body, type=dict[str, msgspec.Raw]).items():
+        if name != "requestType" and value not in LEFT_OUT and (is_ours or name in PROMPTS):
+            raise InvalidSession("requestType", f"left out beside {shorten(name)}", given)
+    return str(given)
 
 
 async def change_session(exchange: Exchange, service: Service, asked: str) -> None:

@@ -17,9 +17,8 @@ from lmi.errors import ClientGone, LmiError
 from lmi.http.exchange import Exchange
 from lmi.server.service import Service
 from lmi.server.streams import as_ascii
-from lmi.server.user_code import properties
 from lmi.user_code.client import Call
-from lmi.user_code.formatter import JSON
+from lmi.user_code.formatter import JSON, properties
 from lmi.user_code.messages import Handle, Head
 
 
