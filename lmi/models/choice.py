@@ -6,18 +6,131 @@ body in OpenAI's form, which may be the name of an adapter. A request without an
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 from lmi.apis.base.outline import BodyOutline
 from lmi.apis.openai.schema import UNNAMED
 from lmi.apis.table import BY_FIELD
-from lmi.errors import InvalidRequest
+from lmi.errors import InvalidRequest, Overloaded, StartError, Unavailable, UnknownModel, shorten, without_paths
 from lmi.http.exchange import CUSTOM_ATTRIBUTES, Exchange, attribute
 from lmi.server.front_end import FrontEnd
+from lmi.server.models import UNKNOWN, Models
 from lmi.server.service import Service
+from lmi.settings.config import Config, EngineConfig
+from lmi.settings.kinds import local_path
+from lmi.shared.desired_state import Model, State, is_abandoned
+from lmi.shared.state import Block, Phase
 
 NAME = "model_name"
 OPENAI_PATHS = "/v1/"
+
+
+class SeveralModels(Models):
+    """Models that come and go.
+
+    It reads a model's entry at each request for it, so all front ends agree at once on which there are. `registry.py`
+    writes those entries.
+    """
+
+    keeps_one = False
+
+    @property
+    def config(self) -> Config:
+        return Config(server=self.front_end.config, model=UNKNOWN, engine=EngineConfig())
+
+    async def pick(self, exchange: Exchange) -> Service:
+        """Return the model that a request is for.
+
+        Raises UnknownModel, InvalidRequest if it names none, Unavailable, or Overloaded if the model's queue is full.
+        """
+        service = await self._usable(await self._name(exchange))
+        if exchange.method == "POST":
+            self._check_room(service)
+        return service
+
+    async def _name(self, exchange: Exchange) -> str:
+        name = name_outside_of_body(exchange)
+        if name is not None:
+            return name
+        entries = self.folder.entries()
+        if len(entries) == 1:
+            return entries[0].name  # its schema knows the names that a body may have for it
+        name = await self._name_inside(exchange)
+        if name is not None:
+            return name
+        loaded = [entry.name for entry in entries if self.status(entry)[0] is State.READY]
+        if len(loaded) != 1:
+            raise must_name(loaded)
+        return loaded[0]
+
+    async def _name_inside(self, exchange: Exchange) -> str | None:
+        """Return the model that a body names, by its own name or that of an adapter."""
+        name = await name_in_body(exchange, self.front_end)
+        if name is None or self.folder.read(name) is not None:
+            return name
+        service = with_adapter(await self.listed(), name)
+        return name if service is None else service.config.model.name
+
+    async def _usable(self, name: str) -> Service:
+        """Return a model that can be used. Its entry is read once more just before the request counts."""
+        entry = self._entry(name)
+        try:
+            service = await self.here(entry) if entry.state is State.READY else None
+        except StartError as error:
+            raise Unavailable(f"the model {name!r} cannot be used: {error}") from None
+        entry = self._entry(name)
+        state, reason = self.status(entry)
+        if service is None or service.folder != entry.folder or state is not State.READY:
+            raise Unavailable(f"the model {name!r} is {state.upper()}{f': {reason}' if reason else ''}")
+        return service
+
+    def _entry(self, name: str) -> Model:
+        entry = self.folder.read(name)
+        if entry is None or is_abandoned(entry):
+            loaded = ", ".join(repr(entry.name) for entry in self.folder.entries()) or "none"
+            raise UnknownModel(f"no model {shorten(name)} is served here, loaded: {loaded}")
+        return entry
+
+    def _check_room(self, service: Service) -> None:
+        """Raise Overloaded if a model has all the requests that it may have, so that no model fills another's queue."""
+        limit = self.front_end.config.job_queue_size + sum(e.max_num_sequences for e in service.block.engines)
+        records = zip(service.block.frontends, self.front_end.block.frontends, strict=True)
+        num_taken = sum(record.num_in_flight for record, front_end in records if record.pid == front_end.pid)
+        if num_taken >= limit:
+            what = f"{num_taken} of {limit} requests for the model {service.config.model.name!r} are in flight already"
+            raise Overloaded(f"{what} (job_queue_size and the running batch)")
+
+    @contextmanager
+    def using(self, service: Service) -> Iterator[None]:
+        """Count a request, for which the supervisor waits when its model is unloaded."""
+        service.record.num_in_flight += 1
+        try:
+            yield
+        finally:
+            service.record.num_in_flight -= 1
+
+    def status(self, entry: Model) -> tuple[State, str]:
+        """Return the state that a model is in, and the reason. Its processes may have failed since it was READY."""
+        with suppress(OSError, StartError):
+            record = self.block(entry).supervisor
+            if record.phase == Phase.FAILED:
+                return State.FAILED, said_of(record.reason, entry.url)
+        return entry.state, entry.reason
+
+    def block(self, entry: Model) -> Block:
+        """Return the shared block of a model. Raises OSError or StartError if it is gone."""
+        service = self.services.get(entry.name)
+        if service is not None and service.folder == entry.folder:
+            return service.block
+        return self.runtime.model(entry).attach()
+
+    async def listed(self) -> list[Service]:
+        """Return every model that is ready, by name."""
+        await self.refresh()
+        ready = [entry.name for entry in self.folder.entries() if entry.state is State.READY]
+        return [self.services[name] for name in ready if name in self.services]
 
 
 def name_outside_of_body(exchange: Exchange) -> str | None:
@@ -54,3 +167,12 @@ def must_name(loaded: Iterable[str]) -> InvalidRequest:
         f"the request must name its model ({NAME} in the query or in Custom-Attributes, or a path below /models/NAME): "
         f"{f'loaded are {names}' if names else 'none is loaded'}"
     )
+
+
+def said_of(reason: str, url: str) -> str:
+    """Return a reason for a client, which knows the model's folder by its url."""
+    try:
+        folder = str(Path(local_path(url)).resolve())
+    except (OSError, ValueError):  # it is no path
+        return reason
+    return without_paths(reason, {folder: url})

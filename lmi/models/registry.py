@@ -27,8 +27,9 @@ from lmi.errors import (
     from_info,
     shorten,
 )
+from lmi.models.choice import SeveralModels, said_of
 from lmi.models.settings import MB, need_bytes, resolve_model
-from lmi.server.models import LOOK_S, Models, said_of, until
+from lmi.server.models import LOOK_S, until
 from lmi.settings.config import Config
 from lmi.settings.ports import choose_free_ports
 from lmi.shared.desired_state import NAME_RULE, Model, State, check_name, is_abandoned
@@ -53,7 +54,7 @@ class AlreadyLoading(Exception):
 class ModelRegistry:
     """The models of the server, as one front end changes them. The front ends agree through the folder."""
 
-    def __init__(self, models: Models) -> None:
+    def __init__(self, models: SeveralModels) -> None:
         self._models = models
         self._runtime, self._folder = models.runtime, models.folder
 

@@ -16,6 +16,7 @@ from starlette.exceptions import HTTPException
 from lmi.apis.base.pages import page
 from lmi.errors import InvalidParameter, InvalidRequest, MalformedRequest, UnknownModel, shorten
 from lmi.http.exchange import Exchange
+from lmi.models.choice import SeveralModels
 from lmi.server.models import Models
 from lmi.server.routes.health import service_health
 from lmi.server.service import Service
@@ -49,7 +50,7 @@ async def member(exchange: Exchange, models: Models) -> None:
     if exchange.method == "DELETE":
         await _registry(models).unregister(name)
         await exchange.send_json({"status": f'Model "{name}" unregistered'})
-    elif models.keeps_one:
+    elif not isinstance(models, SeveralModels):
         service = models.the_only()
         service.check_model(name)
         await exchange.send_json([as_in_reference(service)])
@@ -61,14 +62,14 @@ async def member(exchange: Exchange, models: Models) -> None:
 
 
 def _described(models: Models) -> list[dict[str, str]]:
-    if not models.keeps_one:
+    if isinstance(models, SeveralModels):
         return [_describe(models, entry) for entry in models.folder.entries()]
     service = models.the_only()
     model = service.config.model
     return [{"modelName": model.name, "modelUrl": model.name, "status": state_of(service).upper()}]
 
 
-def _describe(models: Models, entry: Model) -> dict[str, str]:
+def _describe(models: SeveralModels, entry: Model) -> dict[str, str]:
     state, reason = models.status(entry)
     described = {"modelName": entry.name, "modelUrl": entry.url, "status": state.upper()}
     return described | ({"reason": reason} if reason else {})
@@ -111,7 +112,7 @@ def _started(pid: int) -> str | None:
 
 
 def _registry(models: Models) -> ModelRegistry:
-    if models.keeps_one:
+    if not isinstance(models, SeveralModels):
         raise HTTPException(404, HOW)
     if not models.front_end.config.management:
         raise HTTPException(404, "models cannot be changed here (management=false)")

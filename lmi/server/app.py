@@ -22,11 +22,13 @@ from lmi.apis.table import api_at
 from lmi.errors import ClientGone, LmiError, Overloaded, Unavailable, UnknownModel, shorten
 from lmi.http.exchange import BufferedExchange, Exchange
 from lmi.models import routes as model_routes
+from lmi.models.choice import SeveralModels
 from lmi.runtime import ServerRuntime
 from lmi.server.front_end import FrontEnd
 from lmi.server.models import Models
 from lmi.server.routes import batch, docs, health, invocations, kserve, openai, tgi
 from lmi.server.service import Service
+from lmi.sessions.http import kept_clean
 from lmi.user_code import routes as user_code
 
 Handler = Callable[[Exchange, Service], Awaitable[None]]
@@ -61,7 +63,8 @@ def create_app() -> ASGIApp:
     """Make the application of this front end. Its slot and settings come from the environment."""
     runtime = ServerRuntime.from_environ()
     block = runtime.attach()
-    models = Models(FrontEnd(runtime, block, block.frontends[int(os.environ["LMI_SLOT"])]))
+    kind = SeveralModels if runtime.config.multi_model else Models
+    models = kind(FrontEnd(runtime, block, block.frontends[int(os.environ["LMI_SLOT"])]))
     models.load()
     return build_app(models)
 
@@ -71,7 +74,7 @@ def build_app(models: Models) -> ASGIApp:
 
     @asynccontextmanager
     async def lifespan(app: object) -> AsyncIterator[None]:
-        async with models.running():
+        async with models.running(), kept_clean(models.services):
             yield
 
     by_code = {path: handler for path, _, handler in USER_CODE_ROUTES}

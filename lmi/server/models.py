@@ -1,8 +1,7 @@
-"""The models of one front end: which there are, which one a request is for, and their loading.
+"""The models of one front end: which there are, and their loading.
 
 The folder of desired state says which models there should be. A front end loads those that are there when it starts
-before it takes a connection, and follows every change. Where clients load models, it reads a model's entry at each
-request for it, so all front ends agree at once on which there are; `lmi/models/registry.py` writes those entries.
+before it takes a connection, and follows every change. `lmi/models/choice.py` has what several models need beside.
 """
 
 from __future__ import annotations
@@ -12,22 +11,19 @@ import gc
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
-from pathlib import Path
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from typing import ClassVar
 
 from starlette.exceptions import HTTPException
 
-from lmi.errors import Overloaded, StartError, Unavailable, UnknownModel, shorten, without_paths
+from lmi.errors import StartError, Unavailable, UnknownModel
 from lmi.http.exchange import Exchange
-from lmi.models.choice import must_name, name_in_body, name_outside_of_body, with_adapter
 from lmi.server.front_end import FrontEnd, describe, explain
 from lmi.server.service import Service
-from lmi.sessions.http import kept_clean
-from lmi.settings.config import Config, EngineConfig, ModelConfig
-from lmi.settings.kinds import local_path
-from lmi.shared.desired_state import Model, State, is_abandoned
-from lmi.shared.state import Block, Phase
+from lmi.settings.config import Config, ModelConfig
+from lmi.shared.desired_state import Model, State
+from lmi.shared.state import Phase
 from lmi.supervisor.restarts import LONGEST_DELAY_S
 
 WATCH_S = 0.1
@@ -39,13 +35,14 @@ log = logging.getLogger(__name__)
 
 
 class Models:
-    """The models of this front end. One that the server was started for stays, others come and go."""
+    """The model of this front end, which the server was started for. `SeveralModels` come and go."""
+
+    keeps_one: ClassVar[bool] = True  # one model, whose failure ends the server
 
     def __init__(self, front_end: FrontEnd) -> None:
         self.front_end = front_end
         self.runtime = front_end.runtime
         self.folder = self.runtime.models()
-        self.keeps_one = not front_end.config.multi_model  # one model, whose failure ends the server
         self.services: dict[str, Service] = {}  # by the model's name
         self._loads: dict[str, asyncio.Task[Service]] = {}  # that run in this front end, by the model's folder
         self._closings: set[asyncio.Task[None]] = set()
@@ -64,10 +61,8 @@ class Models:
 
     @property
     def config(self) -> Config:
-        """The settings that any model here may have. Raises Unavailable while the one of this server is not here."""
-        if self.keeps_one:
-            return self.the_only().config
-        return Config(server=self.front_end.config, model=UNKNOWN, engine=EngineConfig())
+        """The settings that any model here may have. Raises Unavailable while the model is not here."""
+        return self.the_only().config
 
     def the_only(self) -> Service:
         """Return the model of a server that keeps one. Raises Unavailable while it is not here."""
@@ -76,101 +71,16 @@ class Models:
         return self.only
 
     async def pick(self, exchange: Exchange) -> Service:
-        """Return the model that a request is for.
+        """Return the model that a request is for. Raises Unavailable while it is not here."""
+        return self.the_only()
 
-        Raises UnknownModel, InvalidRequest if it names none, Unavailable, or Overloaded if the model's queue is full.
-        """
-        if self.keeps_one:
-            return self.the_only()
-        service = await self._usable(await self._name(exchange))
-        if exchange.method == "POST":
-            self._check_room(service)
-        return service
-
-    async def _name(self, exchange: Exchange) -> str:
-        name = name_outside_of_body(exchange)
-        if name is not None:
-            return name
-        entries = self.folder.entries()
-        if len(entries) == 1:
-            return entries[0].name  # its schema knows the names that a body may have for it
-        name = await self._name_inside(exchange)
-        if name is not None:
-            return name
-        loaded = [entry.name for entry in entries if self.status(entry)[0] is State.READY]
-        if len(loaded) != 1:
-            raise must_name(loaded)
-        return loaded[0]
-
-    async def _name_inside(self, exchange: Exchange) -> str | None:
-        """Return the model that a body names, by its own name or that of an adapter."""
-        name = await name_in_body(exchange, self.front_end)
-        if name is None or self.folder.read(name) is not None:
-            return name
-        service = with_adapter(await self.listed(), name)
-        return name if service is None else service.config.model.name
-
-    async def _usable(self, name: str) -> Service:
-        """Return a model that can be used. Its entry is read once more just before the request counts."""
-        entry = self._entry(name)
-        try:
-            service = await self.here(entry) if entry.state is State.READY else None
-        except StartError as error:
-            raise Unavailable(f"the model {name!r} cannot be used: {error}") from None
-        entry = self._entry(name)
-        state, reason = self.status(entry)
-        if service is None or service.folder != entry.folder or state is not State.READY:
-            raise Unavailable(f"the model {name!r} is {state.upper()}{f': {reason}' if reason else ''}")
-        return service
-
-    def _entry(self, name: str) -> Model:
-        entry = self.folder.read(name)
-        if entry is None or is_abandoned(entry):
-            loaded = ", ".join(repr(entry.name) for entry in self.folder.entries()) or "none"
-            raise UnknownModel(f"no model {shorten(name)} is served here, loaded: {loaded}")
-        return entry
-
-    def _check_room(self, service: Service) -> None:
-        """Raise Overloaded if a model has all the requests that it may have, so that no model fills another's queue."""
-        limit = self.front_end.config.job_queue_size + sum(e.max_num_sequences for e in service.block.engines)
-        records = zip(service.block.frontends, self.front_end.block.frontends, strict=True)
-        num_taken = sum(record.num_in_flight for record, front_end in records if record.pid == front_end.pid)
-        if num_taken >= limit:
-            what = f"{num_taken} of {limit} requests for the model {service.config.model.name!r} are in flight already"
-            raise Overloaded(f"{what} (job_queue_size and the running batch)")
-
-    @contextmanager
-    def using(self, service: Service) -> Iterator[None]:
-        """Count a request, for which the supervisor waits when its model is unloaded."""
-        amount = 0 if self.keeps_one else 1
-        service.record.num_in_flight += amount
-        try:
-            yield
-        finally:
-            service.record.num_in_flight -= amount
-
-    def status(self, entry: Model) -> tuple[State, str]:
-        """Return the state that a model is in, and the reason. Its processes may have failed since it was READY."""
-        with suppress(OSError, StartError):
-            record = self.block(entry).supervisor
-            if record.phase == Phase.FAILED:
-                return State.FAILED, said_of(record.reason, entry.url)
-        return entry.state, entry.reason
-
-    def block(self, entry: Model) -> Block:
-        """Return the shared block of a model. Raises OSError or StartError if it is gone."""
-        service = self.services.get(entry.name)
-        if service is not None and service.folder == entry.folder:
-            return service.block
-        return self.runtime.model(entry).attach()
+    def using(self, service: Service) -> AbstractContextManager[None]:
+        """Count a request, where a model can be unloaded, which waits for it."""
+        return nullcontext()
 
     async def listed(self) -> list[Service]:
         """Return every model, by name. Raises Unavailable while the one of a server that keeps one is not here."""
-        if self.keeps_one:
-            return [self.the_only()]
-        await self.refresh()
-        ready = [entry.name for entry in self.folder.entries() if entry.state is State.READY]
-        return [self.services[name] for name in ready if name in self.services]
+        return [self.the_only()]
 
     async def listed_for_engines(self) -> list[Service]:
         """Return every model for a route that the one model does not have if it is user code: HTTPException then."""
@@ -208,11 +118,10 @@ class Models:
             await service.start()
         gc.freeze()  # loaded objects stay; without this each full collection would walk through them
         watch = asyncio.create_task(self._watch())
-        async with kept_clean(self.services):
-            try:
-                yield
-            finally:
-                watch.cancel()
+        try:
+            yield
+        finally:
+            watch.cancel()
         for service in list(self.services.values()):
             await service.close()
 
@@ -313,12 +222,3 @@ async def until(is_so: Callable[[], bool], timeout_s: float) -> bool:
             return False
         await asyncio.sleep(LOOK_S)
     return True
-
-
-def said_of(reason: str, url: str) -> str:
-    """Return a reason for a client, which knows the model's folder by its url."""
-    try:
-        folder = str(Path(local_path(url)).resolve())
-    except (OSError, ValueError):  # it is no path
-        return reason
-    return without_paths(reason, {folder: url})

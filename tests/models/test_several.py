@@ -11,6 +11,7 @@ import pytest
 
 from lmi.apis.base.pages import page
 from lmi.errors import InvalidParameter, Unavailable
+from lmi.models.choice import SeveralModels
 from lmi.models.registry import ModelRegistry
 from lmi.runtime import ServerRuntime
 from lmi.server.front_end import FrontEnd
@@ -95,7 +96,7 @@ def test_a_load_whose_processes_cannot_start_is_refused_and_leaves_its_name_free
 
 async def load_what_cannot_start(runtime: ServerRuntime, url: str) -> None:
     block = runtime.attach()
-    models = Models(FrontEnd(runtime, block, block.frontends[0]))
+    models = SeveralModels(FrontEnd(runtime, block, block.frontends[0]))
     supervisor = asyncio.create_task(discard_every_model(runtime))
     for _ in range(2):
         with pytest.raises(Unavailable, match="cannot be started, see the log"):
