@@ -36,9 +36,7 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import msgspec
 
-from lmi.adapters.files import FOLDER
 from lmi.errors import StartError
-from lmi.sessions.folder import Sessions
 from lmi.settings.config import Config, ServerConfig
 from lmi.shared.desired_state import Adapter, Folder, Model, ModelFolder, State, key
 from lmi.shared.state import Block, EngineRecord
@@ -192,13 +190,6 @@ class Runtime(RuntimeFolder[Config]):
         """Return the folder of the model's adapters that should be loaded."""
         return Folder(self.path / "adapters" / key(self.config.model.name), Adapter)
 
-    def sessions(self) -> Sessions | None:
-        """Return the sessions of this server, or None if they are switched off."""
-        server = self.config.server
-        if not server.enable_sessions:
-            return None
-        return Sessions(self.sessions_path, server.sessions_expiration_s, server.max_sessions)
-
     @property
     def sessions_path(self) -> Path:
         return Path(self.config.server.sessions_path or self.path / "sessions")
@@ -212,7 +203,8 @@ class Runtime(RuntimeFolder[Config]):
         (self.path / self.settings).write_bytes(msgspec.json.encode(bare))
         folder = self.adapters()
         for name, path in self.config.model.adapters.items():
-            folder.add(Adapter(name=name, path=path, src=f"{FOLDER}/{name}", is_static=True, state=State.READY))
+            src = "/".join(Path(path).parts[-2:])  # as the model's author knows it
+            folder.add(Adapter(name=name, path=path, src=src, is_static=True, state=State.READY))
 
 
 def _num_front_end_slots(config: ServerConfig) -> int:

@@ -36,6 +36,7 @@ import msgspec
 import uvicorn
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from lmi.adapters.keeper import AdapterKeeper
 from lmi.adapters.registry import AdapterRegistry
 from lmi.engine.client import Engines
 from lmi.engine.server import Dispatcher, FrontEndConnection
@@ -376,7 +377,8 @@ async def _serve(
     folder: Path, config: Config, executor: ScriptedExecutor, block: Block, started: list[Host], stop: threading.Event
 ) -> None:
     loop = asyncio.get_running_loop()
-    dispatcher = Dispatcher(executor, block.engines[0], Folder(folder / "adapters", Adapter))
+    dispatcher = Dispatcher(executor, block.engines[0])
+    AdapterKeeper(executor, Folder(folder / "adapters", Adapter), dispatcher)
     connections: list[FrontEndConnection] = []
 
     def connect() -> FrontEndConnection:

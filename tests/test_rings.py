@@ -52,14 +52,11 @@ ARROWS = {
 # What names the annexes: the tuples of APIs, routes and descriptions, the table of options, and the words of the start.
 JOINTS = {
     *("lmi.apis.table", "lmi.apis.lmi.openapi", "lmi.server.app", "lmi.server.openapi", "lmi.settings.resolve"),
-    *("lmi.cli", "lmi.supervisor.kinds", "lmi.supervisor.supervisor"),
+    *("lmi.cli", "lmi.engine.worker", "lmi.supervisor.kinds", "lmi.supervisor.supervisor"),
 }
 STILL = {
     "handlers.base.outputs": {"beams"},
     "handlers.base.sequence": {"beams"},
-    "lmi.engine.server": {"adapters"},
-    "lmi.runtime": {"adapters", "sessions"},
-    "lmi.server.front_end": {"sources"},
     "lmi.server.respond": {"adapters", "sessions", "user_code"},
     "lmi.server.routes.invocations": {"batch", "lines"},
     "lmi.server.service": {"adapters", "sessions", "user_code"},
@@ -70,9 +67,9 @@ STILL = {
 }
 # Lines of Python. A room may shrink freely. To grow, it changes its row in the same commit, which says why.
 MAX_LINES = {
-    "lmi/adapters": 760,
+    "lmi/adapters": 770,
     "lmi/apis": 4710,
-    "lmi/engine": 830,
+    "lmi/engine": 840,
     "lmi/executor": 960,
     "lmi/gateway": 2300,
     "lmi/http": 1000,

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 from contextlib import suppress
 
 from lmi.engine.messages import AdapterOutcome, refusal
+from lmi.engine.server import Dispatcher
 from lmi.errors import ErrorInfo, LmiError, ModelUnusable, cause_line, from_info
 from lmi.executor import Executor
 from lmi.shared.desired_state import Adapter, Folder, State, Version, is_abandoned
@@ -26,11 +26,13 @@ class AdapterKeeper:
     The executor's calls may read large files, so they run on another thread.
     """
 
-    def __init__(self, executor: Executor, folder: Folder[Adapter] | None, has_changed: Callable[[], None]) -> None:
+    def __init__(self, executor: Executor, folder: Folder[Adapter], dispatcher: Dispatcher) -> None:
+        """The dispatcher says when to look at the folder, and passes on what became of the entries."""
         self.outcomes: dict[str, AdapterOutcome] = {}  # of the entries, by the adapter's name
         self._executor = executor
         self._folder = folder
-        self._has_changed = has_changed
+        self._dispatcher = dispatcher
+        dispatcher.look = self.look
         self._version: Version = frozenset()  # of the folder, as it was last read
         self._pending: list[Adapter] = []  # the entries that front ends worked on then
         self._loaded: dict[str, Adapter] = {}
@@ -44,7 +46,7 @@ class AdapterKeeper:
     async def load_first(self) -> None:
         """Load the registered adapters in a server that starts. Raises ModelUnusable if one beside the model fails."""
         await self.follow()
-        for entry in self._folder.entries() if self._folder is not None else ():
+        for entry in self._folder.entries():
             if entry.is_static and (outcome := self.outcomes.get(entry.name)) and outcome.error is not None:
                 raise ModelUnusable(f"adapter {entry.name}: {cause_line(from_info(outcome.error))}")
 
@@ -53,10 +55,7 @@ class AdapterKeeper:
 
         A load that fails is tried again when the folder changes.
         """
-        while self._folder is not None:
-            version = self._folder.version()
-            if version == self._version and not any(map(is_abandoned, self._pending)):
-                break
+        while (version := self._folder.version()) != self._version or any(map(is_abandoned, self._pending)):
             self._version = version
             await self._follow(self._folder.entries())
 
@@ -67,11 +66,14 @@ class AdapterKeeper:
         for name in self.outcomes.keys() - wanted.keys():
             await self._unload(name)
             del self.outcomes[name]
-            self._has_changed()
+            self._announce()
         for entry in wanted.values():
             if self.outcomes.get(entry.name) != AdapterOutcome(entry.stamp):
                 self.outcomes[entry.name] = AdapterOutcome(entry.stamp, await self._try(entry))
-                self._has_changed()
+                self._announce()
+
+    def _announce(self) -> None:
+        self._dispatcher.announce(self.outcomes.copy())
 
     async def _try(self, entry: Adapter) -> ErrorInfo | None:
         """Load an adapter, or change how a loaded one is kept. Returns why it cannot be done; the engine is unharmed.
@@ -84,7 +86,7 @@ class AdapterKeeper:
         is_replaced = known is not None and (known.path != entry.path or known.is_pinned > entry.is_pinned)
         if is_replaced:
             await self._unload(entry.name)
-            self._has_changed()
+            self._announce()
         try:
             await self._load(entry)
         except Exception as error:

@@ -20,6 +20,7 @@ from lmi.errors import InvalidParameter, InvalidRequest, Unavailable, shorten, w
 from lmi.http.exchange import Exchange
 from lmi.server.service import Service
 from lmi.shared.desired_state import Adapter, State, check_name
+from lmi.sources.client import Fetches
 
 WORDS = {"true": True, "false": False}
 
@@ -48,7 +49,8 @@ async def register(exchange: Exchange, service: Service) -> None:
     preload, pin = _checked(given.get("preload", True), given.get("pin", False))
     said = alias(exchange) or name
     registry.check_free(name, said)
-    folder = await fetch_adapter(src, service.config, service.front_end.fetches)
+    fetches = Fetches(service.front_end.runtime.fetches(), service.front_end.block)
+    folder = await fetch_adapter(src, service.config, fetches)
     entry = Adapter(name=name, path=str(folder), src=src, preload=preload, is_pinned=pin, state=State.PENDING)
     await registry.register(entry, said)
     warned = warning(folder)

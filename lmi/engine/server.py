@@ -13,18 +13,28 @@ import logging
 import math
 import threading
 import time
+from collections.abc import Callable
 from typing import cast
 
 import msgspec
 
-from lmi.adapters.keeper import AdapterKeeper
-from lmi.engine.messages import LOOK, Ready, Refused, Responses, Submit, ToFrontEnd, decode_to_engine, encode, refusal
+from lmi.engine.messages import (
+    LOOK,
+    AdapterOutcome,
+    Ready,
+    Refused,
+    Responses,
+    Submit,
+    ToFrontEnd,
+    decode_to_engine,
+    encode,
+    refusal,
+)
 from lmi.errors import LmiError, Unavailable
 from lmi.executor import ErrorKind, Executor, Response, ResponseError
 from lmi.ipc.frames import FrameTooLarge, frame
 from lmi.ipc.listener import Accepted
 from lmi.ipc.writer import ThreadSafeWriter
-from lmi.shared.desired_state import Adapter, Folder
 from lmi.shared.state import EngineRecord
 
 MAX_UNSENT_BYTES = 64 << 20  # a front end that leaves more unread loses its connection
@@ -39,12 +49,11 @@ class Dispatcher:
         self,
         executor: Executor,
         record: EngineRecord,
-        adapters: Folder[Adapter] | None = None,
         adapter_timeout_s: float = math.inf,
     ) -> None:
         """While an adapter loads, the record counts as in motion, at most for `adapter_timeout_s`."""
         self.ready = Ready(executor.info)
-        self.adapters = AdapterKeeper(executor, adapters, self._announce)
+        self.look: Callable[[], None] = lambda: None  # called when the folder of adapters has changed
         self.connections: set[FrontEndConnection] = set()
         self.is_closing = False
         self._executor = executor
@@ -78,9 +87,9 @@ class Dispatcher:
                 log.exception("the engine did not take a request")
             connection.send(Refused(message.request_id, refusal(error)))
 
-    def _announce(self) -> None:
-        """Send Ready to every front end again."""
-        self.ready = Ready(self._executor.info, self.adapters.outcomes.copy())
+    def announce(self, outcomes: dict[str, AdapterOutcome]) -> None:
+        """Send Ready to every front end again, with what became of each adapter."""
+        self.ready = Ready(self._executor.info, outcomes)
         for connection in self.connections:
             connection.send(self.ready)
 
@@ -173,7 +182,7 @@ class FrontEndConnection(Accepted):
 
     def take(self, payload: bytes) -> None:
         if payload == LOOK:
-            self._dispatcher.adapters.look()
+            self._dispatcher.look()
             return
         message = decode_to_engine(payload)
         if isinstance(message, Submit):

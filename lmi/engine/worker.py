@@ -22,6 +22,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self, cast
 
 import lmi.shared.log
+from lmi.adapters.keeper import AdapterKeeper
 from lmi.engine.resolve import missing_library, resolve
 from lmi.engine.server import Dispatcher, FrontEndConnection
 from lmi.executor import EngineInfo, Executor, Response
@@ -101,8 +102,10 @@ class Loading:
 class Worker:
     """An executor and its dispatcher, with a thread between them if the executor needs one."""
 
-    def __init__(self, executor: Executor, record: EngineRecord, dispatcher: Dispatcher) -> None:
-        self.dispatcher = dispatcher
+    def __init__(
+        self, executor: Executor, record: EngineRecord, dispatcher: Dispatcher, adapters: AdapterKeeper
+    ) -> None:
+        self.dispatcher, self._adapters = dispatcher, adapters
         self.failure: BaseException | None = None
         self._executor = executor
         self._record = record
@@ -118,8 +121,7 @@ class Worker:
         for signum in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(signum, self._stop.set)
         self._record.stage = "adapters"
-        adapters = self.dispatcher.adapters
-        await (adapters.load_first() if self._record.num_starts <= 1 else adapters.follow())
+        await (self._adapters.load_first() if self._record.num_starts <= 1 else self._adapters.follow())
         self._record.stage = ""
         server = await listen(lambda: FrontEndConnection(self.dispatcher), socket_path)
         if not self._executor.pass_responses_to(self.dispatcher.deliver):
@@ -143,7 +145,7 @@ class Worker:
     def _beat(self) -> None:
         self._record.beat_s = time.monotonic()
         self.dispatcher.observe()
-        self.dispatcher.adapters.look()
+        self._adapters.look()
         if not self._executor.can_enqueue_requests() and not self._stop.is_set():
             self._fail(RuntimeError("the executor has stopped by itself"))
         self._loop.call_later(BEAT_S, self._beat)
@@ -194,7 +196,8 @@ def describe(info: EngineInfo, stages_s: dict[str, float]) -> LoadReport:
 
 async def serve(executor: Executor, record: EngineRecord, runtime: Runtime, slot: int) -> BaseException | None:
     timeout_s = runtime.config.engine.model_loading_timeout_s
-    worker = Worker(executor, record, Dispatcher(executor, record, runtime.adapters(), timeout_s))
+    dispatcher = Dispatcher(executor, record, timeout_s)
+    worker = Worker(executor, record, dispatcher, AdapterKeeper(executor, runtime.adapters(), dispatcher))
     await worker.serve(runtime.engine_socket(slot))
     return worker.failure
 

@@ -16,7 +16,6 @@ from lmi.http.body import BodyMemory
 from lmi.runtime import ServerRuntime
 from lmi.shared.files import write_whole
 from lmi.shared.state import Block, FrontEndRecord, Phase
-from lmi.sources.client import Fetches
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +32,6 @@ class FrontEnd:
         self.slot = block.frontends.index(record)
         self.model_blocks: dict[str, Block] = {}  # by the model's name
         self.body_memory = BodyMemory(record, self.config.max_body_memory)
-        self.fetches = Fetches(runtime.fetches(), block)
         self._has_reported_key = False
         self._reported: set[str] = set()
 

@@ -43,7 +43,7 @@ class Service:
             records = runtime.user_code_records(block)
             user_code = UserCodeWorkers([runtime.user_code_socket(slot) for slot in range(len(records))], records)
         if config.is_user_code:
-            sessions, folder = runtime.sessions(), runtime.path.name
+            sessions, folder = Sessions.of(runtime), runtime.path.name
             return cls(config, block, front_end, user_code=user_code, sessions=sessions, folder=folder)
         engines = Engines([runtime.engine_socket(i) for i in range(len(block.engines))], block.engines)
         tokenizer = Tokenizer.load(config.model.path)
@@ -51,7 +51,7 @@ class Service:
         pipeline = Pipeline(tokenizer, engines, template, config.model.prefix_cache_scope)
         limits = config.server.max_adapters, config.engine.model_loading_timeout_s
         registry = AdapterRegistry(engines, runtime.adapters(), *limits)
-        sessions, folder = runtime.sessions(), runtime.path.name
+        sessions, folder = Sessions.of(runtime), runtime.path.name
         return cls(config, block, front_end, engines, pipeline, user_code, sessions, registry, folder)
 
     async def start(self) -> None:

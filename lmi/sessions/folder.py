@@ -29,6 +29,7 @@ from pathlib import Path
 import msgspec
 
 from lmi.errors import LmiError, shorten
+from lmi.runtime import Runtime
 
 MAX_SESSIONS = 20_000  # so one owner alone may hold half of them
 ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
@@ -79,6 +80,14 @@ class Sessions:
         self._max_sessions = max_sessions
         self._known: dict[str, Session] = {}  # those that were read before; a session never changes
         self._scanned_s = -math.inf
+
+    @classmethod
+    def of(cls, runtime: Runtime) -> Sessions | None:
+        """Return the sessions of a model, or None if they are switched off."""
+        server = runtime.config.server
+        if not server.enable_sessions:
+            return None
+        return cls(runtime.sessions_path, server.sessions_expiration_s, server.max_sessions)
 
     def open(self, owner: str = "") -> Session:
         """Open a session of an owner. Raises SessionFailed if there are too many, or if it cannot be written."""
