@@ -7,7 +7,7 @@ and engines the second through one environment variable. The server's folder, a 
     state               the shared block with the records of supervisor and front ends
     front-end-failure   why a front end cannot start
     models/H.json       a model that should be loaded; H is a hash of its name
-    fetches/ID/         a source that a front end waits for, and how far its fetch is (`lmi/sources/request.py`)
+    fetches/ID/         a source that a front end waits for, and how far its fetch is (`lmi/shared/fetches.py`)
     N/                  the folder of a model
 
 The folder of a model, a `Runtime`, holds:

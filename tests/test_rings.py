@@ -62,8 +62,6 @@ STILL = {
     "lmi.server.service": {"adapters", "sessions", "user_code"},
     "lmi.settings.model_choice": {"sources"},
     "lmi.settings.model_folder": {"sources"},
-    "lmi.settings.values": {"sources"},
-    "lmi.supervisor.stages": {"sources"},
 }
 # Lines of Python. A room may shrink freely. To grow, it changes its row in the same commit, which says why.
 MAX_LINES = {
@@ -78,9 +76,9 @@ MAX_LINES = {
     "lmi/server": 2080,
     "lmi/settings": 3040,
     "lmi/sessions": 370,
-    "lmi/shared": 1580,
-    "lmi/sources": 2260,
-    "lmi/supervisor": 1710,
+    "lmi/shared": 1700,
+    "lmi/sources": 2150,
+    "lmi/supervisor": 1720,
     "lmi/text": 1580,
     "lmi/user_code": 2850,
     "handlers/base": 4320,

@@ -11,8 +11,8 @@ from lmi.errors import InvalidParameter, InvalidRequest, StartError, shorten, wi
 from lmi.settings.config import Config
 from lmi.settings.kinds import local_path
 from lmi.settings.secure_mode import check_adapter
+from lmi.shared.fetches import WantedSource
 from lmi.sources.client import Fetches
-from lmi.sources.request import WantedSource
 from lmi.sources.source import is_remote
 
 PLATFORM = "/opt/ml"  # where SageMaker lays the files of models and adapters

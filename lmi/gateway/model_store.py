@@ -17,12 +17,12 @@ from pathlib import Path
 from lmi.errors import StartError, cause_line
 from lmi.gateway.errors import invalid
 from lmi.gateway.stores import S3_SCHEME
+from lmi.shared.fetches import WantedSource
 from lmi.sources.archive import unpack
 from lmi.sources.fetch import fetch
 from lmi.sources.files import descended
 from lmi.sources.job import FetchJob
 from lmi.sources.place import Place
-from lmi.sources.request import WantedSource
 from lmi.sources.source import ARCHIVE_SUFFIXES
 
 NAME_CHARS = 32

@@ -17,8 +17,8 @@ from lmi.settings.kinds import MODELS, NamedModel, local_path
 from lmi.settings.model_folder import DEMO, find_folder, find_model, find_user_code_model, model_name
 from lmi.settings.properties import Properties
 from lmi.settings.values import ENVIRONMENT, Given, Problems, Surroundings, Values, collect, setting
+from lmi.shared.fetches import FetchRequest, WantedSource
 from lmi.sources.files import is_complete
-from lmi.sources.request import FetchRequest, WantedSource
 from lmi.sources.source import ARCHIVE_SUFFIXES, HubModel, is_remote, parse
 
 MODEL, NAME, DRAFT = "option.model_id", "option.model_name", "option.speculative_draft_model"

@@ -65,8 +65,8 @@ from lmi.settings.values import (
     shadows,
     unused_of_platform,
 )
+from lmi.shared.fetches import FetchRequest
 from lmi.sources.place import default_download_dir
-from lmi.sources.request import FetchRequest
 from lmi.user_code.settings import choose_code, choose_requirements, folders_of, unrun_code, with_properties
 
 

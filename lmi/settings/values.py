@@ -29,7 +29,7 @@ from lmi.settings.options import (
     known_keys,
 )
 from lmi.settings.properties import Properties
-from lmi.sources.request import FetchRequest
+from lmi.shared.fetches import FetchRequest
 
 NEARLY_SAME = 0.86  # of difflib: rolling_back is a slip for rolling_batch, max_new_tokens is not one for max_num_tokens
 COMMAND_LINE, PLATFORM, FILE, ENVIRONMENT, OTHER_NAMES = range(5)

@@ -11,8 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from lmi.errors import DeadlineExceeded, InvalidRequest, ModelUnusable, SecurityRefused, Unavailable
-from lmi.shared.state import Block, Phase
-from lmi.sources.request import (
+from lmi.shared.fetches import (
     FAILURE,
     REQUEST,
     RESULT,
@@ -23,6 +22,7 @@ from lmi.sources.request import (
     read,
     write,
 )
+from lmi.shared.state import Block, Phase
 
 LOOK_S = 0.05
 log = logging.getLogger(__name__)

@@ -6,10 +6,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from lmi.errors import ModelUnusable
+from lmi.shared.fetches import FetchedSource
 from lmi.sources.archive import check_readable
 from lmi.sources.files import check
 from lmi.sources.job import FetchJob
-from lmi.sources.request import FetchedSource
 from lmi.sources.source import HubModel, S3Archive, S3Folder, parse
 
 

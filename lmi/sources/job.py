@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from lmi.shared.fetches import WantedSource
 from lmi.sources.place import SPARE_BYTES
 from lmi.sources.progress import Progress
-from lmi.sources.request import WantedSource
 from lmi.sources.tries import DELAYS_S
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lmi.errors import ModelUnusable
-from lmi.sources.progress import readable
+from lmi.shared.fetches import readable
 
 SPARE_BYTES = 1 << 30  # that stay free beside what is fetched
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

@@ -24,7 +24,7 @@ from lmi.errors import StartError, shorten
 from lmi.runtime import ServerRuntime
 from lmi.settings.config import ServerConfig
 from lmi.shared import linux
-from lmi.sources.request import FAILURE, REQUEST, FetchFailure, FetchRequest, read, write
+from lmi.shared.fetches import FAILURE, REQUEST, FetchFailure, FetchRequest, read, write
 from lmi.supervisor.banner import Failure
 from lmi.supervisor.child import Child, ChildKind
 from lmi.supervisor.stages import fetch_kind

@@ -1,7 +1,7 @@
 """The fetch process: it brings the sources that a request names, reports how far it is, and ends.
 
 `python -m lmi.sources.worker REQUEST FOLDER` reads a `FetchRequest` and writes `progress.json`, then `result.json` or
-`failure.json` into FOLDER (`lmi/sources/request.py`). It is the only process that needs the network and the secrets of
+`failure.json` into FOLDER (`lmi/shared/fetches.py`). It is the only process that needs the network and the secrets of
 hub and S3, which it has from its environment. It exits with 0, or with the exit code of the error in `failure.json`.
 SIGTERM ends it at once: what lies on the disk is good at any moment, also after SIGKILL.
 """
@@ -29,12 +29,22 @@ from rich.progress import Progress as Bar
 import lmi.shared.log
 from lmi.errors import StartError
 from lmi.shared import linux
+from lmi.shared.fetches import (
+    FAILURE,
+    PROGRESS,
+    RESULT,
+    FetchedSource,
+    FetchFailure,
+    FetchReport,
+    FetchRequest,
+    FetchResult,
+    write,
+)
 from lmi.shared.sink import guard_streams, stream
 from lmi.sources.fetch import fetch
 from lmi.sources.job import FetchJob
 from lmi.sources.place import SPARE_BYTES
-from lmi.sources.progress import FetchReport, Progress
-from lmi.sources.request import FAILURE, PROGRESS, RESULT, FetchedSource, FetchFailure, FetchRequest, FetchResult, write
+from lmi.sources.progress import Progress
 from lmi.sources.tries import DELAYS_S
 
 REPORT_S = 0.5  # between two files with the progress

@@ -18,10 +18,20 @@ from lmi.runtime import Runtime, ServerRuntime
 from lmi.settings.config import Config, ServerConfig
 from lmi.settings.model_choice import Fetched
 from lmi.settings.values import Resolved
+from lmi.shared.fetches import (
+    FAILURE,
+    PROGRESS,
+    REQUEST,
+    RESULT,
+    FetchFailure,
+    FetchReport,
+    FetchRequest,
+    FetchResult,
+    read,
+    write,
+)
 from lmi.shared.linux import SUPERVISOR_PID
 from lmi.shared.state import SupervisorRecord
-from lmi.sources.progress import FetchReport
-from lmi.sources.request import FAILURE, PROGRESS, REQUEST, RESULT, FetchFailure, FetchRequest, FetchResult, read, write
 from lmi.supervisor import environment
 from lmi.supervisor.child import Child, ChildKind
 from lmi.supervisor.restarts import RestartTable

@@ -7,7 +7,7 @@ first. Wheels in a folder `requirements` beside FILE go before the index. It lea
     progress.json   how far it is, while pip runs
     failure.json    why it failed, as label, exit code and message
 
-The forms are those of `lmi/sources/request.py`. Only this process and the one that fetches sources have the secrets of
+The forms are those of `lmi/shared/fetches.py`. Only this process and the one that fetches sources have the secrets of
 the environment, which an index may ask for. Nothing is written beside FILE. SIGTERM ends it and pip at once.
 """
 
@@ -33,9 +33,9 @@ import lmi.shared.log
 from lmi.errors import ModelUnusable, StartError, cause_line
 from lmi.settings.kinds import is_true
 from lmi.shared import linux
+from lmi.shared.fetches import FAILURE, PROGRESS, FetchFailure, write
 from lmi.shared.sink import guard_streams
 from lmi.sources.place import Place
-from lmi.sources.request import FAILURE, PROGRESS, FetchFailure, write
 from lmi.user_code.settings import WHEELS
 
 OFFLINE = ("HF_HUB_OFFLINE", "DJL_OFFLINE")

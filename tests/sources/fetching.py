@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from lmi.sources.progress import FetchReport
-from lmi.sources.request import (
+from lmi.shared.fetches import (
     FAILURE,
     PROGRESS,
     RESULT,
     FetchFailure,
+    FetchReport,
     FetchRequest,
     FetchResult,
     WantedSource,

@@ -10,9 +10,7 @@ from pathlib import Path
 import pytest
 
 from lmi.errors import DeadlineExceeded, InvalidRequest, LmiError, Unavailable
-from lmi.shared.state import Block, Phase
-from lmi.sources.client import Fetches
-from lmi.sources.request import (
+from lmi.shared.fetches import (
     FAILURE,
     REQUEST,
     RESULT,
@@ -24,6 +22,8 @@ from lmi.sources.request import (
     read,
     write,
 )
+from lmi.shared.state import Block, Phase
+from lmi.sources.client import Fetches
 
 WANTED = WantedSource(source="writers/fox", download_dir="/d", is_adapter=True)
 FETCHED = FetchResult(sources=(FetchedSource(source="writers/fox", folder="/cache/fox"),))

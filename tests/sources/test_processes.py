@@ -11,8 +11,8 @@ import pytest
 
 from lmi.runtime import ServerRuntime
 from lmi.settings.config import ServerConfig
+from lmi.shared.fetches import FAILURE, REQUEST, FetchFailure, FetchRequest, WantedSource, read, write
 from lmi.sources.processes import MAX_AT_ONCE, ORPHAN_S, FetchProcesses
-from lmi.sources.request import FAILURE, REQUEST, FetchFailure, FetchRequest, WantedSource, read, write
 from lmi.supervisor.banner import Failure
 from lmi.supervisor.child import Child
 

@@ -3,7 +3,8 @@ from collections.abc import Iterator
 import pytest
 
 from lmi.errors import ModelUnusable, SourceUnreachable
-from lmi.sources.progress import Progress, readable
+from lmi.shared.fetches import readable
+from lmi.sources.progress import Progress
 from lmi.sources.tries import Damaged, MayPass, attempt
 
 QUICK = (0.0, 0.0)

@@ -30,7 +30,7 @@ CANNOT_SETTLE = """
 import sys
 from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig
 from lmi.settings.values import Resolved
-from lmi.sources.request import FetchRequest
+from lmi.shared.fetches import FetchRequest
 from lmi.supervisor import supervisor
 
 def settle(fetched):

@@ -54,6 +54,27 @@ class FetchResult(msgspec.Struct, frozen=True, kw_only=True):
         return {each.source: Path(each.folder) for each in self.sources}
 
 
+class FetchReport(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a fetch is."""
+
+    stage: str = "download"  # or "unpack"
+    source: str = ""
+    share: float = 0.0  # of the bytes, 0 to 1
+    num_bytes: int = 0  # that arrived, of `total_bytes`
+    total_bytes: int = 0  # that were missing when the fetch began
+    bytes_per_s: float = 0.0  # of the last ten seconds
+    num_files: int = 0
+    total_files: int = 0
+
+    def __str__(self) -> str:
+        if not self.total_files:
+            return f"{self.stage} of {self.source}: waits for the list of its files"
+        amount = f"{readable(self.num_bytes)} of {readable(self.total_bytes)}, {readable(self.bytes_per_s)}/s"
+        return (
+            f"{self.stage} of {self.source}: {self.share:.0%}, {amount}, {self.num_files} of {self.total_files} files"
+        )
+
+
 class FetchFailure(msgspec.Struct, frozen=True, kw_only=True):
     label: str
     exit_code: int
@@ -85,3 +106,12 @@ def read(path: Path, kind: type[T]) -> T | None:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except FileNotFoundError:
         return None
+
+
+def readable(num_bytes: float) -> str:
+    """Return a number of bytes for people, in powers of 1000 as disks are sold."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(num_bytes) < 1000:
+            return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
+        num_bytes /= 1000
+    return f"{num_bytes:.1f} TB"
