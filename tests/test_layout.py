@@ -34,7 +34,7 @@ LAYERS = (
     {"lmi.cli"},
     {"lmi.__main__"},
 )
-ANNEXES = {"lmi.adapters", "lmi.models", "lmi.sessions", "lmi.sources", "lmi.user_code"}
+ANNEX_FOLDERS = {"lmi.adapters", "lmi.models", "lmi.sessions", "lmi.sources", "lmi.user_code"}
 LAYER = {part: number for number, layer in enumerate(LAYERS) for part in layer}
 ENGINES = {"torch", "vllm", "tensorrt_llm", "xgrammar", "llguidance", "safetensors"}
 # What a handler may import from lmi: the contract, the layers below it, and the names of an adapter's files.
@@ -86,7 +86,7 @@ def part_of(module: str) -> str:
 
 
 def test_every_module_of_lmi_has_a_layer() -> None:
-    assert {part_of(module_name(path)) for path in sources("lmi")} - LAYER.keys() == ANNEXES
+    assert {part_of(module_name(path)) for path in sources("lmi")} - LAYER.keys() == ANNEX_FOLDERS
 
 
 @pytest.mark.parametrize("path", sources("lmi"), ids=module_name)
@@ -95,7 +95,7 @@ def test_imports_point_downwards(path: Path) -> None:
     for module in imported_modules(path):
         top = module.split(".")[0]
         assert top not in ENGINES | {"handlers"}, f"{own} imports {module}"
-        if top == "lmi" and part_of(module) != own and not ANNEXES & {own, part_of(module)}:
+        if top == "lmi" and part_of(module) != own and not ANNEX_FOLDERS & {own, part_of(module)}:
             assert LAYER[part_of(module)] < LAYER[own], f"{own} imports {module}, which does not stand below it"
 
 

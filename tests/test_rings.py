@@ -1,8 +1,9 @@
 """The rings of the source tree: what a guest must read, what may wait, and how large each room is.
 
-Ring 1 is the house: what one model, one API (LMI) and one engine (echo) need. Ring 2 are the annexes, one feature each.
-Ring 3 stands beside. A module imports its own ring or an inner one, and an annex only those that ARROWS lists. Where
-the house names its annexes is in JOINTS, and where it still imports one otherwise in STILL, which may only shrink.
+Ring 1 is the house: what one model, one API (LMI) and one engine (echo) need. Ring 2 are the annexes, one feature each,
+in one folder if only lmi has it. Ring 3 stands beside. A module imports its own ring or an inner one, and an annex only
+those that ARROWS lists. Where the house names its annexes is in JOINTS, and where it still imports one otherwise in
+STILL, which may only shrink.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_layout import ROOT, imported_modules, module_name, sources
+from tests.test_layout import ANNEX_FOLDERS, ROOT, imported_modules, module_name, sources
 
 ANNEXES = {
     "openai": ("lmi.apis.openai", "lmi.server.routes.openai"),
@@ -106,6 +107,10 @@ def annexes_of(module: str) -> set[str]:
 def test_every_annex_has_the_modules_that_it_names() -> None:
     parts = [part for rooms in (ANNEXES, BESIDE) for named in rooms.values() for part in named]
     assert [part for part in parts if not any(f"{module}.".startswith(f"{part}.") for module in OURS)] == []
+
+
+def test_only_the_folder_of_an_annex_has_no_layer() -> None:
+    assert {folder for folder in ANNEX_FOLDERS if annex_of(folder) is None} == set()
 
 
 def test_the_house_imports_an_annex_only_where_the_lists_say_so() -> None:
