@@ -59,7 +59,7 @@ STILL = {
     "handlers.base.outputs": {"beams"},
     "handlers.base.sequence": {"beams"},
     "lmi.server.respond": {"adapters", "sessions", "user_code"},
-    "lmi.server.routes.invocations": {"batch", "lines"},
+    "lmi.server.routes.invocations": {"lines"},
     "lmi.server.service": {"adapters", "sessions", "user_code"},
     "lmi.settings.model_choice": {"sources"},
     "lmi.settings.model_folder": {"sources"},

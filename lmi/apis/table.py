@@ -23,6 +23,10 @@ BY_FIELD = {api.body_field: api for api in ROWS if api.body_field}
 """Further APIs of /invocations. Their JSON ends with a newline, because clients read that path by lines."""
 
 
+def api_of_inputs(model: ModelConfig) -> AnyApi:
+    return DYNAMIC_BATCH if model.dynamic_batch else LMI
+
+
 def api_at(path: str, model: ModelConfig) -> AnyApi:
     """Return the API with the longest prefix of a path, even if nothing is served there, the first of several.
 
@@ -30,4 +34,4 @@ def api_at(path: str, model: ModelConfig) -> AnyApi:
     """
     places = [(prefix, api) for api in APIS.values() for prefix in (*api.prefixes, *api.paths)]
     api = max((place for place in places if path.startswith(place[0])), key=lambda place: len(place[0]))[1]
-    return DYNAMIC_BATCH if api is LMI and model.dynamic_batch else api
+    return api_of_inputs(model) if api is LMI else api

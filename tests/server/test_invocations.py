@@ -12,10 +12,10 @@ import pytest
 from lmi.apis.base.api import AnyApi
 from lmi.apis.batch.api import DYNAMIC_BATCH
 from lmi.apis.lmi.api import LMI
-from lmi.apis.table import APIS
+from lmi.apis.table import APIS, api_of_inputs
 from lmi.executor import GuidedDecodingParams, GuideType
 from lmi.http.exchange import CUSTOM_ATTRIBUTES, attribute
-from lmi.server.routes.invocations import api_of_body, api_of_inputs
+from lmi.server.routes.invocations import api_of_body
 from tests.scripted import CAPABILITIES, Host, host
 
 PATHS = ["/invocations", "/predictions/scripted", "/predictions/model/1", "/models/scripted/invoke"]

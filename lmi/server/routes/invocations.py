@@ -20,9 +20,7 @@ from functools import partial
 from lmi.apis.base.api import AnyApi
 from lmi.apis.base.outline import BodyOutline
 from lmi.apis.base.readers import is_text
-from lmi.apis.batch.api import DYNAMIC_BATCH
-from lmi.apis.lmi.api import LMI
-from lmi.apis.table import BY_FIELD, BY_ROUTE, ROWS
+from lmi.apis.table import BY_FIELD, BY_ROUTE, ROWS, api_of_inputs
 from lmi.errors import LmiError, UnknownModel, shorten
 from lmi.http.exchange import CUSTOM_ATTRIBUTES, Exchange, attribute
 from lmi.server.lines import are_lines, serve_lines
@@ -78,10 +76,6 @@ def api_of_route(route: str) -> AnyApi:
         known = ", ".join(BY_ROUTE)
         raise UnknownRoute(f"route must be one of {known}, given {shorten(route)} ({CUSTOM_ATTRIBUTES})")
     return BY_ROUTE[route]
-
-
-def api_of_inputs(model: ModelConfig) -> AnyApi:
-    return DYNAMIC_BATCH if model.dynamic_batch else LMI
 
 
 def api_of_body(body: bytes, content_type: str | None = None, *, usual: AnyApi, accept: str) -> AnyApi:
