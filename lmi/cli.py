@@ -30,14 +30,7 @@ from lmi.settings.resolve import resolve_folder
 from lmi.settings.values import Resolved, Setting
 from lmi.shared import log, sink
 
-REPORTED_LIBRARIES = (
-    "torch",
-    "transformers",
-    "tokenizers",
-    "gunicorn",
-    "uvicorn",
-    "starlette",
-)
+REPORTED_LIBRARIES = ("torch", "transformers", "tokenizers", "gunicorn", "uvicorn", "starlette")
 FLAGGED = {"option_" + option.flag[2:].replace("-", "_"): option for option in OPTIONS if option.has_flag}
 Command = Callable[..., Any]
 ABOUT = ("-h", "--help", "--version")  # flags of `lmi` itself

@@ -153,11 +153,7 @@ class GatewaySettings:
         "--async-input", None, "allows file:// locations below this folder as their input", type=FOLDER
     )
     async_concurrency: int = _flag(
-        "--async-concurrency",
-        4,
-        "async invocations that run at a time",
-        type=click.IntRange(1, 1000),
-        metavar="NUM",
+        "--async-concurrency", 4, "async invocations that run at a time", type=click.IntRange(1, 1000), metavar="NUM"
     )
     s3_endpoint: str | None = _flag("--s3-endpoint", None, "[AWS_ENDPOINT_URL_S3]", metavar="URL")
     checks_signatures: bool = _flag(

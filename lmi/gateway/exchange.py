@@ -97,13 +97,7 @@ INVOKE = (
     AwsMember("EnableExplanations", PREFIX + "Enable-Explanations", ".*", 1, 64),
     AwsMember("SessionId", PREFIX + "Session-Id", "^(NEW_SESSION)$|^[a-zA-Z0-9](-*[a-zA-Z0-9])*$", 0, 256),
 )
-STREAM = (
-    *COMMON,
-    *ROUTED,
-    CONTENT_TYPE,
-    AwsMember("Accept", PREFIX + "Accept", ASCII, 0, 1024),
-    SESSION_ID,
-)
+STREAM = (*COMMON, *ROUTED, CONTENT_TYPE, AwsMember("Accept", PREFIX + "Accept", ASCII, 0, 1024), SESSION_ID)
 OPENAI = (*COMMON, CONTENT_TYPE, ACCEPT, SESSION_ID)
 ASYNC = (
     *COMMON,

@@ -27,9 +27,7 @@ OTHER_ENV = {
     "LWS_WORKER_INDEX": "option.node_rank",
     "LWS_LEADER_ADDRESS": "option.master_addr",
 }
-TRANSLATED: dict[str, Callable[[str], str]] = {
-    "ENABLE_CUDA_GRAPHS": lambda text: str(not is_true(text, True)).lower(),
-}
+TRANSLATED: dict[str, Callable[[str], str]] = {"ENABLE_CUDA_GRAPHS": lambda text: str(not is_true(text, True)).lower()}
 
 
 OF_PROMPT = "a prompt may fill all but one token of the context, which option.max_model_len sets"

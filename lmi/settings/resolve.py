@@ -30,13 +30,7 @@ from lmi.settings.engine_choice import (
     warn_of_some_engines,
 )
 from lmi.settings.handler import USER_CODE, announced
-from lmi.settings.kinds import (
-    ADDRESS,
-    FORMATTER_WORDS,
-    MODELS,
-    REASONING_FORMS,
-    TOOL_CALL_FORMS,
-)
+from lmi.settings.kinds import ADDRESS, FORMATTER_WORDS, MODELS, REASONING_FORMS, TOOL_CALL_FORMS
 from lmi.settings.machine import Machine
 from lmi.settings.model_choice import (
     MODEL,

@@ -1,16 +1,17 @@
 """The text of one answer: token ids of the engine become Tokens with text.
 
-This joins the detokenizer and the stop strings, and decides the text at the end: the end token and a stop token have no
-text, and the last Token gets the text that was held back. It knows no sockets and no wire format.
+`AnswerText` joins the detokenizer and the stop strings, and decides the text at the end: the end token and a stop token
+have no text, and the last Token gets the text that was held back. It knows no sockets and no wire format.
 """
 
 from __future__ import annotations
 
+import codecs
+import re
 from collections.abc import Collection, Sequence
 
+from lmi.errors import InvalidParameter
 from lmi.executor import FinishReason, PromptLogProb, TokenLogProb
-from lmi.text.detokenizer import Detokenizer
-from lmi.text.stop import StopStrings
 from lmi.text.tokenizer import Tokenizer
 from lmi.types import Token
 
@@ -66,10 +67,15 @@ class AnswerText:
         With a `finish_reason` the last Token gets the text that was held back. If the Result has no tokens, an
         additional Token with the last id gets it.
         """
-        if self._stop is None and top is None and finish_reason is NOT_FINISHED and len(ids) == 1:
-            return [self._plain_token(ids[0], None if log_probs is None else log_probs[0])]  # nearly every Result
+        if (
+            self._stop is None and top is None and finish_reason is NOT_FINISHED and len(ids) == 1
+        ):  # nearly every Result
+            self._last_id = token_id = ids[0]
+            log_prob = None if log_probs is None else log_probs[0]
+            return [Token(token_id, self._detokenizer.feed(token_id), log_prob, token_id in self._special_ids)]
         tokens: list[Token] = []
-        num_spoken = len(ids) - self._is_last_silent(ids, finish_reason)
+        is_stop_token = finish_reason is FinishReason.STOP_WORDS and bool(ids) and ids[-1] in self._silent_stop_ids
+        num_spoken = len(ids) - (bool(ids) if finish_reason is FinishReason.END_ID else is_stop_token)
         for n, token_id in enumerate(ids):
             if self.stopped:
                 break
@@ -89,10 +95,6 @@ class AnswerText:
             self._release(self._detokenizer.flush(), tokens)
         return tokens
 
-    def _plain_token(self, token_id: int, log_prob: float | None) -> Token:
-        self._last_id = token_id
-        return Token(token_id, self._detokenizer.feed(token_id), log_prob, token_id in self._special_ids)
-
     def _release(self, piece: str, tokens: list[Token]) -> None:
         """Add the text that was held back: part of a character (also to `raw_text`), and part of a stop string."""
         text = piece
@@ -105,11 +107,6 @@ class AnswerText:
             tokens[-1].text += text
         if tokens and tokens[-1].raw_text is not None:
             tokens[-1].raw_text += piece
-
-    def _is_last_silent(self, ids: Sequence[int], finish_reason: FinishReason) -> bool:
-        if finish_reason is FinishReason.END_ID:
-            return bool(ids)
-        return finish_reason is FinishReason.STOP_WORDS and bool(ids) and ids[-1] in self._silent_stop_ids
 
     def _without_stop(self, stop: StopStrings, text: str) -> str:
         if self._num_unchecked > 0:
@@ -134,3 +131,141 @@ def prompt_tokens(
 
 def _lone_token(tokenizer: Tokenizer, token_id: int, log_prob: float | None) -> Token:
     return Token(token_id, tokenizer.token_text(token_id), log_prob, token_id in tokenizer.special_ids)
+
+
+class Detokenizer:
+    """Turns the token ids of one answer into text: `feed` each, then `flush`.
+
+    A piece of text never ends inside a character, and the pieces of an answer concatenate to its whole text. That is
+    what the tokenizer decodes from prompt and answer together, without what it decodes from only the prompt. Bytes that
+    are not UTF-8 become U+FFFD. `tokenizers` would replace a whole run of byte-fallback tokens, including valid
+    characters before the bad byte, which a stream has already sent.
+
+    With `spaces_between_special_tokens` (the default) special tokens that are shown are spelled by the decoder. Most
+    decoders put no space between two of them, and some join all tokens with spaces. With False a special token directly
+    after another has its name in the vocabulary, without a space.
+    """
+
+    __slots__ = ("_bare", "_is_at_start", "_is_behind_special", "_is_plain", "_pending", "_token_texts", "_tokenizer")
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        prompt_ids: Sequence[int] = (),
+        *,
+        skip_special_tokens: bool = True,
+        spaces_between_special_tokens: bool = True,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._token_texts = tokenizer.token_texts_without_special if skip_special_tokens else tokenizer.token_texts
+        self._pending = b""  # the first bytes of a character
+        # After a prompt without visible text the answer is at the start, where decoders trim a space.
+        self._is_at_start = not any(self._token_texts[token_id] for token_id in prompt_ids)
+        self._bare = not (skip_special_tokens or spaces_between_special_tokens)
+        self._is_behind_special = bool(prompt_ids) and prompt_ids[-1] in tokenizer.special_ids
+        self._is_plain = not self._is_at_start and not self._bare
+
+    def feed(self, token_id: int) -> str:
+        """Return the text that this token completes, "" while there is only a part of a character."""
+        piece = self._token_texts[token_id] if self._is_plain else self._unusual_text(token_id)
+        if isinstance(piece, str):
+            if not self._pending:
+                return piece
+            piece = piece.encode()
+        data = self._pending + piece
+        text, num_used = codecs.utf_8_decode(data, "replace", False)
+        self._pending = data[num_used:]
+        return text
+
+    def flush(self) -> str:
+        """Return U+FFFD for a character that is still incomplete, else ""."""
+        text, self._pending = self._pending.decode(errors="replace"), b""
+        return text
+
+    def _unusual_text(self, token_id: int) -> str | bytes:
+        piece = self._token_texts[token_id]
+        if self._bare:
+            is_special = token_id in self._tokenizer.special_ids
+            if is_special and self._is_behind_special:
+                piece = self._tokenizer.token_name(token_id)
+            self._is_behind_special = is_special
+        if self._is_at_start and piece:
+            self._is_at_start = False
+            self._is_plain = not self._bare
+            return self._tokenizer.decode([token_id]) if isinstance(piece, str) else piece
+        return piece
+
+
+class StopStrings:
+    """`feed` returns the text to pass on. `matched` is the stop string that was found, after which no text follows.
+
+    The text is read by characters, so the cuts between its pieces make no difference. The stop string that is complete
+    first ends the answer; if two end at the same character, the longer one does. Only text that may still become a
+    stop string is held back: the longest end of the text that is the beginning of one. Source of the search, which
+    takes one pass: Knuth, Morris and Pratt, 1977.
+    """
+
+    __slots__ = ("_first_char", "_held", "_is_included", "_patterns", "_states", "matched")
+
+    def __init__(self, stops: Sequence[str], include_stop_str_in_output: bool = False) -> None:
+        if not all(stops):
+            raise InvalidParameter("stop_sequences", "strings that are not empty", "")
+        longest_first = sorted(set(stops), key=len, reverse=True)
+        self._patterns = [(stop, _fallbacks(stop)) for stop in longest_first]
+        self._states = [0] * len(self._patterns)  # characters of each stop string that the text ends in
+        self._first_char = (
+            re.compile("[" + "".join(re.escape(stop[0]) for stop in longest_first) + "]") if stops else None
+        )
+        self._held = ""
+        self._is_included = include_stop_str_in_output
+        self.matched: str | None = None
+
+    def feed(self, text: str) -> str:
+        """Return the text that cannot be part of a stop string any more, or all text before a complete one."""
+        if self._first_char is None:
+            return text
+        if self.matched is not None:
+            return ""
+        if not self._held and self._first_char.search(text) is None:
+            return text
+        end = self._find_end(text)
+        text = self._held + text
+        if self.matched is not None:
+            end += len(self._held)
+            self._held = ""
+            return text[: end if self._is_included else end - len(self.matched)]
+        num_released = len(text) - max(self._states)
+        self._held = text[num_released:]
+        return text[:num_released]
+
+    def flush(self) -> str:
+        """Return the text that was held back and did not become a stop string."""
+        text, self._held = self._held, ""
+        return text
+
+    def _find_end(self, text: str) -> int:
+        """Return the end of the first stop string in `text`, or the length of `text` if there is none."""
+        for position, char in enumerate(text):
+            for n, (stop, fallbacks) in enumerate(self._patterns):
+                state = self._states[n]
+                while state and stop[state] != char:
+                    state = fallbacks[state - 1]
+                if stop[state] == char:
+                    state += 1
+                    if state == len(stop):
+                        self.matched = stop
+                        return position + 1
+                self._states[n] = state
+        return len(text)
+
+
+def _fallbacks(stop: str) -> list[int]:
+    """Return for each beginning of `stop` the length of its longest proper end that is also a beginning of `stop`."""
+    lengths = [0] * len(stop)
+    length = 0
+    for n in range(1, len(stop)):
+        while length and stop[length] != stop[n]:
+            length = lengths[length - 1]
+        length += stop[length] == stop[n]
+        lengths[n] = length
+    return lengths

@@ -1,7 +1,7 @@
 """Renders messages to a prompt, with the model's Jinja template.
 
 The sandbox, filters and globals are those of transformers' `apply_chat_template`, and so is the result. A template is
-code from the model folder, so its time and memory have limits (`template_sandbox.py`). A rendering may take seconds up
+code from the model folder, so its time and memory have limits (`template_limits.py`). A rendering may take seconds up
 to the limit, so callers run it in a thread. It knows no tokenizer and no wire format.
 """
 
@@ -9,19 +9,30 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
+from types import BuiltinMethodType, MethodType
 from typing import Any, Self
 
 import jinja2
+import jinja2.ext
+from jinja2 import nodes
+from jinja2.parser import Parser
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
+from jinja2.utils import Namespace
 
 from lmi.errors import BadConfiguration, GenerationFailed, InvalidRequest, ModelUnusable, cause_line
-from lmi.text.template_limits import Budget, OutOfRoom
-from lmi.text.template_sandbox import MAX_TEMPLATE_CHARS, TemplateEnvironment
+from lmi.text.template_filters import BoundedTree, Filters
+from lmi.text.template_limits import ASKING, BoundedFormatter, Budget, OutOfRoom, check_method, num_units
 
 MAX_PROMPT_CHARS = 64 << 20
 MAX_RENDER_S = 2.0
 MAX_COPIES = 16  # that a template may make of its messages; a template that makes more is at fault itself
+MAX_TEMPLATE_CHARS = 256 << 10
+MAX_SHORT_CHARS = 1000  # of a form of dates, and of the message of an exception
 
 
 class ChatTemplate:
@@ -52,7 +63,12 @@ class ChatTemplate:
         """Load `override` (a file, or the template itself), else the model's template. Returns None without either."""
         folder = Path(folder)
         if override is not None:
-            return cls({"default": _override_text(folder, override)}, special_tokens, source="option.chat_template")
+            is_text = "{{" in override or "{%" in override or "\n" in override
+            file = next((file for file in (folder / override, Path(override)) if not is_text and file.is_file()), None)
+            if not is_text and file is None:
+                raise BadConfiguration(f"option.chat_template: neither a template nor a file: {override}")
+            text = override if file is None else _read_text(file)
+            return cls({"default": text}, special_tokens, source="option.chat_template")
         templates, file = _templates_in(folder)
         return cls(templates, special_tokens, source=str(file)) if templates else None
 
@@ -70,8 +86,12 @@ class ChatTemplate:
         """
         template = self._templates.get("tool_use") if tools else None
         template = template or self._templates.get("default") or next(iter(self._templates.values()))
-        known: dict[str, Any] = {"messages": messages, "tools": tools, "documents": None}
-        known["add_generation_prompt"] = add_generation_prompt
+        known = {
+            "messages": messages,
+            "tools": tools,
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
+        }
         try:
             return self._write(template, self._special_tokens | dict(variables or {}) | known)
         except OutOfRoom as error:
@@ -106,16 +126,6 @@ def _is_large(values: object, max_units: int) -> bool:
     return False
 
 
-def _override_text(folder: Path, override: str) -> str:
-    """Return an override that holds a Jinja tag or spans lines as it is, else the text of the file that it names."""
-    if "{{" in override or "{%" in override or "\n" in override:
-        return override
-    file = next((file for file in (folder / override, Path(override)) if file.is_file()), None)
-    if file is None:
-        raise BadConfiguration(f"option.chat_template: neither a template nor a file: {override}")
-    return _read_text(file)
-
-
 def _templates_in(folder: Path) -> tuple[dict[str, str], Path]:
     """Return the folder's templates by name, and their file. chat_template.jinja goes before tokenizer_config.json."""
     file = folder / "chat_template.jinja"
@@ -123,20 +133,16 @@ def _templates_in(folder: Path) -> tuple[dict[str, str], Path]:
         named = {extra.stem: _read_text(extra) for extra in sorted(folder.glob("additional_chat_templates/*.jinja"))}
         return named | {"default": _read_text(file)}, file
     for file in (folder / "tokenizer_config.json", folder / "chat_template.json"):
-        value = _parse_object(file).get("chat_template") if file.is_file() else None
+        try:
+            config = json.loads(file.read_bytes()) if file.is_file() else {}
+        except ValueError as error:
+            raise ModelUnusable(f"{file}: {cause_line(error)}") from error
+        value = config.get("chat_template") if isinstance(config, dict) else None
         if isinstance(value, str):
             return {"default": value}, file
         if isinstance(value, list) and value:
             return {item["name"]: item["template"] for item in value}, file
     return {}, file
-
-
-def _parse_object(file: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(file.read_bytes())
-    except ValueError as error:
-        raise ModelUnusable(f"{file}: {cause_line(error)}") from error
-    return value if isinstance(value, dict) else {}
 
 
 def _read_text(file: Path) -> str:
@@ -147,3 +153,112 @@ def _read_text(file: Path) -> str:
     if len(text) > MAX_TEMPLATE_CHARS:
         raise ModelUnusable(f"{file}: over {MAX_TEMPLATE_CHARS} characters")
     return text
+
+
+class TemplateEnvironment(ImmutableSandboxedEnvironment):
+    """The environment of one model's templates, which may render in several threads.
+
+    No expression is computed when a template is compiled. Each loop, macro, call and comparison looks at the clock.
+    What makes a text, a list or a number from others spends from the rendering's budget first: operators, literals,
+    slices, methods, and the filters, some of which chat templates do not have here.
+    """
+
+    intercepted_binops = frozenset(ImmutableSandboxedEnvironment.default_binop_table)
+
+    def __init__(self, max_render_s: float, max_units: int) -> None:
+        extensions = [_GenerationTag, jinja2.ext.loopcontrols]
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=extensions, optimized=False)
+        self._limits = max_render_s, max_units
+        self._local = threading.local()
+        self.globals.update(namespace=_Namespace, raise_exception=raise_exception, strftime_now=strftime_now)
+        del self.globals["lipsum"]
+        Filters(self).install()
+
+    @property
+    def budget(self) -> Budget:
+        """What is left for the rendering in this thread."""
+        budget: Budget = self._local.budget
+        return budget
+
+    def begin(self) -> None:
+        """Begin a rendering in this thread."""
+        self._local.budget = Budget(*self._limits)
+
+    def compile_bounded(self, text: str) -> jinja2.Template:
+        if len(text) > MAX_TEMPLATE_CHARS:
+            raise jinja2.TemplateError(f"over {MAX_TEMPLATE_CHARS} characters")
+        self.begin()
+        tree = BoundedTree().visit(self.parse(text))
+        return jinja2.Template.from_code(self, self.compile(tree), self.make_globals(None))
+
+    # What a template's code calls.
+
+    def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:
+        budget = self.budget
+        budget.check_time()
+        owner = getattr(function, "__self__", None)
+        if isinstance(owner, str) and function.__name__ == "join" and len(args) == 1:
+            args = (budget.joined(args[0], owner),)
+        elif isinstance(function, BuiltinMethodType) or isinstance(owner, str):
+            check_method(budget, owner, function.__name__, (*args, *kwargs.values()))
+        else:
+            for value in (*args, *kwargs.values()):
+                budget.size(value)
+        result = super().call(context, function, *args, **kwargs)
+        is_there = isinstance(result, str) if owner is None else function.__name__ in ASKING
+        return result if is_there else budget.made(result)
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        result = self.budget.operate(operator, left, right)
+        return self.binop_table[operator](left, right) if result is None else result
+
+    def concat(self, texts: Iterable[str]) -> str:  # of the pieces of a macro or a block
+        found = []
+        for text in texts:
+            self.budget.spend(num_units(text))
+            found.append(text)
+        return "".join(found)
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        if not isinstance(value, BuiltinMethodType | MethodType) or not isinstance(value.__self__, str):
+            return None
+        if value.__name__ not in ("format", "format_map"):
+            return None
+        form, is_map = value.__self__, value.__name__ == "format_map"
+
+        def write(*args: Any, **kwargs: Any) -> str:
+            formatter = BoundedFormatter(self.budget, SandboxedFormatter(self))
+            if is_map:
+                (kwargs,), args = args, ()
+            self.budget.spend(num_units(form))
+            return type(form)(formatter.vformat(form, args, kwargs))
+
+        return write
+
+
+class _Namespace(Namespace):
+    """A namespace that does not write its attributes, which may refer to others without end."""
+
+    def __repr__(self) -> str:
+        return "<Namespace>"
+
+
+class _GenerationTag(jinja2.ext.Extension):
+    """`{% generation %}` marks the model's text for training. Here the block is only a scope."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        lineno = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body).set_lineno(lineno)
+
+
+def raise_exception(message: object) -> None:
+    raise jinja2.TemplateError(str(message)[:MAX_SHORT_CHARS])
+
+
+def strftime_now(form: str) -> str:
+    if len(form) > MAX_SHORT_CHARS:
+        raise GenerationFailed(f"the chat template writes a date in a form of over {MAX_SHORT_CHARS} characters")
+    return datetime.now().strftime(form)

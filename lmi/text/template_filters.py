@@ -1,6 +1,7 @@
-"""The filters and tests of chat templates under the limits of `template_limits.py`.
+"""The filters and tests of chat templates under the limits of `template_limits.py`, and those that no template names.
 
 Each is Jinja's own, after what it may take was spent. Those that take long, and that no chat template uses, are away.
+`BoundedTree` puts the others, in whose names there is a blank, where a template makes values or takes time.
 """
 
 from __future__ import annotations
@@ -10,23 +11,15 @@ from collections.abc import Callable, Iterator
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
-import jinja2
-from jinja2 import pass_context
+from jinja2 import filters as plain
+from jinja2 import nodes, pass_context, pass_environment, pass_eval_context
+from jinja2.visitor import NodeTransformer
 
 from lmi.errors import GenerationFailed
-from lmi.text.template_limits import (
-    MAX_BITS,
-    Budget,
-    check_count,
-    check_names,
-    check_search,
-    num_units,
-    replaced,
-)
-from lmi.text.template_tree import CLOCK, CONCAT, LISTED, MADE, PART
+from lmi.text.template_limits import MAX_BITS, Budget, check_count, check_names, check_search, num_units, replaced
 
 if TYPE_CHECKING:
-    from lmi.text.template_sandbox import TemplateEnvironment
+    from lmi.text.chat_template import TemplateEnvironment
 
 WITHOUT = ("pprint", "striptags", "urlize", "wordwrap", "xmlattr")  # filters that take long and no chat template uses
 MEASURED = ("capitalize", "e", "escape", "forceescape", "lower", "string", "upper")
@@ -34,6 +27,8 @@ HEAVY = "dictsort filesizeformat groupby max min random sort title truncate uniq
 NAMING = ("attr", "map", "reject", "rejectattr", "select", "selectattr")
 TIMED_TESTS = "!= < <= == > >= eq equalto ge greaterthan gt in le lessthan lower lt ne upper".split()
 OF_NUMBERS = ("divisibleby", "even", "odd")
+CLOCK, MADE, PART = " clock", " made", " part"
+CONCAT, LISTED = " concat", " listed"
 
 Filter = Callable[..., Any]
 
@@ -50,39 +45,16 @@ class Filters:
 
     def install(self) -> None:
         """Put the filters and tests of the environment under the limits."""
-        self._bound_filters()
-        tests: dict[str, Any] = self._environment.tests
-        tests.update({name: self._timed(tests[name]) for name in TIMED_TESTS})
-        tests.update({name: _of_number(tests[name]) for name in OF_NUMBERS})
-
-    def _bound_filters(self) -> None:
         for name in WITHOUT:
             del self._environment.filters[name]
         filters: dict[str, Any] = self._environment.filters
         for names, bound in ((MEASURED, self._measured), (HEAVY, self._heavy), (NAMING, self._naming)):
             filters.update({name: bound(filters[name]) for name in names})
-        own = (
-            self._batch,
-            self._slice,
-            self._join,
-            self._indent,
-            self._replace,
-            self._center,
-            self._format,
-            self._trim,
-            self._round,
-            self._int,
-            self._sum,
-        )
-        for bound in own:
-            name = bound.__name__.removeprefix("_")
-            filters[name] = bound(filters[name])
-        filters["list"] = lambda values: self.budget.made(self.budget.listed(values))
-        filters["reverse"] = self._reverse(filters["reverse"])
-        filters["tojson"] = self._to_json
-        filters.update(
-            {CLOCK: self._clock, MADE: self._made, PART: self._part, CONCAT: self._concat, LISTED: self._listed}
-        )
+        filters |= {name[3:]: getattr(self, name) for name in vars(Filters) if name.startswith("do_")}
+        filters |= {CLOCK: self._clock, MADE: self._made, PART: self._part, CONCAT: self._concat, LISTED: self._listed}
+        tests: dict[str, Any] = self._environment.tests
+        tests.update({name: self._timed(tests[name]) for name in TIMED_TESTS})
+        tests.update({name: _of_number(tests[name]) for name in OF_NUMBERS})
 
     def _timed(self, function: Filter) -> Filter:
         @wraps(function)
@@ -109,19 +81,6 @@ class Filters:
 
         return bounded
 
-    def _sum(self, function: Filter) -> Filter:
-        @wraps(function)
-        def bounded(eval_ctx: Any, iterable: Any, attribute: Any = None, start: Any = 0) -> Any:
-            if not isinstance(start, int | float):
-                raise GenerationFailed("the chat template gives sum a start that is no number")
-            return self._heavy(function)(eval_ctx, iterable, attribute, start)
-
-        return bounded
-
-    def _at_hand(self, value: Any) -> Any:
-        """Return the values of an iterator as a list, and anything else as it is."""
-        return self.budget.listed(value) if isinstance(value, Iterator) else value
-
     def _naming(self, function: Filter) -> Filter:
         @wraps(function)
         def bounded(context: Any, values: Any, *args: Any, **kwargs: Any) -> Any:
@@ -131,108 +90,77 @@ class Filters:
 
         return bounded
 
-    def _batch(self, function: Filter) -> Filter:
-        @wraps(function)
-        def bounded(value: Any, linecount: int, fill_with: Any = None) -> Iterator[Any]:
-            check_count(linecount)
-            return map(self.budget.made, function(value, linecount, fill_with))
+    def _at_hand(self, value: Any) -> Any:
+        """Return the values of an iterator as a list, and anything else as it is."""
+        return self.budget.listed(value) if isinstance(value, Iterator) else value
 
-        return bounded
+    # Each of these is the filter of its name, as in Jinja.
 
-    def _slice(self, function: Filter) -> Filter:
-        @wraps(function)
-        def bounded(eval_ctx: Any, value: Any, slices: int, fill_with: Any = None) -> Iterator[Any]:
-            check_count(slices)
-            return map(self.budget.made, function(eval_ctx, self.budget.listed(value), slices, fill_with))
+    @pass_environment
+    def do_sum(self, environment: Any, iterable: Any, attribute: Any = None, start: Any = 0) -> Any:
+        if not isinstance(start, int | float):
+            raise GenerationFailed("the chat template gives sum a start that is no number")
+        return self._heavy(plain.sync_do_sum)(environment, iterable, attribute, start)
 
-        return bounded
+    def do_batch(self, value: Any, linecount: int, fill_with: Any = None) -> Iterator[Any]:
+        check_count(linecount)
+        return map(self.budget.made, plain.do_batch(value, linecount, fill_with))
 
-    def _join(self, function: Filter) -> Filter:
-        @wraps(function)
-        def bounded(eval_ctx: Any, value: Any, d: str = "", attribute: Any = None) -> str:
-            check_names((attribute,))
-            if attribute is not None:
-                value = map(jinja2.filters.make_attrgetter(self._environment, attribute), value)
-            text: str = function(eval_ctx, self.budget.joined(value, str(d)), d)
-            return text
+    def do_slice(self, value: Any, slices: int, fill_with: Any = None) -> Iterator[Any]:
+        check_count(slices)
+        return map(self.budget.made, plain.sync_do_slice(self.budget.listed(value), slices, fill_with))
 
-        return bounded
+    @pass_eval_context
+    def do_join(self, eval_ctx: Any, value: Any, d: str = "", attribute: Any = None) -> str:
+        check_names((attribute,))
+        if attribute is not None:
+            value = map(plain.make_attrgetter(self._environment, attribute), value)
+        return plain.sync_do_join(eval_ctx, self.budget.joined(value, str(d)), d)
 
-    def _indent(self, function: Filter) -> Filter:
-        @wraps(function)
-        def bounded(s: Any, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
-            s = s if isinstance(s, str) else str(s)
-            check_count(width)
-            self.budget.spend(num_units(s))
-            self.budget.spend((len(s.splitlines()) + 1) * (num_units(width) if isinstance(width, str) else width))
-            text: str = function(s, width, first, blank)
-            return text
+    def do_indent(self, s: Any, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
+        s = s if isinstance(s, str) else str(s)
+        check_count(width)
+        self.budget.spend(num_units(s))
+        self.budget.spend((len(s.splitlines()) + 1) * (num_units(width) if isinstance(width, str) else width))
+        return plain.do_indent(s, width, first, blank)
 
-        return bounded
+    @pass_eval_context
+    def do_replace(self, eval_ctx: Any, s: Any, old: Any, new: Any, count: int | None = None) -> str:
+        s, old, new = (value if isinstance(value, str) else str(value) for value in (s, old, new))
+        replaced(self.budget, s, (old, new) if count is None else (old, new, count))
+        return str(self.budget.made(plain.do_replace(eval_ctx, s, old, new, count)))
 
-    def _replace(self, function: Filter) -> Filter:
-        @wraps(function)
-        def bounded(eval_ctx: Any, s: Any, old: Any, new: Any, count: int | None = None) -> str:
-            s, old, new = (value if isinstance(value, str) else str(value) for value in (s, old, new))
-            replaced(self.budget, s, (old, new) if count is None else (old, new, count))
-            return str(self.budget.made(function(eval_ctx, s, old, new, count)))
+    def do_center(self, value: Any, width: int = 80) -> str:
+        check_count(width)
+        return str(self.budget.made(plain.do_center(value, width)))
 
-        return bounded
+    def do_format(self, value: Any, *args: Any, **kwargs: Any) -> str:
+        self.budget.check_format(value if isinstance(value, str) else str(value), kwargs or args)
+        return plain.do_format(value, *args, **kwargs)
 
-    def _center(self, function: Filter) -> Filter:
-        @wraps(function)
-        def bounded(value: Any, width: int = 80) -> str:
-            check_count(width)
-            return str(self.budget.made(function(value, width)))
+    def do_trim(self, value: Any, chars: str | None = None) -> str:
+        value = value if isinstance(value, str) else str(value)
+        check_search(value, (chars,))
+        return str(self.budget.made(plain.do_trim(value, chars)))
 
-        return bounded
+    def do_round(self, value: float, precision: int = 0, method: Any = "common") -> float:
+        if isinstance(precision, int) and abs(precision) > MAX_BITS // 4:
+            raise GenerationFailed(f"the chat template rounds to over {MAX_BITS // 4} places")
+        return plain.do_round(value, precision, method)
 
-    def _format(self, function: Filter) -> Filter:
-        @wraps(function)
-        def bounded(value: Any, *args: Any, **kwargs: Any) -> str:
-            self.budget.check_format(value if isinstance(value, str) else str(value), kwargs or args)
-            text: str = function(value, *args, **kwargs)
-            return text
+    def do_int(self, *args: Any, **kwargs: Any) -> Any:
+        number = plain.do_int(*args, **kwargs)
+        if number.bit_length() > MAX_BITS:
+            raise GenerationFailed(f"the chat template reads a number of over {MAX_BITS} bits")
+        return number
 
-        return bounded
+    def do_reverse(self, value: Any) -> Any:
+        return self.budget.made(plain.do_reverse(self._at_hand(value)))
 
-    def _trim(self, function: Filter) -> Filter:
-        @wraps(function)
-        def bounded(value: Any, chars: str | None = None) -> str:
-            value = value if isinstance(value, str) else str(value)
-            check_search(value, (chars,))
-            return str(self.budget.made(function(value, chars)))
+    def do_list(self, values: Any) -> Any:
+        return self.budget.made(self.budget.listed(values))
 
-        return bounded
-
-    def _round(self, function: Filter) -> Filter:
-        @wraps(function)
-        def bounded(value: float, precision: int = 0, method: Any = "common") -> float:
-            if isinstance(precision, int) and abs(precision) > MAX_BITS // 4:
-                raise GenerationFailed(f"the chat template rounds to over {MAX_BITS // 4} places")
-            number: float = function(value, precision, method)
-            return number
-
-        return bounded
-
-    def _int(self, function: Filter) -> Filter:
-        @wraps(function)
-        def bounded(*args: Any, **kwargs: Any) -> int:
-            number: int = function(*args, **kwargs)
-            if isinstance(number, int) and number.bit_length() > MAX_BITS:
-                raise GenerationFailed(f"the chat template reads a number of over {MAX_BITS} bits")
-            return number
-
-        return bounded
-
-    def _reverse(self, function: Filter) -> Filter:
-        @wraps(function)
-        def bounded(value: Any) -> Any:
-            return self.budget.made(function(self._at_hand(value)))
-
-        return bounded
-
-    def _to_json(
+    def do_tojson(
         self,
         value: Any,
         ensure_ascii: bool = False,
@@ -280,3 +208,71 @@ def _of_number(function: Filter) -> Filter:
         return isinstance(value, int | float) and bool(function(value, *args))
 
     return bounded
+
+
+class BoundedTree(NodeTransformer):
+    """Changes a parsed template in place."""
+
+    def visit_For(self, node: nodes.For) -> nodes.Node:
+        self.generic_visit(node)
+        node.body.insert(0, _look_at_clock(node.lineno))
+        if node.test is not None:
+            node.test = nodes.And(_filtered(nodes.Const(True), CLOCK), node.test).set_lineno(node.lineno)
+        return node
+
+    def visit_Macro(self, node: nodes.Macro) -> nodes.Node:
+        self.generic_visit(node)
+        node.body.insert(0, _look_at_clock(node.lineno))
+        return node
+
+    def visit_CallBlock(self, node: nodes.CallBlock) -> nodes.Node:
+        return self.visit_Macro(node)  # type: ignore[arg-type]  # it has a body too
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
+        self.generic_visit(node)
+        return _filtered(node.nodes[0], CONCAT, *node.nodes[1:])
+
+    def visit_List(self, node: nodes.List | nodes.Tuple) -> nodes.Node:
+        self.generic_visit(node)
+        return node if _is_const(node) else _filtered(node, MADE)
+
+    def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:
+        return self.visit_List(node) if node.ctx == "load" else self.generic_visit(node)
+
+    def visit_Dict(self, node: nodes.Dict) -> nodes.Node:
+        return _filtered(self.generic_visit(node), MADE)
+
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
+        self.generic_visit(node)
+        part = node.arg
+        if not isinstance(part, nodes.Slice):
+            return node
+        ends = (nodes.Const(None) if end is None else end for end in (part.start, part.stop, part.step))
+        return _filtered(node.node, PART, *ends)
+
+    def generic_visit(self, node: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(node, nodes.Call | nodes.Filter | nodes.Test) and node.dyn_args is not None:
+            node.dyn_args = _filtered(node.dyn_args, LISTED)
+        return super().generic_visit(node, *args, **kwargs)
+
+    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
+        """Leave a comparison with a constant, which takes no longer than the constant is long."""
+        self.generic_visit(node)
+        is_short = len(node.ops) == 1 and (
+            _is_const(node.ops[0].expr) or (_is_const(node.expr) and node.ops[0].op not in ("in", "notin"))
+        )
+        return node if is_short else _filtered(node, CLOCK)
+
+
+def _filtered(node: nodes.Node, name: str, *args: nodes.Node) -> nodes.Expr:
+    return nodes.Filter(node, name, list(args), [], None, None, lineno=node.lineno)
+
+
+def _is_const(node: nodes.Node) -> bool:
+    if isinstance(node, nodes.List | nodes.Tuple):
+        return all(map(_is_const, node.items))
+    return isinstance(node, nodes.Const)
+
+
+def _look_at_clock(lineno: int) -> nodes.Node:
+    return nodes.ExprStmt(_filtered(nodes.Const(None), CLOCK)).set_lineno(lineno)

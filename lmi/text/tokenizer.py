@@ -40,6 +40,10 @@ _NAMED_SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token
 _EXTRA_SPECIAL = ("additional_special_tokens", "extra_special_tokens")
 _SLOW_FILES = ("tokenizer.model", "vocab.json", "spiece.model", "sentencepiece.bpe.model", "tekken.json", "vocab.txt")
 _BYTE_TOKEN = re.compile("<0x[0-9A-Fa-f]{2}>")
+# GPT-2's alphabet: printable Latin-1 characters are their bytes, U+0100 and up the other bytes in order.
+PRINTABLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
+OTHERS = (byte for byte in range(256) if byte not in PRINTABLE)
+BYTE_OF_CHAR = {chr(byte): byte for byte in PRINTABLE} | {chr(256 + n): byte for n, byte in enumerate(OTHERS)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,8 +202,9 @@ class Tokenizer:
         if "\ufffd" not in text:
             return text
         token = self.token_name(token_id)
-        if self._is_byte_level:
-            data = _bytes_of_token(token)
+        if self._is_byte_level:  # an added token outside of the alphabet is its text in UTF-8
+            is_in_alphabet = BYTE_OF_CHAR.keys() >= set(token)
+            data = bytes(map(BYTE_OF_CHAR.__getitem__, token)) if is_in_alphabet else token.encode()
         elif _BYTE_TOKEN.fullmatch(token):
             data = bytes.fromhex(token[3:5])
         else:
@@ -208,24 +213,6 @@ class Tokenizer:
             return data.decode()
         except UnicodeDecodeError:
             return data
-
-
-def _bytes_of_token(token: str) -> bytes:
-    """Return the bytes of a byte-level token. An added token outside that alphabet is its text in UTF-8."""
-    try:
-        return bytes(_BYTE_OF_CHAR[char] for char in token)
-    except KeyError:
-        return token.encode()
-
-
-def _byte_alphabet() -> dict[str, int]:
-    """Return GPT-2's alphabet: printable Latin-1 characters are their bytes, U+0100 and up the other bytes in order."""
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
-
-
-_BYTE_OF_CHAR = _byte_alphabet()
 
 
 @contextmanager

@@ -5,7 +5,7 @@ import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmi.text.detokenizer import Detokenizer
+from lmi.text.answer import Detokenizer
 from lmi.text.tokenizer import Tokenizer
 
 IDS = st.lists(st.integers(0, 345), max_size=30)  # some are beyond the vocabulary

@@ -5,7 +5,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from lmi.errors import InvalidParameter
-from lmi.text.stop import StopStrings
+from lmi.text.answer import StopStrings
 
 STOPS = st.lists(st.text("ab", min_size=1, max_size=5), min_size=1, max_size=4)
 PIECES = st.lists(st.text("ab", max_size=4) | st.just("c"), max_size=12)

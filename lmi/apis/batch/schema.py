@@ -10,14 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from lmi.apis.base.parameters import MAX_IGNORED, ONE_SEQUENCE_STREAMED
-from lmi.apis.base.readers import (
-    Message,
-    Parsed,
-    adapter,
-    boolean,
-    check_types,
-    read_inputs,
-)
+from lmi.apis.base.readers import Message, Parsed, adapter, boolean, check_types, read_inputs
 from lmi.apis.lmi import schema as lmi
 from lmi.errors import MalformedRequest, Unsupported, shorten
 from lmi.settings.config import ModelConfig

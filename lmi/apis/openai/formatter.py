@@ -24,11 +24,7 @@ from lmi.apis.openai.schema import OpenAIFormat
 from lmi.types import Answer, AnswerEnd, Answers, Delta, Token
 
 LEAST_LOG_PROB = -9999.0  # JSON has no infinity
-REASONS = {
-    AnswerEnd.LENGTH: "length",
-    AnswerEnd.EOS_TOKEN: "stop",
-    AnswerEnd.STOP_SEQUENCE: "stop",
-}
+REASONS = {AnswerEnd.LENGTH: "length", AnswerEnd.EOS_TOKEN: "stop", AnswerEnd.STOP_SEQUENCE: "stop"}
 
 
 class OpenAIFormatter(Formatter[OpenAIFormat]):

@@ -94,12 +94,7 @@ SCHEMAS = {
     ),
     "OpenAIText": _answer("text_completion", USAGE, text=str, logprobs=LOG_PROBS, finish_reason=REASON),
     "OpenAITextChunk": _answer(
-        "text_completion",
-        or_null(USAGE),
-        "usage",
-        text=str,
-        logprobs=LOG_PROBS,
-        finish_reason=or_null(REASON),
+        "text_completion", or_null(USAGE), "usage", text=str, logprobs=LOG_PROBS, finish_reason=or_null(REASON)
     ),
     "OpenAIModel": struct("parent", id=str, object={"const": "model"}, created=int, owned_by=str, parent=str),
     "OpenAIError": struct(error=struct(message=str, type=str, param=str | None, code=str | None)),

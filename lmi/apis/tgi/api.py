@@ -37,15 +37,7 @@ TGI: Api[TgiFormat] = Api(
         _kind,
     ),
 )
-TGI_GENERATE = replace(
-    TGI,
-    name="tgi_generate",
-    paths=("/generate",),
-    read=partial(schema.read, stream=False),
-)
+TGI_GENERATE = replace(TGI, name="tgi_generate", paths=("/generate",), read=partial(schema.read, stream=False))
 TGI_STREAM = replace(
-    TGI,
-    name="tgi_generate_stream",
-    paths=("/generate_stream",),
-    read=partial(schema.read, stream=True),
+    TGI, name="tgi_generate_stream", paths=("/generate_stream",), read=partial(schema.read, stream=True)
 )

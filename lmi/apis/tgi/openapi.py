@@ -20,10 +20,7 @@ from lmi.apis.tgi.schema import PARAMETERS
 from lmi.settings.config import Config
 
 EXAMPLE = {"inputs": "What is the capital of France?", "parameters": {"max_new_tokens": 8, "details": True}}
-FIELDS = {
-    "inputs": {"type": "string", "minLength": 1},
-    "parameters": or_null(asked(taken(PARAMETERS))),
-}
+FIELDS = {"inputs": {"type": "string", "minLength": 1}, "parameters": or_null(asked(taken(PARAMETERS)))}
 
 
 def describe(config: Config) -> ApiDescription:
