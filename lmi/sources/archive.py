@@ -111,7 +111,11 @@ def unpack(
             for member in _counted(tar, subject, max_members):
                 _check(member, subject)
                 check_room(member.size)
-                _extract(tar, member, folder, subject)
+                try:  # the filter refuses links that lead outward and devices, and drops owners and modes
+                    tar.extract(member, folder, filter="data")
+                except tarfile.FilterError as error:
+                    reason = f"the member {member.name} is refused: {cause_line(error)}"
+                    raise SecurityRefused(f"{subject}: {reason}") from error
         stream.finish()
 
 
@@ -168,11 +172,3 @@ def _check(member: tarfile.TarInfo, subject: str) -> None:
     path = PurePosixPath(member.name)
     if path.is_absolute() or ".." in path.parts:
         raise SecurityRefused(f"{subject}: the member {member.name} leaves the archive's folder")
-
-
-def _extract(tar: tarfile.TarFile, member: tarfile.TarInfo, folder: Path, subject: str) -> None:
-    """Write one member. The filter refuses links that lead outward and devices, and drops owners and modes."""
-    try:
-        tar.extract(member, folder, filter="data")
-    except tarfile.FilterError as error:
-        raise SecurityRefused(f"{subject}: the member {member.name} is refused: {cause_line(error)}") from error

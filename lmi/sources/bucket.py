@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,9 +22,8 @@ from s3transfer.exceptions import (  # type: ignore[import-untyped]
 from s3transfer.manager import TransferConfig, TransferManager  # type: ignore[import-untyped]
 
 from lmi.errors import ModelUnusable, cause_line
+from lmi.sources.job import NO_BYTE_S, PASSING_STATUSES, Damaged, MayPass, Progress
 from lmi.sources.place import size_of
-from lmi.sources.progress import Progress
-from lmi.sources.tries import NO_BYTE_S, PASSING_STATUSES, Damaged, MayPass
 
 NUM_THREADS = 10
 PART_BYTES = 64 << 20
@@ -49,6 +49,7 @@ PASSING = (
     RetriesExceededError,
 )
 REFUSED_CREDENTIALS = frozenset({"InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken"})
+MD5 = re.compile("[0-9a-f]{32}")  # of an ETag
 GONE = frozenset({"404", "NoSuchKey", "412", "PreconditionFailed"})
 CREDENTIALS = (
     faults.NoCredentialsError,
@@ -82,9 +83,8 @@ class Bucket:
         with explained(f"s3://{name}"):
             session = boto3.session.Session()
             # The caller tries a listing again. Of the reads of a transfer many run at a time, so each is tried again.
-            region = session.region_name or os.environ.get(
-                "AWS_REGION"
-            )  # which SageMaker sets, and boto3 does not read
+            # SageMaker sets AWS_REGION, which boto3 does not read.
+            region = session.region_name or os.environ.get("AWS_REGION")
             self._lister = session.client("s3", region, config=_config(1))
             self._reader = session.client("s3", region, config=_config(NUM_READ_TRIES))
 
@@ -133,7 +133,10 @@ class Bucket:
         first: Exception | None = None
         ended: SimpleQueue[tuple[Wanted, Any]] = SimpleQueue()
         with TransferManager(self._reader, TRANSFERS) as manager:
-            futures = [self._start(manager, each, _Subscriber(each, progress, ended)) for each in wanted]
+            futures = []
+            for each in wanted:
+                listener = _Subscriber(each, progress, ended)
+                futures.append(manager.download(self.name, each.found.key, str(each.file), subscribers=[listener]))
             for _ in futures:
                 each, future = ended.get()
                 try:
@@ -149,9 +152,6 @@ class Bucket:
         if first is not None:
             raise first
 
-    def _start(self, manager: Any, each: Wanted, subscriber: _Subscriber) -> Any:
-        return manager.download(self.name, each.found.key, str(each.file), subscribers=[subscriber])
-
     def _finish(self, each: Wanted, future: Any) -> None:
         """Raise what went wrong with an object: on its way, or because it is not what the listing says."""
         found, file = each
@@ -160,7 +160,11 @@ class Bucket:
             if (size := size_of(file)) != found.size:
                 file.unlink(missing_ok=True)
                 raise Damaged(found.key, wanted=f"{found.size} bytes", found=size)
-            if _is_md5(found.etag) and (digest := _md5(file)) != found.etag and not self._is_encrypted(found):
+            if not MD5.fullmatch(found.etag):
+                return
+            with open(file, "rb") as opened:
+                digest = hashlib.file_digest(opened, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+            if digest != found.etag and not self._is_encrypted(found):
                 file.unlink()
                 raise Damaged(found.key, wanted=f"MD5 {found.etag}", found=digest)
 
@@ -240,12 +244,3 @@ def _config(num_tries: int) -> Any:
         max_pool_connections=NUM_THREADS,
         user_agent_extra="lmi",
     )
-
-
-def _is_md5(etag: str) -> bool:
-    return len(etag) == 32 and set(etag) <= set("0123456789abcdef")
-
-
-def _md5(file: Path) -> str:
-    with open(file, "rb") as opened:
-        return hashlib.file_digest(opened, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()

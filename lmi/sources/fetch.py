@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
-from pathlib import Path
 
 from lmi.errors import ModelUnusable
 from lmi.shared.fetches import FetchedSource
 from lmi.sources.archive import check_readable
 from lmi.sources.files import check
 from lmi.sources.job import FetchJob
-from lmi.sources.source import HubModel, S3Archive, S3Folder, parse
+from lmi.sources.source import HubModel, parse
 
 
 def fetch(job: FetchJob) -> FetchedSource:
@@ -26,15 +25,11 @@ def fetch(job: FetchJob) -> FetchedSource:
 
         folder, revision = HubFetch(source, job).fetch()
     else:
-        folder, revision = _from_s3(source, job), ""
+        if find_spec("boto3") is None:
+            raise ModelUnusable(f"{source}: S3 needs boto3, which is not installed: pip install boto3")
+        check_readable(str(source))
+        from lmi.sources.s3 import S3Fetch
+
+        folder, revision = S3Fetch(source, job).fetch(), ""
     check(folder, name=wanted.source, allow_pickle=wanted.allow_pickle, is_adapter=wanted.is_adapter)
     return FetchedSource(source=wanted.source, folder=str(folder), revision=revision)
-
-
-def _from_s3(source: S3Folder | S3Archive, job: FetchJob) -> Path:
-    if find_spec("boto3") is None:
-        raise ModelUnusable(f"{source}: S3 needs boto3, which is not installed: pip install boto3")
-    check_readable(str(source))
-    from lmi.sources.s3 import S3Fetch
-
-    return S3Fetch(source, job).fetch()

@@ -28,8 +28,14 @@ def chosen(paths: Iterable[str], *, allow_pickle: bool = False, trust_remote_cod
     folders: defaultdict[str, list[str]] = defaultdict(list)
     for path in paths:
         folders[str(PurePosixPath(path).parent)].append(path)
-    taken = (_of_folder(each, allow_pickle, trust_remote_code) for each in folders.values())
-    return sorted(path for found in taken for path in found if PurePosixPath(path).parts[0] != ORIGINAL)
+    taken: list[str] = []
+    for siblings in folders.values():
+        patterns = [*TAKEN, "*.py"] if trust_remote_code else [*TAKEN]
+        if allow_pickle and not any(_is(path, WEIGHTS) for path in siblings):
+            patterns += [f"*{suffix}" for suffix in PICKLES]
+        never = [*NEVER, "consolidated*"] if any(_is(path, "model*.safetensors") for path in siblings) else NEVER
+        taken += [path for path in siblings if _is(path, *patterns) and not _is(path, *never)]
+    return sorted(path for path in taken if PurePosixPath(path).parts[0] != ORIGINAL)
 
 
 def check_inside(subject: str, paths: Iterable[str]) -> None:
@@ -43,16 +49,6 @@ def only_pickles(names: Iterable[str]) -> list[str]:
     """Return the pickled weights among the names of one folder, sorted, if it has no others."""
     names = list(names)
     return [] if any(_is(name, WEIGHTS) for name in names) else sorted(name for name in names if name.endswith(PICKLES))
-
-
-def _of_folder(paths: list[str], allow_pickle: bool, trust_remote_code: bool) -> list[str]:
-    patterns = list(TAKEN)
-    if allow_pickle and not any(_is(path, WEIGHTS) for path in paths):
-        patterns += tuple(f"*{suffix}" for suffix in PICKLES)
-    if trust_remote_code:
-        patterns.append("*.py")
-    never = [*NEVER, "consolidated*"] if any(_is(path, "model*.safetensors") for path in paths) else NEVER
-    return [path for path in paths if _is(path, *patterns) and not _is(path, *never)]
 
 
 def _is(path: str, *patterns: str) -> bool:

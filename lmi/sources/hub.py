@@ -28,12 +28,7 @@ from huggingface_hub import (
     set_client_factory,
     snapshot_download,
 )
-from huggingface_hub.errors import (
-    CachedRepoTreeNotFoundError,
-    GatedRepoError,
-    HfHubHTTPError,
-    RevisionNotFoundError,
-)
+from huggingface_hub.errors import CachedRepoTreeNotFoundError, GatedRepoError, HfHubHTTPError, RevisionNotFoundError
 from huggingface_hub.utils import (  # type: ignore[attr-defined]
     build_hf_headers,
     disable_progress_bars,
@@ -42,13 +37,11 @@ from huggingface_hub.utils import (  # type: ignore[attr-defined]
 
 from lmi import __version__
 from lmi.errors import ModelUnusable, SourceUnreachable, StartError, cause_line, shorten
-from lmi.sources.download import PART, Download, HubFile
 from lmi.sources.files import ADAPTER_CONFIG, CONFIG, check_inside, check_listing, chosen, fault
-from lmi.sources.hub_cache import COMMIT, HubCache
-from lmi.sources.job import FetchJob
+from lmi.sources.hub_cache import COMMIT, PART, Download, HubCache, HubFile
+from lmi.sources.job import NO_BYTE_S, PASSING_STATUSES, FetchJob, MayPass, attempt
 from lmi.sources.place import Place, size_of
 from lmi.sources.source import HubModel
-from lmi.sources.tries import NO_BYTE_S, PASSING_STATUSES, MayPass, attempt
 
 MAX_WORKERS = 8
 NO_CONNECTION = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.ProxyError)
@@ -175,36 +168,33 @@ class HubFetch:
                 raise
             for file in sorted(missing, key=lambda file: file.path in (CONFIG, ADAPTER_CONFIG)):
                 self._cache.link(file.id, listing.commit, file.path)
-        self._note_listing(listing.commit, names)
+        with suppress(HfHubHTTPError, httpx2.HTTPError, OSError):
+            # The client finds all files in its cache, and notes their names for a start without a network.
+            patterns = [glob.escape(name) for name in names]
+            snapshot_download(self._model.id, revision=listing.commit, allow_patterns=patterns)
 
     def _downloads(self, commit: str, missing: list[HubFile]) -> list[Download]:
         """Return one for each blob that is not there, small ones first."""
         headers = build_hf_headers(library_name="lmi", library_version=__version__)
         by_id = {file.id: file for file in missing if size_of(self._cache.blobs / file.id) != file.size}
-        return [
-            Download(
-                file,
-                hf_hub_url(self._model.id, file.path, revision=commit),
-                headers,
-                self._cache.blobs,
-                self._job.progress,
-                self._failed,
-            )
-            for file in sorted(by_id.values(), key=lambda file: file.size)
-        ]
+        downloads = []
+        for file in sorted(by_id.values(), key=lambda file: file.size):
+            url = hf_hub_url(self._model.id, file.path, revision=commit)
+            downloads.append(Download(file, url, headers, self._cache.blobs, self._job.progress, self._failed))
+        return downloads
 
     def _run(self, downloads: list[Download]) -> None:
         """Bring all. After the first error the others stop, and the error is raised when all have."""
         with ThreadPoolExecutor(MAX_WORKERS, "download") as pool:
             try:
-                for future in as_completed([pool.submit(self._bring_one, each) for each in downloads]):
+                for future in as_completed([pool.submit(self._fetch_file, each) for each in downloads]):
                     future.result()
                     self._job.progress.file_done()
             finally:
                 self._failed.set()
                 pool.shutdown(wait=False, cancel_futures=True)
 
-    def _bring_one(self, download: Download) -> None:
+    def _fetch_file(self, download: Download) -> None:
         attempt(
             self._explained()(download.bring),
             f"{self._model}: {download.file.path}",
@@ -212,11 +202,6 @@ class HubFetch:
             reached=lambda: download.furthest,
             wait=self._failed.wait,
         )
-
-    def _note_listing(self, commit: str, names: list[str]) -> None:
-        """Let the client, which finds all files in its cache, note their names for a start without a network."""
-        with suppress(HfHubHTTPError, httpx2.HTTPError, OSError):
-            snapshot_download(self._model.id, revision=commit, allow_patterns=[glob.escape(name) for name in names])
 
     # What went wrong.
 

@@ -1,13 +1,77 @@
-"""One source to fetch, and how patient its fetch is."""
+"""One source to fetch: how far its fetch is, and how patient.
+
+What may pass is tried again: a network that fails, a server that is busy, bytes that arrived wrong.
+"""
 
 from __future__ import annotations
 
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
-from lmi.shared.fetches import WantedSource
+import msgspec
+
+from lmi.errors import ModelUnusable, SourceUnreachable
+from lmi.shared.fetches import FetchReport, WantedSource
 from lmi.sources.place import SPARE_BYTES
-from lmi.sources.progress import Progress
-from lmi.sources.tries import DELAYS_S
+
+WINDOW_S = 10.0  # over which the rate is measured
+DELAYS_S = (1.0, 2.0, 4.0, 8.0)  # between five tries
+MAX_WAIT_S = 300.0  # that another side may ask for
+NO_BYTE_S = 60.0  # without one byte a try has failed
+PASSING_STATUSES = frozenset({408, 425, 429, *range(500, 600)})
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class Progress:
+    """Counts the bytes and files of a fetch, from any thread."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._state = FetchReport()
+        self._num_bytes = 0
+        self._num_files = 0
+        self._samples: deque[tuple[float, int]] = deque()  # (seconds, bytes)
+
+    def begin(self, source: object, total_bytes: int, total_files: int, stage: str = "download") -> None:
+        """Count from zero: a source begins, a further try, or the next stage."""
+        with self._lock:
+            self._state = FetchReport(stage=stage, source=str(source), total_bytes=total_bytes, total_files=total_files)
+            self._num_bytes = self._num_files = 0
+            self._samples.clear()
+
+    def add(self, num_bytes: int) -> None:
+        """Count bytes. A negative number takes bytes back that must be fetched again."""
+        with self._lock:
+            self._num_bytes += num_bytes
+
+    def file_done(self) -> None:
+        with self._lock:
+            self._num_files += 1
+
+    def report(self) -> FetchReport:
+        with self._lock:
+            num_bytes = max(0, self._num_bytes)
+            total, now = self._state.total_bytes, self._clock()
+            self._samples.append((now, num_bytes))
+            while len(self._samples) > 2 and self._samples[0][0] < now - WINDOW_S:
+                self._samples.popleft()
+            then, before = self._samples[0]
+            return msgspec.structs.replace(
+                self._state,
+                num_bytes=num_bytes,
+                share=min(1.0, num_bytes / total) if total else 0.0,
+                bytes_per_s=max(0.0, (num_bytes - before) / (now - then)) if now > then else 0.0,
+                num_files=self._num_files,
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,3 +80,56 @@ class FetchJob:
     progress: Progress = field(default_factory=Progress)
     delays_s: tuple[float, ...] = DELAYS_S  # between tries
     spare_bytes: int = SPARE_BYTES  # of the disk, which stay free
+
+
+class MayPass(Exception):
+    """A try failed for a reason that may pass: a connection, a name that is not found, a time-out, 429 or 5xx.
+
+    `wait_s` is how long the other side asks to be left alone.
+    """
+
+    def __init__(self, text: str, wait_s: float = 0.0) -> None:
+        super().__init__(text)
+        self.wait_s = min(wait_s, MAX_WAIT_S)
+
+
+class Damaged(Exception):
+    """What arrived is not what was promised: its size, its hash, or the object changed while it was read.
+
+    `what` is given where several things are tried together.
+    """
+
+    def __init__(self, what: str = "", *, wanted: object, found: object) -> None:
+        super().__init__(f"{what}: " * bool(what) + f"wanted {wanted}, found {found}")
+
+
+def attempt(
+    once: Callable[[], T],
+    source: object,
+    delays_s: Sequence[float] = DELAYS_S,
+    *,
+    reached: Callable[[], int] = lambda: 0,
+    wait: Callable[[float], object] = time.sleep,
+) -> T:
+    """Return what `once` returns. It is called again after each delay if it raises MayPass, and once after Damaged.
+
+    `reached` says how far the tries have come. Whenever one comes farther than all before, the delays begin anew.
+    Raises SourceUnreachable with the last cause, or ModelUnusable if it was Damaged twice.
+    """
+    num_damaged, waits, farthest = 0, list(delays_s), reached()
+    while True:
+        try:
+            return once()
+        except MayPass as error:
+            if (now := reached()) > farthest:
+                waits, farthest = list(delays_s), now
+            if not waits:
+                raise SourceUnreachable(f"{source}: {error} ({len(delays_s) + 1} tries)") from error
+            wait_s = max(waits.pop(0), error.wait_s)
+            log.warning("%s: %s; the next try is in %g s", source, error, wait_s)
+            wait(wait_s)
+        except Damaged as error:
+            num_damaged += 1
+            if num_damaged == 2:
+                raise ModelUnusable(f"{source}: {error}, twice") from error
+            log.warning("%s: %s; it is fetched once more", source, error)

@@ -1,22 +1,36 @@
-"""Fetches a prefix or an archive of S3 into `download_dir`."""
+"""Fetches a prefix or an archive of S3 to its place below `download_dir`.
+
+    H/model/…           the files, whole; H is sha256 of endpoint and URL
+    H/manifest.jsonl    one line for each object: key, size, ETag and where it lies
+    H.part/             the same two while it is filled; a line is written when its object is whole and checked
+    H.lock              one process fills at a time
+
+H.part is renamed to H when it is whole, so a process that dies at any moment leaves nothing that counts as whole, and
+the next one keeps every object that has its line.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import logging
+import os
 import shutil
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
+
+import msgspec
 
 from lmi.errors import ModelUnusable
 from lmi.sources.archive import unpack
 from lmi.sources.bucket import Bucket, Found, Wanted
 from lmi.sources.files import check, check_inside, check_listing, chosen, descended, warn_of_properties
-from lmi.sources.job import FetchJob
-from lmi.sources.place import Place
+from lmi.sources.job import FetchJob, attempt
+from lmi.sources.place import Place, size_of
 from lmi.sources.source import S3Archive, S3Folder
-from lmi.sources.store import MODEL, Store, StoredObject
-from lmi.sources.tries import attempt
 
 ARCHIVE = "archive"  # the file in H.part while it is not unpacked
+MODEL = "model"
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +54,7 @@ class S3Fetch:
     def _bring(self) -> None:
         """Compare one listing with what is here, and fetch what is missing."""
         is_archive = isinstance(self._source, S3Archive)
-        objects = [self._archive()] if is_archive else self._objects()
+        objects = self._objects()
         if self._store.is_current(objects, is_unpacked=is_archive):
             log.info("%s: %s is up to date", self._source, self._store.model)
             return
@@ -54,16 +68,12 @@ class S3Fetch:
 
     # Listings.
 
-    def _archive(self) -> StoredObject:
-        assert isinstance(self._source, S3Archive)
-        found = self._bucket.head(self._source.key)
-        if found is None:
-            raise self._nothing(self._source.key, "there is no such object (NoSuchKey)")
-        return _stored(found, ARCHIVE)
-
     def _objects(self) -> list[StoredObject]:
-        """Return the objects that are taken, from one listing."""
-        assert isinstance(self._source, S3Folder)
+        """Return the archive, or the objects that are taken, from one listing."""
+        if isinstance(self._source, S3Archive):
+            if (found := self._bucket.head(self._source.key)) is None:
+                raise self._nothing(self._source.key, "there is no such object (NoSuchKey)")
+            return [StoredObject(*found, ARCHIVE)]
         prefix, wanted = self._source.prefix, self._job.wanted
         by_path = {found.key[len(prefix) :]: found for found in self._bucket.objects(prefix)}
         if not by_path:
@@ -71,18 +81,15 @@ class S3Fetch:
         check_listing(str(self._source), by_path, allow_pickle=wanted.allow_pickle, is_adapter=wanted.is_adapter)
         taken = chosen(by_path, allow_pickle=wanted.allow_pickle, trust_remote_code=wanted.trust_remote_code)
         check_inside(str(self._source), taken)
-        return [_stored(by_path[path], str(PurePosixPath(MODEL, path))) for path in taken]
+        return [StoredObject(*by_path[path], str(PurePosixPath(MODEL, path))) for path in taken]
 
     def _nothing(self, key: str, said: str) -> ModelUnusable:
         similar = self._bucket.similar(key)
         if similar is None:
             return ModelUnusable(f"{self._source}: {said}")
-        is_same = similar.rstrip("/") == key.rstrip("/")
-        why = (
-            f"is {'a folder' if similar.endswith('/') else 'one file'}"
-            if is_same
-            else "differs in upper and lower case"
-        )
+        why = "differs in upper and lower case"
+        if similar.rstrip("/") == key.rstrip("/"):
+            why = "is a folder" if similar.endswith("/") else "is one file"
         return ModelUnusable(f"{self._source}: {said}; s3://{self._source.bucket}/{similar} {why}")
 
     # Bytes.
@@ -119,25 +126,110 @@ class S3Fetch:
         shutil.rmtree(folder)
         folder.mkdir()
         try:
-            unpack(
-                archive,
-                folder,
-                name=str(self._source),
-                count=progress.add,
-                check_room=lambda num_bytes: place.check_room(num_bytes, self._source),
-            )
-            check(
-                descended(folder),
-                name=str(self._source),
-                allow_pickle=wanted.allow_pickle,
-                is_adapter=wanted.is_adapter,
-            )
+            name, check_room = str(self._source), lambda num_bytes: place.check_room(num_bytes, self._source)
+            unpack(archive, folder, name=name, count=progress.add, check_room=check_room)
+            model = descended(folder)
+            check(model, name=name, allow_pickle=wanted.allow_pickle, is_adapter=wanted.is_adapter)
         except BaseException:
             shutil.rmtree(self._store.part, ignore_errors=True)
             raise
         archive.unlink()
-        warn_of_properties(str(self._source), (path.name for path in descended(folder).iterdir()))
+        warn_of_properties(name, (path.name for path in model.iterdir()))
 
 
-def _stored(found: Found, path: str) -> StoredObject:
-    return StoredObject(found.key, found.size, found.etag, path)
+class StoredObject(msgspec.Struct, frozen=True):
+    """An object of S3, as the listing describes it."""
+
+    key: str
+    size: int
+    etag: str
+    path: str  # below H, such as model/config.json
+
+
+class Store:
+    def __init__(self, download_dir: Path, endpoint: str, url: str) -> None:
+        name = hashlib.sha256(f"{endpoint} {url}".encode()).hexdigest()
+        self.whole = download_dir / name
+        self.part = download_dir / f"{name}.part"
+        self.lock = download_dir / f"{name}.lock"
+        self._old = download_dir / f"{name}.old"
+
+    @property
+    def model(self) -> Path:
+        """The folder with the model's files."""
+        return self.whole / MODEL
+
+    def is_current(self, objects: Iterable[StoredObject], *, is_unpacked: bool = False) -> bool:
+        """Return whether H holds exactly these objects. Those of an archive that was unpacked are gone."""
+        listed = {each.key: each for each in objects}
+        if _manifest(self.whole) != listed:
+            return False
+        return self.model.is_dir() if is_unpacked else all(_is_there(self.whole, each) for each in listed.values())
+
+    def missing(self, objects: Iterable[StoredObject]) -> list[StoredObject]:
+        """Prepare H.part with the objects that are known already. Returns those that must be fetched."""
+        objects = list(objects)
+        shutil.rmtree(self._old, ignore_errors=True)
+        kept = {each.path: each for each in _held(self.part, objects)}
+        for path in list(self.part.rglob("*")):
+            if not path.is_dir() and str(path.relative_to(self.part)) not in kept:
+                path.unlink()  # part of a file, or an object that changed
+        for each in _held(self.whole, objects):
+            if each.path not in kept and _link(self.whole, self.part, each):
+                kept[each.path] = each
+        (self.part / MODEL).mkdir(parents=True, exist_ok=True)
+        new = self.part / "manifest.new"
+        new.write_bytes(b"".join(map(_line, kept.values())))
+        new.rename(_manifest_of(self.part))
+        return [each for each in objects if each.path not in kept]
+
+    def record(self, fetched: StoredObject) -> None:
+        """Note that an object is whole in H.part."""
+        with open(_manifest_of(self.part), "ab") as file:
+            file.write(_line(fetched))
+
+    def finish(self) -> None:
+        """Let H.part become H."""
+        with suppress(FileNotFoundError):
+            self.whole.rename(self._old)
+        self.part.rename(self.whole)
+        shutil.rmtree(self._old, ignore_errors=True)
+
+
+def _manifest_of(folder: Path) -> Path:
+    return folder / "manifest.jsonl"
+
+
+def _line(each: StoredObject) -> bytes:
+    return msgspec.json.encode(each) + b"\n"
+
+
+def _manifest(folder: Path) -> dict[str, StoredObject]:
+    """Return the noted objects by key. A line that a killed process did not end is left out."""
+    found = {}
+    with suppress(FileNotFoundError, NotADirectoryError):
+        for line in _manifest_of(folder).read_bytes().splitlines():
+            with suppress(msgspec.MsgspecError):
+                each = msgspec.json.decode(line, type=StoredObject)
+                found[each.key] = each
+    return found
+
+
+def _held(folder: Path, objects: Iterable[StoredObject]) -> list[StoredObject]:
+    """Return the objects that the folder has, noted and with their size."""
+    noted = _manifest(folder)
+    return [each for each in objects if noted.get(each.key) == each and _is_there(folder, each)]
+
+
+def _is_there(folder: Path, each: StoredObject) -> bool:
+    return size_of(folder / each.path) == each.size
+
+
+def _link(source: Path, target: Path, each: StoredObject) -> bool:
+    """Give a file of the earlier version a place in the new one. Returns False if the file system has no links."""
+    path = target / each.path
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        os.link(source / each.path, path)
+        return True
+    return False

@@ -42,10 +42,8 @@ from lmi.shared.fetches import (
 )
 from lmi.shared.sink import guard_streams, stream
 from lmi.sources.fetch import fetch
-from lmi.sources.job import FetchJob
+from lmi.sources.job import DELAYS_S, FetchJob, Progress
 from lmi.sources.place import SPARE_BYTES
-from lmi.sources.progress import Progress
-from lmi.sources.tries import DELAYS_S
 
 REPORT_S = 0.5  # between two files with the progress
 LOG_S = 10.0  # between two lines of the log
@@ -156,22 +154,18 @@ def main() -> None:
     linux.set_title("lmi-fetch")
     lmi.shared.log.setup("fetch", given.log_level, given.log_format, linux.log_fd())
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # without it the client asks the hub for one more list
-    _let_libraries_log()
+    # The log of the hub's client goes where ours goes. Its other libraries write one line for each request.
+    hub = logging.getLogger("huggingface_hub")
+    hub.handlers.clear()
+    hub.propagate = True
+    for name in ("httpx2", "httpx", "botocore", "boto3", "s3transfer", "urllib3", "filelock"):
+        logging.getLogger(name).setLevel(logging.WARNING)
     request = msgspec.json.decode(given.request.read_bytes(), type=FetchRequest)
     has_bar = os.isatty(lmi.shared.log.fd()) and given.log_format != "json" and not given.no_bar
     progress = Progress()
     jobs = [FetchJob(wanted, progress, tuple(given.delays), given.spare_bytes) for wanted in request.sources]
     reporter = Reporter(progress, given.folder / PROGRESS, has_bar=has_bar, log_s=given.log_s)
     linux.end_at_once(run(jobs, given.folder, reporter, says_failure=not has_bar))
-
-
-def _let_libraries_log() -> None:
-    """Send the log of the hub's client where ours goes. Its other libraries write one line for each request."""
-    hub = logging.getLogger("huggingface_hub")
-    hub.handlers.clear()
-    hub.propagate = True
-    for name in ("httpx2", "httpx", "botocore", "boto3", "s3transfer", "urllib3", "filelock"):
-        logging.getLogger(name).setLevel(logging.WARNING)
 
 
 if __name__ == "__main__":

@@ -20,14 +20,13 @@ from lmi.settings.model_choice import Fetched
 from lmi.settings.values import Resolved
 from lmi.shared.fetches import (
     FAILURE,
-    PROGRESS,
     REQUEST,
     RESULT,
     FetchFailure,
-    FetchReport,
     FetchRequest,
     FetchResult,
     read,
+    reported,
     write,
 )
 from lmi.shared.linux import SUPERVISOR_PID
@@ -54,7 +53,7 @@ class Stage:
 
     def show_in(self, record: SupervisorRecord) -> None:
         """Write how far the stage is to where `/ping` reads it."""
-        report = read(self.folder / PROGRESS, FetchReport)
+        report = reported(self.folder)
         record.stage = self.name
         record.progress = 0.0 if report is None else report.share
 

@@ -7,9 +7,8 @@ from threading import Event
 
 import pytest
 
-from lmi.sources.download import Download, HubFile, Stopped
-from lmi.sources.progress import Progress
-from lmi.sources.tries import Damaged
+from lmi.sources.hub_cache import Download, HubFile, Stopped
+from lmi.sources.job import Damaged, Progress
 from tests.sources.faulty_server import Answer
 from tests.sources.hub_server import HubServer
 

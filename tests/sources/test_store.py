@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from lmi.sources.store import Store, StoredObject
+from lmi.sources.s3 import Store, StoredObject
 
 A = StoredObject("p/a", 1, "e1", "model/a")
 B = StoredObject("p/b", 2, "e2", "model/sub/b")

@@ -4,8 +4,7 @@ import pytest
 
 from lmi.errors import ModelUnusable, SourceUnreachable
 from lmi.shared.fetches import readable
-from lmi.sources.progress import Progress
-from lmi.sources.tries import Damaged, MayPass, attempt
+from lmi.sources.job import Damaged, MayPass, Progress, attempt
 
 QUICK = (0.0, 0.0)
 
