@@ -11,40 +11,11 @@ import os
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-import msgspec
-
-from lmi.settings.engine_config import EngineConfig
-from lmi.settings.kinds import (
-    BOOLEAN,
-    FORMATTER,
-    FORMATTER_WORDS,
-    FUNCTION,
-    MODELS,
-    NAME,
-    NAMES,
-    REASONING_FORM,
-    SERVED_NAMES,
-    STREAMING,
-    TEXT,
-    TOOL_CALL_FORM,
-    choice,
-    integer,
-)
+from lmi.settings import kinds
+from lmi.settings.engine_config import EngineConfig as EngineConfig
+from lmi.settings.kinds import choice, integer
 from lmi.settings.option import ROW, SCRIPTS, TEMPLATES, Option, option
-from lmi.settings.server_config import ServerConfig
-
-__all__ = (
-    "Config",
-    "EngineConfig",
-    "ModelConfig",
-    "RequirementsConfig",
-    "SamplingDefaults",
-    "SamplingValues",
-    "ServerConfig",
-    "UserCodeConfig",
-    "dump",
-    "load",
-)
+from lmi.settings.server_config import ServerConfig as ServerConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +54,7 @@ class ModelConfig:
     )
     model_id: ClassVar = Option(
         None,
-        TEXT,
+        kinds.TEXT,
         "folder of the model, or demo; nothing: the folder of serving.properties itself",
         key="option.model_id",
         aliases=("option.model",),
@@ -92,7 +63,7 @@ class ModelConfig:
     )
     revision: str | None = option(
         None,
-        TEXT,
+        kinds.TEXT,
         "branch, tag or commit of a model from a hub; nothing: main",
         key="option.revision",
         env=("HF_REVISION",),
@@ -100,50 +71,57 @@ class ModelConfig:
     )
     name: str = field(
         metadata={
-            ROW: Option("", NAME, "name in URLs and answers; nothing: the folder's name", key="option.model_name")
+            ROW: Option("", kinds.NAME, "name in URLs and answers; nothing: the folder's name", key="option.model_name")
         }
     )
-    aliases: tuple[str, ...] = option((), NAMES, "further names of the model in URLs", key="option.model_alias")
+    aliases: tuple[str, ...] = option((), kinds.NAMES, "further names of the model in URLs", key="option.model_alias")
     served_model_name: ClassVar = Option(
         None,
-        SERVED_NAMES,
+        kinds.SERVED_NAMES,
         "the model's name, then further ones; nothing: option.model_name",
         key="option.served_model_name",
     )
     load_models: ClassVar = Option(
-        None, MODELS, "the folder to serve and the model's name, as NAME=PATH", more_flags=("-m", "--models")
+        None,
+        kinds.MODELS,
+        "the folder to serve and the model's name, as NAME=PATH",
+        more_flags=("-m", "--models"),
     )
     output_formatter: str | None = option(
         None,
-        FORMATTER,
+        kinds.FORMATTER,
         "form of answers, or a function for it",
         key="option.output_formatter",
         refused_by=SCRIPTS,
-        harmless=FORMATTER_WORDS.__contains__,
+        harmless=kinds.FORMATTER_WORDS.__contains__,
     )
     input_formatter: ClassVar = Option(
-        None, FUNCTION, "function of model.py that reads requests", key="option.input_formatter", refused_by=SCRIPTS
+        None,
+        kinds.FUNCTION,
+        "function of model.py that reads requests",
+        key="option.input_formatter",
+        refused_by=SCRIPTS,
     )
-    tgi_compat: bool = option(False, BOOLEAN, "answers in the shape of TGI", key="option.tgi_compat")
+    tgi_compat: bool = option(False, kinds.BOOLEAN, "answers in the shape of TGI", key="option.tgi_compat")
     enable_streaming: bool = option(
         False,
-        STREAMING,
+        kinds.STREAMING,
         "answers of option.rolling_batch=disable as they come, as jsonlines",
         key="option.enable_streaming",
     )
     chat_template: str | None = option(
         None,
-        TEXT,
+        kinds.TEXT,
         "chat template: a file, or the text itself",
         key="option.chat_template",
         is_path=True,
         refused_by=TEMPLATES,
     )
     tool_call_parser: str | None = option(
-        None, TOOL_CALL_FORM, "form of a model's tool calls: hermes, json", key="option.tool_call_parser"
+        None, kinds.TOOL_CALL_FORM, "form of a model's tool calls: hermes, json", key="option.tool_call_parser"
     )
     reasoning_parser: str | None = option(
-        None, REASONING_FORM, "marks around a model's thoughts: think", key="option.reasoning_parser"
+        None, kinds.REASONING_FORM, "marks around a model's thoughts: think", key="option.reasoning_parser"
     )
     prefix_cache_scope: str = option(
         "server",
@@ -203,11 +181,3 @@ class Config:
     def num_formatters(self) -> int:
         """The number of processes that run the formatters of user code."""
         return 0 if self.user_code is None or self.is_user_code else 1
-
-
-def dump(config: Config) -> bytes:
-    return msgspec.json.encode(config)
-
-
-def load(data: bytes) -> Config:
-    return msgspec.json.decode(data, type=Config)

@@ -84,7 +84,9 @@ def read_meanings(values: Values, engine: ChosenEngine) -> Values:
     for key, target in engine.handler.means.items():
         if key in values and find(target) is not None:
             if key in engine.handler.wins and target in values:
-                values = _overruled(values, key, target)
+                if values.given(key) != values.given(target):
+                    values.warn(f"{values.how_given(target).place}: {values.how_given(key).place} counts")
+                values = replace(values, picked={each: one for each, one in values.picked.items() if each != target})
             values = values.rename(key, target)
         elif key in values:
             values = values.annotate(key, f"sets {target}")
@@ -93,22 +95,23 @@ def read_meanings(values: Values, engine: ChosenEngine) -> Values:
     return values
 
 
-def _overruled(values: Values, key: str, target: str) -> Values:
-    """Drop an option of the table for one that counts instead."""
-    if values.given(key) != values.given(target):
-        values.warn(f"{values.how_given(target).place}: {values.how_given(key).place} counts")
-    return replace(values, picked={each: picked for each, picked in values.picked.items() if each != target})
-
-
 def choose_defaults(values: Values, engine: ChosenEngine) -> Values:
-    """Apply the engine's defaults of options. In dynamic batching `batch_size` bounds the running sequences."""
+    """Apply the engine's defaults of options. Note each option of dynamic batching that has no effect.
+
+    In dynamic batching `batch_size` bounds the running sequences.
+    """
     if engine.handler is USER_CODE:
         return values
     for key, value in engine.handler.defaults.items():
         values = values.choose(key, value, f"default of {engine.name}")
     if engine.has_dynamic_batch and "batch_size" in values:
         values = values.choose(BATCH, values.given("batch_size"), "batch_size")
-    _note_dynamic_batch(values, engine)
+    alone = "has an effect with option.rolling_batch=disable alone"
+    reasons = {} if engine.has_dynamic_batch else {"batch_size": alone, "option.enable_streaming": alone}
+    reasons["max_batch_delay"] = "unneeded, a request joins the running batch at once"
+    for key, reason in reasons.items():
+        if key in values:
+            values.note(f"{values.how_given(key).place}: {reason}")
     return values
 
 
@@ -217,27 +220,24 @@ def _asynchronous(values: Values) -> str:
     return "option.async_mode=true" if values.given("option.async_mode") else ""
 
 
-def _note_dynamic_batch(values: Values, engine: ChosenEngine) -> None:
-    """Note each option of dynamic batching that has no effect."""
-    alone = "has an effect with option.rolling_batch=disable alone"
-    reasons = {} if engine.has_dynamic_batch else {"batch_size": alone, "option.enable_streaming": alone}
-    reasons["max_batch_delay"] = "unneeded, a request joins the running batch at once"
-    for key, reason in reasons.items():
-        if key in values:
-            values.note(f"{values.how_given(key).place}: {reason}")
-
-
 def other_options(values: Values, engine: ChosenEngine) -> dict[str, str]:
-    """Return the options for the engine, by name without `option.`. Reports every key that the engine does not use."""
+    """Return the options for the engine, by name without `option.`. Reports every key that the engine does not use.
+
+    They are options without a row, those of the table that engines read themselves, and each length of auto that this
+    engine knows.
+    """
     known = engine.handler.option_keys()
-    options = _rows_for_engine(values, known or frozenset())
+    options = {}
     for key, picked in values.picked.items():
-        if find(key) is not None:
-            continue
-        _report(picked.given, values, engine, known)
-        is_used = known is None or key in known
-        if key.startswith("option.") and is_used and key not in WITHOUT_EFFECT:
-            options[key.removeprefix("option.")] = picked.value
+        row, name = find(key), key.removeprefix("option.")
+        if row is None:
+            _report(picked.given, values, engine, known)
+            if key.startswith("option.") and (known is None or key in known) and key not in WITHOUT_EFFECT:
+                options[name] = picked.value
+        elif row.is_for_engine:
+            options[name] = picked.given.text
+        elif row.kind is LENGTH and picked.value is None and key in (known or ()):
+            options[name] = "auto"
     return options
 
 
@@ -251,18 +251,6 @@ def warn_of_some_engines(values: Values, engine: ChosenEngine) -> None:
             values.warn(f"{values.how_given(key).place}: {said}")
 
 
-def _rows_for_engine(values: Values, known: frozenset[str]) -> dict[str, str]:
-    """Return the options of the table that engines read themselves, and each length of auto that this engine knows."""
-    options = {}
-    for key, picked in values.picked.items():
-        row = find(key)
-        if row is not None and row.is_for_engine:
-            options[key.removeprefix("option.")] = picked.given.text
-        elif row is not None and row.kind is LENGTH and picked.value is None and key in known:
-            options[key.removeprefix("option.")] = "auto"
-    return options
-
-
 def _report(given: Given, values: Values, engine: ChosenEngine, known: frozenset[str] | None) -> None:
     """Report a key without a row, unless the engine uses it. User code gets every option, so none is unknown."""
     is_option = given.key.startswith("option.")
@@ -274,25 +262,16 @@ def _report(given: Given, values: Values, engine: ChosenEngine, known: frozenset
     elif given.key in (known or ()):
         return
     elif given.key in ENGINE_KEYS or given.key in engine.handler.unused:
-        _report_of_other_engine(given, values, engine, known)
+        if given.key in engine.handler.unused or known is not None:
+            instead = engine.handler.unused.get(given.key) or ENGINE_KEYS.get(given.key, "")
+            values.warn(f"{given.place}: {engine.name} does not use it{instead and f', {instead}'}")
     elif is_option and values.final("option.strict"):
         hint = f"; {meaning}" if (meaning := elsewhere(given.key)) else closest(given.key, known or ())
         values.problems.faults.append(f"{given.place}: unknown option, and option.strict is true{hint}")
-    else:
-        _warn_of_unknown(given, values, known)
-
-
-def _report_of_other_engine(given: Given, values: Values, engine: ChosenEngine, known: frozenset[str] | None) -> None:
-    if given.key in engine.handler.unused or known is not None:
-        instead = engine.handler.unused.get(given.key) or ENGINE_KEYS.get(given.key, "")
-        values.warn(f"{given.place}: {engine.name} does not use it{instead and f', {instead}'}")
-
-
-def _warn_of_unknown(given: Given, values: Values, known: frozenset[str] | None) -> None:
-    if meaning := elsewhere(given.key):
+    elif meaning := elsewhere(given.key):
         values.warn(f"{given.place}: {meaning}")
-        return
-    unknown = f"{given.place}: unknown option{closest(given.key, known or ())}"
-    values.warn(unknown)
-    if closest(given.key):  # another key may belong to an engine whose name is a fault
-        values.problems.unknown.append(unknown)
+    else:
+        unknown = f"{given.place}: unknown option{closest(given.key, known or ())}"
+        values.warn(unknown)
+        if closest(given.key):  # another key may belong to an engine whose name is a fault
+            values.problems.unknown.append(unknown)

@@ -5,26 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from lmi.settings.kinds import (
-    BOOLEAN,
-    DEGREE,
-    DEVICES,
-    DTYPE,
-    ENGINE,
-    ENTRY_POINT,
-    FUNCTION,
-    LENGTH,
-    MILLISECONDS,
-    OUTPUTS,
-    PYTHON_FILE,
-    SECONDS,
-    TEXT,
-    VARIABLES,
-    choice,
-    integer,
-    is_built_in,
-    matching,
-)
+from lmi.settings import kinds
+from lmi.settings.kinds import choice, integer, matching
 from lmi.settings.option import PICKLES, REMOTE_CODE, ROW, SCRIPTS, Option, option
 
 
@@ -41,7 +23,7 @@ class EngineConfig:
 
     trust_remote_code: bool = option(
         False,
-        BOOLEAN,
+        kinds.BOOLEAN,
         "run Python code that comes with the model (vllm, trtllm)",
         key="option.trust_remote_code",
         env=("HF_MODEL_TRUST_REMOTE_CODE", "HF_TRUST_REMOTE_CODE"),
@@ -50,25 +32,25 @@ class EngineConfig:
     )
     install_requirements: ClassVar = Option(
         True,
-        BOOLEAN,
+        kinds.BOOLEAN,
         "install the model's requirements.txt for its own code; nothing: true",
         key="option.install_requirements",
         env=("STANDARD_AUTO_INSTALL_REQ",),
     )
     allow_pickle: bool = option(
-        False, BOOLEAN, "load pickled weights, which can run code", key="option.allow_pickle", refused_by=PICKLES
+        False, kinds.BOOLEAN, "load pickled weights, which can run code", key="option.allow_pickle", refused_by=PICKLES
     )
     handler: str = option(
-        "auto", TEXT, "engine: auto, lmi-dist, vllm, trtllm, scheduler, disable", key="option.rolling_batch"
+        "auto", kinds.TEXT, "engine: auto, lmi-dist, vllm, trtllm, scheduler, disable", key="option.rolling_batch"
     )
     async_mode: ClassVar = Option(
         None,
-        BOOLEAN,
+        kinds.BOOLEAN,
         "with option.rolling_batch=disable: the engine of auto, in-flight batching, the LMI schema",
         key="option.async_mode",
         has_flag=False,
     )
-    dtype: str = option("auto", DTYPE, "type of the weights: auto, fp32, bf16, fp16", key="option.dtype")
+    dtype: str = option("auto", kinds.DTYPE, "type of the weights: auto, fp32, bf16, fp16", key="option.dtype")
     quantize: str | None = option(
         None,
         matching("the name of a method, such as int8", r"[A-Za-z0-9_-]{1,64}"),
@@ -105,7 +87,7 @@ class EngineConfig:
     max_batch_delay: ClassVar = Option(None, integer(0), "milliseconds to wait for a batch; accepted, nothing waits")
     max_step_ms: float | None = option(
         None,
-        MILLISECONDS,
+        kinds.MILLISECONDS,
         "longest step of the embedded engine that takes prompt tokens beside answers; nothing: it measures and chooses",
         key="option.max_step_ms",
         otherwise="option.max_rolling_batch_prefill_tokens bounds a step",
@@ -115,7 +97,7 @@ class EngineConfig:
     )
     max_sequence_length: int | None = option(
         None,
-        LENGTH,
+        kinds.LENGTH,
         "longest prompt and answer together, as in 4096 or 32k; auto: as long as the engine can",
         key="option.max_model_len",
         env=("MAX_TOTAL_TOKENS",),
@@ -134,20 +116,20 @@ class EngineConfig:
     )
     additional_outputs: tuple[str, ...] = option(
         (),
-        OUTPUTS,
+        kinds.OUTPUTS,
         "tensors of the model that requests may ask for, NAME or NAME:context, which has the prompt's rows too",
         key="option.additional_outputs",
     )
     logits_post_processors: str | None = option(
         None,
-        PYTHON_FILE,
+        kinds.PYTHON_FILE,
         "Python file with functions that change logits; it runs in the engine's own process",
         key="option.logits_post_processors",
         refused_by=SCRIPTS,
     )
     enable_prefix_caching: bool | None = option(
         None,
-        BOOLEAN,
+        kinds.BOOLEAN,
         "prompts that begin alike share cached keys and values; nothing: the engine chooses, as a rule true",
         key="option.enable_prefix_caching",
     )
@@ -160,7 +142,7 @@ class EngineConfig:
     )
     tensor_parallel_degree: int = option(
         1,
-        DEGREE,
+        kinds.DEGREE,
         "GPUs that share each layer, or groups of cores on a CPU (vllm); max: all GPUs",
         key="option.tensor_parallel_degree",
         aliases=("option.tensor_parallel_size",),
@@ -179,7 +161,7 @@ class EngineConfig:
         metadata={
             ROW: Option(
                 {},
-                VARIABLES,
+                kinds.VARIABLES,
                 "environment of engines and of the model's own code, as A=1,B=2",
                 key="option.env",
                 is_safe=False,  # PYTHONPATH and LD_PRELOAD run code
@@ -189,7 +171,7 @@ class EngineConfig:
     num_threads: int | None = option(None, integer(1, 1024), "threads of an engine on a CPU", key="option.num_threads")
     bind_cores: bool = option(
         True,
-        BOOLEAN,
+        kinds.BOOLEAN,
         "keep an engine on a CPU to its cores and front ends to the rest, where both have enough",
         key="option.bind_cores",
     )
@@ -199,20 +181,20 @@ class EngineConfig:
     max_workers: ClassVar = Option(
         None, integer(1, 1024), "most replicas", key="maxWorkers", platform=("SAGEMAKER_NUM_MODEL_WORKERS",)
     )
-    load_on_devices: ClassVar = Option(None, DEVICES, "GPUs to use, as in 0;1")
+    load_on_devices: ClassVar = Option(None, kinds.DEVICES, "GPUs to use, as in 0;1")
     step_timeout_s: float = option(
         60.0,
-        SECONDS,
+        kinds.SECONDS,
         "seconds without a step while work waits: the engine hangs",
         key="step_timeout",
         aliases=("option.step_timeout",),
     )
     first_step_timeout_s: float = option(
-        300.0, SECONDS, "the same for an engine's first step", key="first_step_timeout"
+        300.0, kinds.SECONDS, "the same for an engine's first step", key="first_step_timeout"
     )
     model_loading_timeout_s: float = option(
         1200.0,
-        SECONDS,
+        kinds.SECONDS,
         "seconds for loading the model",
         key="model_loading_timeout",
         aliases=("option.model_loading_timeout",),
@@ -226,27 +208,29 @@ class EngineConfig:
         aliases=("option.retry_threshold",),
         env=("PROCESS_MAX_START_RETRIES",),
     )
-    retry_window_s: float = option(600.0, SECONDS, "seconds in which those deaths are counted", key="retry_window")
-    strict: bool = option(False, BOOLEAN, "an unknown option.* stops the start", key="option.strict")
-    engine: ClassVar = Option(None, ENGINE, "accepted, means nothing", has_flag=False)
+    retry_window_s: float = option(
+        600.0, kinds.SECONDS, "seconds in which those deaths are counted", key="retry_window"
+    )
+    strict: bool = option(False, kinds.BOOLEAN, "an unknown option.* stops the start", key="option.strict")
+    engine: ClassVar = Option(None, kinds.ENGINE, "accepted, means nothing", has_flag=False)
     entry_point: ClassVar = Option(
         None,
-        ENTRY_POINT,
+        kinds.ENTRY_POINT,
         "Python file whose function handle is the model; djl_python.… means nothing",
         key="option.entryPoint",
         env=("DJL_ENTRY_POINT",),
         is_path=True,
         refused_by=SCRIPTS,
-        harmless=is_built_in,
+        harmless=kinds.is_built_in,
     )
     task: ClassVar = Option(
         None,
-        TEXT,
+        kinds.TEXT,
         "what the model is for; anything but generating text is refused",
         key="option.task",
         env=("HF_TASK",),
         has_flag=False,
     )
     handler_function: ClassVar = Option(
-        None, FUNCTION, "the function of entryPoint, instead of handle", key="option.handler", refused_by=SCRIPTS
+        None, kinds.FUNCTION, "the function of entryPoint, instead of handle", key="option.handler", refused_by=SCRIPTS
     )

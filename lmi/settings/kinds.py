@@ -68,7 +68,7 @@ def integer(low: int, high: int = LARGEST) -> Kind:
 
 def choice(*words: str, **long_names: str) -> Kind:
     """Return the kind of one of `words`, in any case. `long_names` maps further names to the words."""
-    known = {word: word for word in words} | long_names
+    known = {word.lower(): word for word in words} | long_names
 
     def parse(text: str) -> str:
         if text.lower() not in known:
@@ -106,10 +106,6 @@ def _boolean(text: str) -> bool:
     return WORDS[text.lower()]
 
 
-def _streaming(text: str) -> bool:
-    return text.lower() == "huggingface" or _boolean(text)  # the reference's own streamer, or transformers'
-
-
 def _seconds(text: str) -> float:
     value = float(text)
     if not (0 < value and math.isfinite(value)):
@@ -119,10 +115,6 @@ def _seconds(text: str) -> float:
     return value
 
 
-def _seconds_or_none(text: str) -> float | None:
-    return None if text.lower() in ("none", "0", "-1") else _seconds(text)
-
-
 def _size(text: str) -> int:
     match = re.fullmatch(r"([0-9]{1,100})\s*([kmg]?)(?:i?b)?", text.lower())
     if match is None or not int(match[1]):
@@ -130,10 +122,6 @@ def _size(text: str) -> int:
     if (size := int(match[1]) * SIZE_UNITS[match[2]]) >= 2**50:
         raise TooLarge("less than 2**50 bytes")
     return size
-
-
-def _megabytes(text: str) -> int:
-    return int(integer(0, 1 << 20).parse(text)) * SIZE_UNITS["m"] or SIZE_UNITS["g"]
 
 
 def _gateway_port(text: str) -> int | None:
@@ -159,10 +147,6 @@ def _length(text: str) -> int | None:
     return length
 
 
-def _degree(text: str) -> int | str:
-    return "max" if text.lower() == "max" else int(integer(1, 1024).parse(text))
-
-
 def _devices(text: str) -> tuple[str, ...] | None:
     if text.strip() == "*":
         return None
@@ -172,20 +156,12 @@ def _devices(text: str) -> tuple[str, ...] | None:
     return names
 
 
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(NAME.parse(name.strip()) for name in re.split("[;,]", text))
-
-
 def _outputs(text: str) -> tuple[str, ...]:
     """Parse the names of tensors. Each is given once, with `:context` at its end or without."""
     outputs = tuple(OUTPUT.parse(output.strip()) for output in re.split("[;,]", text))
     if len({output.partition(":")[0] for output in outputs}) < len(outputs):
         raise ValueError
     return outputs
-
-
-def _served_names(text: str) -> tuple[str, ...]:
-    return tuple(SERVED_NAME.parse(name) for name in re.split(r"[;,\s]+", text.strip("[]").replace('"', "")) if name)
 
 
 def _models(text: str) -> tuple[NamedModel, ...]:
@@ -242,16 +218,28 @@ GATEWAY = Kind(f"a port 1..65535, true (port {GATEWAY_PORT}) or false", _gateway
 BOOLEAN = Kind("true or false", _boolean)
 SECONDS = Kind("seconds, more than 0", _seconds)
 MILLISECONDS = Kind("milliseconds, more than 0", _seconds)
-SECONDS_OR_NONE = Kind("seconds, more than 0, or none", _seconds_or_none, unset="none")
+SECONDS_OR_NONE = Kind(
+    "seconds, more than 0, or none",
+    lambda text: None if text.lower() in ("none", "0", "-1") else _seconds(text),
+    unset="none",
+)
 SIZE = Kind("bytes, more than 0, as in 67108864, 64k, 64m or 1g", _size)
-MEGABYTES = Kind("a whole number of megabytes; 0: 1 GiB", _megabytes)
+MEGABYTES = Kind(
+    "a whole number of megabytes; 0: 1 GiB",
+    lambda text: integer(0, 1 << 20).parse(text) * SIZE_UNITS["m"] or SIZE_UNITS["g"],
+)
 TEXTS = Kind("texts with , between", _texts)
 LENGTH = Kind("a whole number of at least 1, as in 4096, 32k (32000) or 32K (32768), or auto", _length)
-DEGREE = Kind("a whole number 1..1024, or max", _degree)
+DEGREE = Kind(
+    "a whole number 1..1024, or max",
+    lambda text: "max" if text.lower() == "max" else integer(1, 1024).parse(text),
+)
 PORT_RANGE = Kind("FIRST-LAST, two ports", _port_range)
 DEVICES = Kind("* or GPU numbers with ; between", _devices, unset="*")
 ABSOLUTE_PATH = matching("an absolute path", r"/[^\0]*")
-STREAMING = Kind("true, false", _streaming)
+STREAMING = Kind(  # the reference's own streamer, or transformers'
+    "true, false", lambda text: text.lower() == "huggingface" or _boolean(text)
+)
 ADDRESS = Kind("http://HOST:PORT", _address)
 NAME = matching("1 to 128 letters, digits or ._:@-, a letter or digit first", r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,127}")
 SERVED_NAME = matching(
@@ -262,8 +250,14 @@ OUTPUTS = Kind(
     "names with ; between, each once and perhaps with :context, as in logits;hidden_states:context", _outputs
 )
 PYTHON_FILE = matching("a Python file in the model's folder", r"[^/\0]+\.py")
-NAMES = Kind(f"names with ; between, each {NAME.allowed}", _names)
-SERVED_NAMES = Kind(f"names with , or blanks between, each {SERVED_NAME.allowed}", _served_names)
+NAMES = Kind(
+    f"names with ; between, each {NAME.allowed}",
+    lambda text: tuple(NAME.parse(name.strip()) for name in re.split("[;,]", text)),
+)
+SERVED_NAMES = Kind(
+    f"names with , or blanks between, each {SERVED_NAME.allowed}",
+    lambda text: tuple(map(SERVED_NAME.parse, re.findall(r"[^;,\s]+", text.strip("[]").replace('"', "")))),
+)
 VARIABLES = Kind("NAME=VALUE, several with , between", _variables)
 MODELS = Kind("NAME=PATH, NAME:VERSION:ENGINE:DEVICE=PATH, a path, ALL or NONE", _models)
 FUNCTION = matching("the name of a function in the model's own model.py", r"[A-Za-z_][A-Za-z0-9_]{0,127}")
@@ -280,65 +274,29 @@ def is_built_in(entry: str) -> bool:
 
 ENGINE = Kind(
     "Python or MPI; what runs the model is option.rolling_batch (auto, vllm, trtllm, lmi-dist)",
-    choice("Python", "MPI", python="Python", mpi="MPI").parse,
+    choice("Python", "MPI").parse,
 )
-BATCH_STRATEGY = choice(
-    "SINGLE_RECORD",
-    "MULTI_RECORD",
-    single_record="SINGLE_RECORD",
-    singlerecord="SINGLE_RECORD",
-    multi_record="MULTI_RECORD",
-    multirecord="MULTI_RECORD",
-)
+BATCH_STRATEGY = choice("SINGLE_RECORD", "MULTI_RECORD", singlerecord="SINGLE_RECORD", multirecord="MULTI_RECORD")
 LOG_LEVEL = choice(
-    "DEBUG",
-    "INFO",
-    "WARNING",
-    "ERROR",
-    debug="DEBUG",
-    info="INFO",
-    warning="WARNING",
-    error="ERROR",
-    warn="WARNING",
-    critical="ERROR",
+    *("DEBUG", "INFO", "WARNING", "ERROR"),
     **{"0": "DEBUG", "10": "DEBUG", "20": "INFO", "30": "WARNING", "40": "ERROR", "50": "ERROR"},
+    **{"warn": "WARNING", "critical": "ERROR"},
 )
 FORM_NAME = matching("a name", r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 FORMATTER_WORDS = ("json", "jsonlines", "sse")
-
-
-def _formatter(text: str) -> str:
-    return text.lower() if text.lower() in FORMATTER_WORDS else str(FUNCTION.parse(text))
-
-
-FORMATTER = Kind("json, jsonlines, sse, or a function in the model's own model.py", _formatter)
+FORMATTER = Kind(
+    "json, jsonlines, sse, or a function in the model's own model.py",
+    lambda text: text.lower() if text.lower() in FORMATTER_WORDS else FUNCTION.parse(text),
+)
 # The further names are vLLM's names of the forms. Source: the parsers of vLLM 0.32.
 TOOL_CALL_FORMS, REASONING_FORMS = ("hermes", "json", "text"), ("think",)
 TOOL_CALL_FORM = form(
     *TOOL_CALL_FORMS,
-    qwen="hermes",
-    qwen25="hermes",
-    qwen2_5="hermes",
-    qwen3="hermes",
-    qwen3_json="hermes",
-    granite4="hermes",
-    llama3="json",
-    llama3_json="json",
-    llama4_json="json",
+    **dict.fromkeys(("qwen", "qwen25", "qwen2_5", "qwen3", "qwen3_json", "granite4"), "hermes"),
+    **dict.fromkeys(("llama3", "llama3_json", "llama4_json"), "json"),
 )
-REASONING_FORM = form(
-    *REASONING_FORMS,
-    deepseek_r1="think",
-    deepseek_v3="think",
-    glm45="think",
-    glm47="think",
-    holo2="think",
-    kimi_k2="think",
-    minimax_m2="think",
-    nemotron_v3="think",
-    olmo3="think",
-    qwen3="think",
-)
+THINKING = "deepseek_r1 deepseek_v3 glm45 glm47 holo2 kimi_k2 minimax_m2 nemotron_v3 olmo3 qwen3".split()
+REASONING_FORM = form(*REASONING_FORMS, **dict.fromkeys(THINKING, "think"))
 DTYPE = choice(
     "auto", "fp32", "bf16", "fp16", float32="fp32", float="fp32", bfloat16="bf16", float16="fp16", half="fp16"
 )

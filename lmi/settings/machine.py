@@ -23,7 +23,16 @@ class Machine:
 
     @classmethod
     def here(cls, environ: Mapping[str, str]) -> Machine:
-        return cls(linux.num_usable_cores(), _visible_gpus(environ))
+        num_cores = linux.num_usable_cores()
+        present = sorted((path.name[6:] for path in Path("/dev").glob("nvidia[0-9]*")), key=int)
+        if not present or not (Path("/dev/nvidiactl").exists() or Path("/proc/driver/nvidia").exists()):
+            return cls(num_cores)
+        visible = environ.get("CUDA_VISIBLE_DEVICES")
+        if visible is None:
+            return cls(num_cores, tuple(str(number) for number in range(len(present))))
+        names = [name.strip() for name in visible.split(",")]
+        invalid = next((i for i, name in enumerate(names) if name in ("", "-1")), len(names))
+        return cls(num_cores, tuple(names[:invalid]))  # CUDA too ends the list at the first invalid name
 
 
 def num_engines(num_gpus: int, gpus_each: int, low: int | None, high: int | None) -> int:
@@ -46,15 +55,3 @@ def num_engines(num_gpus: int, gpus_each: int, low: int | None, high: int | None
 def num_ranks_here(num_ranks: int, nodes: str) -> int:
     """Return how many of an engine's ranks run on this machine. `nodes` is the text of option.nnodes, or ""."""
     return max(1, num_ranks // max(1, int(nodes) if nodes.isdecimal() else 1))
-
-
-def _visible_gpus(environ: Mapping[str, str]) -> tuple[str, ...]:
-    present = sorted((path.name[6:] for path in Path("/dev").glob("nvidia[0-9]*")), key=int)
-    if not present or not (Path("/dev/nvidiactl").exists() or Path("/proc/driver/nvidia").exists()):
-        return ()
-    visible = environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is None:
-        return tuple(str(number) for number in range(len(present)))
-    names = [name.strip() for name in visible.split(",")]
-    invalid = next((i for i, name in enumerate(names) if name in ("", "-1")), len(names))
-    return tuple(names[:invalid])  # CUDA too ends the list at the first invalid name

@@ -76,7 +76,8 @@ def parse(text: str, name: str = "serving.properties") -> Properties:
             line = line[:-1] + after.lstrip(BLANKS)
         if line and (found := ENTRY.fullmatch(line)):
             try:
-                key, value = map(_unescape, found.groups())
+                plain = (ESCAPE.sub(_unescaped, text).encode("utf-16", "surrogatepass") for text in found.groups())
+                key, value = (text.decode("utf-16", "surrogatepass") for text in plain)  # pairs become one character
             except ValueError as error:
                 rule = "\\u must be followed by four hexadecimal digits"
                 raise BadConfiguration(f"{name}:{number}: {rule}, given {shorten(str(error))}") from None
@@ -84,13 +85,8 @@ def parse(text: str, name: str = "serving.properties") -> Properties:
     return properties
 
 
-def _unescape(text: str) -> str:
-    """Return a key or a value without its escapes. Raises ValueError with an escape that is not valid."""
-    plain = ESCAPE.sub(_unescaped, text)
-    return plain.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")  # pairs become one character
-
-
 def _unescaped(found: re.Match[str]) -> str:
+    """Return the character of an escape. Raises ValueError with one that is not valid."""
     escape = found[1]
     if escape[0] != "u":
         return ESCAPED.get(escape, escape)

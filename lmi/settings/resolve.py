@@ -12,23 +12,9 @@ from pathlib import Path
 
 from lmi.adapters.files import OPTION, by_name, check_files, folders_beside, is_enabled
 from lmi.errors import BadConfiguration
-from lmi.settings import secure_mode
+from lmi.settings import engine_choice, secure_mode
 from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig
-from lmi.settings.engine_choice import (
-    KEY,
-    ChosenEngine,
-    Replicas,
-    choose_defaults,
-    choose_degree,
-    choose_engine,
-    choose_gpus,
-    choose_replicas,
-    fit_beams,
-    other_options,
-    read_meanings,
-    refuse_other_tasks,
-    warn_of_some_engines,
-)
+from lmi.settings.engine_choice import KEY, ChosenEngine, Replicas
 from lmi.settings.handler import USER_CODE, announced
 from lmi.settings.kinds import ADDRESS, FORMATTER_WORDS, MODELS, REASONING_FORMS, TOOL_CALL_FORMS
 from lmi.settings.machine import Machine
@@ -78,18 +64,13 @@ def resolve_folder(
     cwd = cwd or Path.cwd()
     asked = asked or named_folder(environ, flags, cwd)
     if asked is not None and is_remote_folder(asked, cwd):
-        return resolve(Properties(), environ, _with_model(flags, asked), cwd=cwd, fetched=fetched)
+        if flags.get(MODEL, asked) != asked:
+            raise BadConfiguration(f"{asked} is to be served and {MODEL} is {flags[MODEL]}: allowed is one model")
+        return resolve(Properties(), environ, {**flags, MODEL: asked}, cwd=cwd, fetched=fetched)
     folder = find_folder(asked, cwd)
     file = folder / "serving.properties" if folder else None
     properties = read(file) if file and file.exists() else Properties()
     return resolve(properties, environ, flags, folder=folder, cwd=cwd, fetched=fetched)
-
-
-def _with_model(flags: Mapping[str, str], asked: str) -> dict[str, str]:
-    """Return the flags with a remote source as the model. Raises BadConfiguration if they name another one."""
-    if flags.get(MODEL, asked) != asked:
-        raise BadConfiguration(f"{asked} is to be served and {MODEL} is {flags[MODEL]}: allowed is one model")
-    return {**flags, MODEL: asked}
 
 
 def resolve(
@@ -120,11 +101,11 @@ def resolve(
 def _with_one_model(values: Values, missing: tuple[str, ...]) -> Resolved:
     """Choose what runs the model, then the model, and put the settings together."""
     code, here = choose_code(values), values.here
-    engine = choose_engine(values, code)
+    engine = engine_choice.choose_engine(values, code)
     values, replicas = _choose_for_engine(values, engine)
     values = _choose_for_server(_choose_forms(values))
-    warn_of_some_engines(values, engine)
-    options = other_options(values, engine)
+    engine_choice.warn_of_some_engines(values, engine)
+    options = engine_choice.other_options(values, engine)
     values.problems.stop_at_faults()
     secure_mode.check(values, folders_of(values))
     requirements = choose_requirements(values, code)
@@ -142,12 +123,12 @@ def _with_one_model(values: Values, missing: tuple[str, ...]) -> Resolved:
 def _choose_for_engine(values: Values, engine: ChosenEngine) -> tuple[Values, Replicas]:
     """Choose the engine's accelerators, how many processes of it there are, and their ports."""
     values.problems.warnings += [f"{engine.name}: {engine.handler.caveat}"] if engine.handler.caveat else []
-    values = read_meanings(values.settle(KEY, engine.name, engine.reason), engine)
-    values = fit_beams(choose_defaults(values, engine))
-    gpus = choose_gpus(values)
-    values = choose_degree(values, engine, gpus)
-    replicas = choose_ports(values, engine, choose_replicas(values, engine, gpus))
-    refuse_other_tasks(values, engine)
+    values = engine_choice.read_meanings(values.settle(KEY, engine.name, engine.reason), engine)
+    values = engine_choice.fit_beams(engine_choice.choose_defaults(values, engine))
+    gpus = engine_choice.choose_gpus(values)
+    values = engine_choice.choose_degree(values, engine, gpus)
+    replicas = choose_ports(values, engine, engine_choice.choose_replicas(values, engine, gpus))
+    engine_choice.refuse_other_tasks(values, engine)
     return values, replicas
 
 
@@ -215,20 +196,16 @@ def _choose_forms(values: Values) -> Values:
     return values
 
 
-def _fit_body_memory(values: Values) -> Values:
-    """Make room for at least one body of the allowed size."""
-    key, largest = "max_body_memory", values.final("max_request_size")
-    if values.final(key) >= largest:
-        return values
-    if key in values:
-        said = values.how_given(key).said
-        values.warn(f"{said}: less than max_request_size, so {largest} bytes count")
-    return values.settle(key, largest, "max_request_size")
-
-
 def _choose_for_server(values: Values) -> Values:
-    """Choose front ends, room for bodies and the folder for downloads, which becomes an absolute path."""
-    values, here = _fit_body_memory(values), values.here
+    """Choose front ends, room for bodies and the folder for downloads, which becomes an absolute path.
+
+    There is room for at least one body of the allowed size.
+    """
+    key, largest, here = "max_body_memory", values.final("max_request_size"), values.here
+    if values.final(key) < largest:
+        if key in values:
+            values.warn(f"{values.how_given(key).said}: less than max_request_size, so {largest} bytes count")
+        values = values.settle(key, largest, "max_request_size")
     num_workers = min(4, max(1, here.machine.num_cores // 2))
     values = values.choose("frontend_workers", num_workers, "half of the cores, 1 to 4")
     key = "download_dir"

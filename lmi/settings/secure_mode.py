@@ -96,8 +96,19 @@ def check_operator(values: Values) -> tuple[tuple[str, ...], list[Path]]:
     """
     if not values.final(SWITCH):
         return (), []
-    _raise(list(_refused_sources(values)))
-    return _controls(values), _channels(values)
+    given = [values.how_given(option.key) for option in OPTIONS if option.is_for_operator and option.key in values]
+    rule = "in secure mode only the environment or the command line may give it"
+    _raise([f"{one.place}: {rule}" for one in given if one.rank[0] == FILE])
+    names: tuple[str, ...] = values.final(CONTROLS_KEY)
+    known = ", ".join(CONTROLS)
+    if not names:
+        _raise([f"{values.how_given(SWITCH).said}: SAGEMAKER_SECURITY_CONTROLS is missing; controls are {known}"])
+    place = values.how_given(CONTROLS_KEY).place
+    _raise([f"{place}: unknown control {name}; controls are {known}" for name in names if name not in CONTROLS])
+    channels = [Path(text) for text in values.final(CHANNELS)]
+    missing = [channel for channel in channels if not channel.is_dir()]
+    _raise([f"{values.how_given(CHANNELS).place}: {channel} is not a folder" for channel in missing])
+    return names, channels
 
 
 def as_flags(server: ServerConfig) -> dict[str, str]:
@@ -117,31 +128,6 @@ def check_adapter(server: ServerConfig, folder: Path, model: Path, *, is_fetched
     if not is_fetched and not _is_below(folder, roots):
         _raise([_leaves(folder, str(folder))])
     _raise([*_refused_beside(folder, names), *_refused_within(folder, names)])
-
-
-def _controls(values: Values) -> tuple[str, ...]:
-    """Return the names of the controls. Raises SecurityRefused if there are none or one is unknown."""
-    names: tuple[str, ...] = values.final(CONTROLS_KEY)
-    known = ", ".join(CONTROLS)
-    if not names:
-        _raise([f"{values.how_given(SWITCH).said}: SAGEMAKER_SECURITY_CONTROLS is missing; controls are {known}"])
-    place = values.how_given(CONTROLS_KEY).place
-    _raise([f"{place}: unknown control {name}; controls are {known}" for name in names if name not in CONTROLS])
-    return names
-
-
-def _channels(values: Values) -> list[Path]:
-    """Return the folders that are not trusted. Raises SecurityRefused if one does not exist."""
-    channels = [Path(text) for text in values.final(CHANNELS)]
-    missing = [channel for channel in channels if not channel.is_dir()]
-    _raise([f"{values.how_given(CHANNELS).place}: {channel} is not a folder" for channel in missing])
-    return channels
-
-
-def _refused_sources(values: Values) -> Iterator[str]:
-    for key in [option.key for option in OPTIONS if option.is_for_operator and option.key in values]:
-        if (given := values.how_given(key)).rank[0] == FILE:
-            yield f"{given.place}: in secure mode only the environment or the command line may give it"
 
 
 def _refused_options(values: Values, names: Collection[str]) -> Iterator[str]:

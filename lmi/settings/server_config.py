@@ -5,25 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from lmi.settings.kinds import (
-    ABSOLUTE_PATH,
-    ADDRESS,
-    BATCH_STRATEGY,
-    BOOLEAN,
-    FOLDERS,
-    GATEWAY,
-    LOG_LEVEL,
-    MEGABYTES,
-    PORT_RANGE,
-    SECONDS,
-    SECONDS_OR_NONE,
-    SIZE,
-    TEXT,
-    TEXTS,
-    choice,
-    integer,
-    matching,
-)
+from lmi.settings import kinds
+from lmi.settings.kinds import choice, integer, matching
 from lmi.settings.option import Option, option
 
 
@@ -39,16 +22,16 @@ class ServerConfig:
         platform=("SAGEMAKER_BIND_TO_PORT",),
         own_kinds={"SAGEMAKER_BIND_TO_PORT": integer(1, 65535)},
     )
-    inference_address: ClassVar = Option(None, ADDRESS, "host and port in one")
+    inference_address: ClassVar = Option(None, kinds.ADDRESS, "host and port in one")
     gateway_port: int | None = option(
         None,
-        GATEWAY,
+        kinds.GATEWAY,
         "port on loopback for AWS's SageMaker API in front of the server; without PORT: 8081",
         key="with_gateway",
     )
     safe_port_range: tuple[int, int] | None = option(
         None,
-        PORT_RANGE,
+        kinds.PORT_RANGE,
         "ports for every listener beside the server's own port, such as an engine's rendezvous",
         platform=("SAGEMAKER_SAFE_PORT_RANGE",),
     )
@@ -61,32 +44,32 @@ class ServerConfig:
     )
     max_request_size: int = option(
         64 << 20,
-        SIZE,
+        kinds.SIZE,
         "bytes of a request's body; more are answered 413",
         platform=("SAGEMAKER_MAX_REQUEST_SIZE", "SAGEMAKER_MAX_PAYLOAD_IN_MB"),
-        own_kinds={"SAGEMAKER_MAX_PAYLOAD_IN_MB": MEGABYTES},
+        own_kinds={"SAGEMAKER_MAX_PAYLOAD_IN_MB": kinds.MEGABYTES},
     )
     max_body_memory: int = option(
-        256 << 20, SIZE, "bytes of all request bodies in one front end; more are answered 503"
+        256 << 20, kinds.SIZE, "bytes of all request bodies in one front end; more are answered 503"
     )
     predict_timeout_s: float | None = option(
         None,
-        SECONDS_OR_NONE,
+        kinds.SECONDS_OR_NONE,
         "seconds for a whole request, then 504",
         key="predict_timeout",
         aliases=("option.predict_timeout",),
         env=("PREDICT_TIMEOUT",),
         platform=("SAGEMAKER_MODEL_SERVER_TIMEOUT_SECONDS", "SAGEMAKER_MODEL_SERVER_TIMEOUT"),
     )
-    drain_timeout_s: float = option(25.0, SECONDS, "seconds for open answers after SIGTERM", key="drain_timeout")
+    drain_timeout_s: float = option(25.0, kinds.SECONDS, "seconds for open answers after SIGTERM", key="drain_timeout")
     stall_timeout_s: float = option(
-        30.0, SECONDS, "seconds that a client may leave its answer unread", key="stall_timeout"
+        30.0, kinds.SECONDS, "seconds that a client may leave its answer unread", key="stall_timeout"
     )
-    header_timeout_s: float = option(10.0, SECONDS, "seconds for a request's head", key="header_timeout")
-    body_timeout_s: float = option(60.0, SECONDS, "seconds for a request's body", key="body_timeout")
-    allow_multi_status: bool = option(False, BOOLEAN, "/ping may answer 207")
-    ascii_streams: bool = option(False, BOOLEAN, "records of a stream have only ASCII, \\uXXXX for the rest")
-    buffer_streams: bool = option(False, BOOLEAN, "a stream is sent whole, as asynchronous endpoints need")
+    header_timeout_s: float = option(10.0, kinds.SECONDS, "seconds for a request's head", key="header_timeout")
+    body_timeout_s: float = option(60.0, kinds.SECONDS, "seconds for a request's body", key="body_timeout")
+    allow_multi_status: bool = option(False, kinds.BOOLEAN, "/ping may answer 207")
+    ascii_streams: bool = option(False, kinds.BOOLEAN, "records of a stream have only ASCII, \\uXXXX for the rest")
+    buffer_streams: bool = option(False, kinds.BOOLEAN, "a stream is sent whole, as asynchronous endpoints need")
     max_payload_mb: int = option(
         6,
         integer(0),
@@ -102,20 +85,20 @@ class ServerConfig:
     )
     batch_strategy: str = option(
         "SINGLE_RECORD",
-        BATCH_STRATEGY,
+        kinds.BATCH_STRATEGY,
         "records in a request of a batch transform, which /execution-parameters reports",
         platform=("SAGEMAKER_BATCH_STRATEGY",),
     )
     enable_sessions: bool = option(
         True,
-        BOOLEAN,
+        kinds.BOOLEAN,
         "clients may open sessions",
         key="option.enable_stateful_sessions",
         platform=("SAGEMAKER_ENABLE_STATEFUL_SESSIONS",),
     )
     sessions_expiration_s: float = option(
         1200.0,
-        SECONDS,
+        kinds.SECONDS,
         "seconds after which a session ends, used or not",
         key="option.sessions_expiration",
         platform=("SAGEMAKER_SESSIONS_EXPIRATION",),
@@ -134,7 +117,9 @@ class ServerConfig:
         "sessions that are open at once; a client may have as many as are free, so one alone has half of them",
         key="option.max_sessions",
     )
-    management: bool = option(True, BOOLEAN, "routes that change models and adapters; false: they are answered 404")
+    management: bool = option(
+        True, kinds.BOOLEAN, "routes that change models and adapters; false: they are answered 404"
+    )
     max_adapters: int = option(
         128,
         integer(1),
@@ -143,58 +128,58 @@ class ServerConfig:
     )
     adapter_roots: tuple[str, ...] = option(
         (),
-        FOLDERS,
+        kinds.FOLDERS,
         "folders below which the src of an adapter may lie, beside the model's folder and /opt/ml",
         is_for_operator=True,
     )
     log_level: str = option(
         "INFO",
-        LOG_LEVEL,
+        kinds.LOG_LEVEL,
         "least level that is logged: DEBUG, INFO, WARNING, ERROR, or Python's numbers",
         platform=("SAGEMAKER_CONTAINER_LOG_LEVEL",),
     )
     log_format: str = option("auto", choice("auto", "text", "json"), "auto: text on a terminal, else json")
     batch_transform: ClassVar = Option(
         None,
-        BOOLEAN,
+        kinds.BOOLEAN,
         "the server runs for a batch transform; accepted, nothing depends on it",
         platform=("SAGEMAKER_BATCH",),
         has_flag=False,
     )
     multi_model: bool = option(
-        False, BOOLEAN, "start without a model; POST /models loads one", platform=("SAGEMAKER_MULTI_MODEL",)
+        False, kinds.BOOLEAN, "start without a model; POST /models loads one", platform=("SAGEMAKER_MULTI_MODEL",)
     )
     max_models: int = option(64, integer(1, 10_000), "models that are loaded at once with multi_model")
     model_store: str = option(
-        "/opt/ml/models", ABSOLUTE_PATH, "folder that models of multi_model must be in", is_for_operator=True
+        "/opt/ml/models", kinds.ABSOLUTE_PATH, "folder that models of multi_model must be in", is_for_operator=True
     )
     reserved_memory_mb: int = option(
         500, integer(0), "megabytes of memory that a further model of multi_model must leave free"
     )
     secure_mode: bool = option(
         False,
-        BOOLEAN,
+        kinds.BOOLEAN,
         "refuse what security_controls name, and every option and path that is not known to be safe",
         platform=("SAGEMAKER_SECURE_MODE",),
         is_for_operator=True,
     )
     security_controls: tuple[str, ...] = option(
         (),
-        TEXTS,
+        kinds.TEXTS,
         "what secure_mode refuses, as in DISALLOW_PICKLE_FILES,DISALLOW_CHAT_TEMPLATE",
         platform=("SAGEMAKER_SECURITY_CONTROLS",),
         is_for_operator=True,
     )
     untrusted_channels: tuple[str, ...] = option(
         (),
-        TEXTS,
+        kinds.TEXTS,
         "folders in which secure_mode looks for pickles and chat templates, with , between; nothing: the model's",
         platform=("SAGEMAKER_UNTRUSTED_CHANNELS",),
         is_for_operator=True,
     )
     download_dir: str = option(
         "",
-        TEXT,
+        kinds.TEXT,
         "folder for models from S3 and for what requirements.txt installs; nothing: lmi/models in the user's cache",
         is_for_operator=True,
     )

@@ -105,7 +105,11 @@ class Surroundings:
 
 def collect(properties: Properties, environ: Mapping[str, str], flags: Mapping[str, str]) -> list[Given]:
     """Return all values that were given, in no order. `flags` holds the texts of the command line by key."""
-    givens = [_given(key, text, _flag_source(key), (COMMAND_LINE, 0)) for key, text in flags.items()]
+    givens = []
+    for key, text in flags.items():
+        option = find(key)
+        flag = option.flag if option and option.key == key and option.has_flag else f"--set {key}"
+        givens.append(_given(key, text, flag, (COMMAND_LINE, 0)))
     for key, entry in properties.entries.items():
         givens.append(_given(key, entry.value, properties.source(key), (FILE, 0)))
     givens += _from_environment(environ)
@@ -159,11 +163,6 @@ def _given(written: str, text: str, source: str, rank: tuple[int, int]) -> Given
     option = find(written)
     shown = written if written.isprintable() else ascii(written)[1:-1]
     return Given(option.key if option else written, shown[:100], text.strip(), source, rank)
-
-
-def _flag_source(key: str) -> str:
-    option = find(key)
-    return option.flag if option and option.key == key and option.has_flag else f"--set {key}"
 
 
 def _from_environment(environ: Mapping[str, str]) -> Iterator[Given]:

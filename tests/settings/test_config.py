@@ -6,8 +6,9 @@ from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.json import decode, encode
 
-from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig, dump, load
+from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig
 from tests.settings.settling import FOUR_GPUS, settle
 
 words = st.text(st.characters(exclude_categories=["Cs"]))
@@ -18,13 +19,13 @@ def test_a_configuration_survives_the_way_to_a_child(
     server: ServerConfig, model: ModelConfig, engine: EngineConfig
 ) -> None:
     config = Config(server=server, model=model, engine=engine)
-    assert load(dump(config)) == config
+    assert decode(encode(config), type=Config) == config
 
 
 def test_a_resolved_configuration_survives_the_way_to_a_child(folder: Path) -> None:
     text = "option.x=ü\nload_on_devices=1;2\npredict_timeout=1.5\noption.quantize=int8\n"
     config = settle(folder, text, machine=FOUR_GPUS).config
-    assert load(dump(config)) == config
+    assert decode(encode(config), type=Config) == config
     assert config.engine.device_ids == ("1", "2")
 
 

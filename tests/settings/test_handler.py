@@ -6,10 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from msgspec.json import decode, encode
 
 from lmi.engine.resolve import resolve as load_function
 from lmi.errors import BadConfiguration
-from lmi.settings.config import SamplingDefaults, SamplingValues, dump, load
+from lmi.settings.config import Config, SamplingDefaults, SamplingValues
 from lmi.settings.handler import Handler, announced
 from lmi.settings.properties import parse
 from lmi.settings.resolve import resolve
@@ -77,7 +78,7 @@ def test_a_record_says_what_settings_ask(folder: Path, announce: Path) -> None:
     assert resolved.config.engine.max_num_sequences == 7
     defaults = SamplingDefaults(with_do_sample=SamplingValues(1.0, 5, 0.85), without=SamplingValues(0.8, 0, 0.0))
     assert resolved.config.model.sampling_defaults == defaults
-    assert load(dump(resolved.config)) == resolved.config
+    assert decode(encode(resolved.config), type=Config) == resolved.config
     assert settle(folder, "option.dtype=bf16\noption.tensor_parallel_degree=max").config.engine.handler == "fox"
     assert "fox_engine.run" not in sys.modules
     assert load_function("fox", announced()["fox"].load) is print

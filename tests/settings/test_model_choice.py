@@ -6,9 +6,10 @@ import shutil
 from pathlib import Path
 
 import pytest
+from msgspec.json import decode, encode
 
 from lmi.errors import BadConfiguration, ModelUnusable
-from lmi.settings.config import dump, load
+from lmi.settings.config import Config
 from lmi.settings.resolve import resolve_folder
 from tests.settings.settling import faults, settle, source_of
 
@@ -28,7 +29,7 @@ def test_a_model_may_have_further_names(folder: Path) -> None:
     for text in ("ensemble; vllm_model", "ensemble,vllm_model"):
         resolved = settle(folder, f"option.model_alias={text}")
         assert resolved.config.model.aliases == ("ensemble", "vllm_model")
-        assert load(dump(resolved.config)) == resolved.config
+        assert decode(encode(resolved.config), type=Config) == resolved.config
         assert (
             next(row.value for row in resolved.settings if row.option == "option.model_alias") == "ensemble;vllm_model"
         )

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from msgspec.json import decode, encode
 
 from lmi.errors import ModelUnusable
-from lmi.settings.config import dump, load
+from lmi.settings.config import Config
 from lmi.user_code.settings import outline
 from tests.settings.settling import ASYNC_SERVICE, settle
 
@@ -85,7 +86,7 @@ def test_what_a_models_code_is_for_is_read_from_its_text(
     assert config.is_user_code == bool(found.get("handler"))
     assert config.model.output_formatter is None
     assert config.engine.handler == ("python" if config.is_user_code else "lmi-dist")
-    assert load(dump(config)) == config
+    assert decode(encode(config), type=Config) == config
 
 
 def test_a_handler_is_given_every_option_and_needs_no_model_beside_it(tmp_path: Path) -> None:
