@@ -239,10 +239,10 @@ def test_the_defaults_that_the_example_names_are_the_defaults(tmp_path: Path) ->
     assert len([row for row in spelled_out.settings if row.source.startswith("serving.properties")]) > 20
 
 
-def test_the_example_is_what_its_script_writes(tmp_path: Path) -> None:
-    written = tmp_path / "serving.properties"
-    subprocess.run([sys.executable, "scripts/example", str(written)], cwd=ROOT, capture_output=True, check=True)
-    assert written.read_text() == (ROOT / "serving.properties").read_text()
+def test_the_example_and_the_page_of_options_are_what_their_script_writes(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "scripts/example", str(tmp_path)], cwd=ROOT, capture_output=True, check=True)
+    for name in ("serving.properties", "docs/options.md"):
+        assert (tmp_path / name).read_text() == (ROOT / name).read_text()
 
 
 @pytest.mark.parametrize("script", ["install", "serve", "test", "check", "sanitize"])
