@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from lmi.adapters.choice import alias
 from lmi.adapters.files import is_enabled
 from lmi.adapters.registry import AdapterRegistry, NameTaken
-from lmi.apis.base.pages import page
+from lmi.apis.base.outline import page
 from lmi.apis.base.readers import Reader, boolean, read_object, text
 from lmi.errors import InvalidParameter, InvalidRequest, Unavailable, shorten, without_paths
 from lmi.http.exchange import Exchange

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from starlette.exceptions import HTTPException
 
-from lmi.apis.base.pages import page
+from lmi.apis.base.outline import page
 from lmi.errors import InvalidParameter, InvalidRequest, MalformedRequest, UnknownModel, shorten
 from lmi.http.exchange import Exchange
 from lmi.models.choice import SeveralModels

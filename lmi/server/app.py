@@ -17,7 +17,7 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from lmi.adapters import routes as adapter_routes
-from lmi.apis.base.errors import retry_header
+from lmi.apis.base.api import retry_header
 from lmi.apis.table import api_at
 from lmi.errors import ClientGone, LmiError, Overloaded, Unavailable, UnknownModel, shorten
 from lmi.http.exchange import BufferedExchange, Exchange

@@ -16,8 +16,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from lmi.adapters.choice import choose_adapter
-from lmi.apis.base.api import AnyApi
-from lmi.apis.base.errors import Rendered
+from lmi.apis.base.api import AnyApi, Rendered
 from lmi.apis.base.formatter import AsyncFormatter, Formatter
 from lmi.apis.base.readers import Message, Parsed, is_text
 from lmi.errors import ClientGone, LmiError

@@ -11,8 +11,7 @@ import json
 import re
 from collections.abc import Awaitable
 
-from lmi.apis.base.api import AnyApi
-from lmi.apis.base.errors import Rendered
+from lmi.apis.base.api import AnyApi, Rendered
 from lmi.apis.base.formatter import AsyncFormatter
 from lmi.http.exchange import Exchange
 from lmi.http.sent import SENT

@@ -11,7 +11,7 @@ from contextlib import aclosing, closing
 
 import orjson
 
-from lmi.apis.base.errors import retry_header
+from lmi.apis.base.api import retry_header
 from lmi.apis.lmi.api import LMI
 from lmi.errors import ClientGone, LmiError
 from lmi.http.exchange import Exchange

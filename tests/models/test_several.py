@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lmi.apis.base.pages import page
+from lmi.apis.base.outline import page
 from lmi.errors import InvalidParameter, Unavailable
 from lmi.models.choice import SeveralModels
 from lmi.models.registry import ModelRegistry

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from lmi.apis.base.openapi import JSONLINES, SSE
+from lmi.apis.base.formatter import JSONLINES, SSE
 from lmi.server.app import ROUTES, SERVER_ROUTES, USER_CODE_ROUTES
 from lmi.server.openapi import document as document_of
 from lmi.server.routes.docs import PAGE

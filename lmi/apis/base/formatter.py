@@ -18,6 +18,7 @@ from lmi.types import Delta, Format, Token
 NO_TOKEN = Token(id=-1, text="", is_special=True)
 """Replaces the last token if an answer ends without one. The reference writes an empty step this way."""
 
+JSON, JSONLINES, SSE = "application/json", "application/jsonlines", "text/event-stream"
 ESCAPES = {char.encode(): b"\\u%04x" % ord(char) for char in "\x85\u2028\u2029"}
 
 

@@ -14,8 +14,9 @@ from types import UnionType
 from typing import Any
 
 from lmi import errors
-from lmi.apis.base.errors import ErrorRules
-from lmi.apis.base.pages import LIMIT, MAX_ITEMS, TOKEN
+from lmi.apis.base.api import ErrorRules
+from lmi.apis.base.formatter import JSON, SSE
+from lmi.apis.base.outline import LIMIT, MAX_ITEMS, TOKEN
 from lmi.apis.base.parameters import Parameter
 from lmi.apis.base.readers import JSON_SCHEMAS
 from lmi.settings.config import ModelConfig
@@ -28,7 +29,6 @@ Operation = dict[str, Any]
 Causes = Iterable[type[errors.LmiError]]
 
 ITEM_SCHEMA = "x-itemSchema"
-JSON, JSONLINES, SSE = "application/json", "application/jsonlines", "text/event-stream"
 NOTHING: Content = {"text/plain": {"schema": {"type": "string", "maxLength": 0}}}
 TYPES: dict[type | None, str] = {str: "string", int: "integer", float: "number", bool: "boolean", dict: "object"}
 STRING: Schema = {"type": "string"}
@@ -183,8 +183,5 @@ def _names(model: ModelConfig, path: str) -> list[Schema]:
     """Return the parameters of a path, with all values that are served here if the server has only one model."""
     served = {"model": list(model.names), "version": [model.version]} if model.path else {}
     named = re.findall(r"{(\w+)}", path)
-    values = [{"enum": served[name]} if name in served else {} for name in named]
-    return [
-        {"name": name, "in": "path", "required": True, "schema": STRING | value}
-        for name, value in zip(named, values, strict=True)
-    ]
+    schemas = {name: STRING | ({"enum": served[name]} if name in served else {}) for name in named}
+    return [{"name": name, "in": "path", "required": True, "schema": schemas[name]} for name in named]

@@ -1,14 +1,24 @@
-"""What a body says to those who look at it before its schema reads it: limits, routes, sessions, choice of a model."""
+"""What a request says to those who look at it before a schema reads it, or where there is none.
+
+A body says it to limits, routes, sessions and the choice of a model, and a query to the lists of models and adapters.
+"""
 
 from __future__ import annotations
 
-from typing import Self
+from collections.abc import Mapping, Sequence
+from typing import Self, TypeVar
 
 import msgspec
 
+from lmi.errors import InvalidParameter
+
 LEFT_OUT = (msgspec.Raw(), msgspec.Raw(b"null"))
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+MAX_ITEMS = 100  # of a page
+LIMIT, TOKEN = "limit", "next_page_token"
 PROMPTS = ("inputs", "messages", "prompt")  # by which the bodies of one path differ
+
+T = TypeVar("T")
 
 
 class BodyOutline(msgspec.Struct):
@@ -39,3 +49,21 @@ class BodyOutline(msgspec.Struct):
             return msgspec.json.decode(getattr(self, field))
         except UNREADABLE:
             return None
+
+
+def page(items: Sequence[T], query: Mapping[str, str]) -> tuple[list[T], dict[str, str]]:
+    """Return the items of a page, and `nextPageToken` if there are more. Raises InvalidParameter for a bad token.
+
+    A limit that is not a number from 1 to 100 counts as 100. The token is the number of items before the page.
+    """
+    limit, token = query.get(LIMIT, ""), query.get(TOKEN) or "0"
+    if not _is_number(token):
+        raise InvalidParameter(TOKEN, "a number that an earlier answer gave", token)
+    num_items = int(limit) if _is_number(limit) and 1 <= int(limit) <= MAX_ITEMS else MAX_ITEMS
+    start = int(token)
+    end = start + num_items
+    return list(items[start:end]), {"nextPageToken": str(end)} if end < len(items) else {}
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= 9

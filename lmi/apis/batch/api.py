@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from lmi.apis.base.api import Api
-from lmi.apis.base.errors import ErrorRules, Row, written_by
+from lmi.apis.base.api import Api, ErrorRules, Row, written_by
 from lmi.apis.batch import schema
 from lmi.apis.batch.formatter import BatchStream, BatchWhole
 from lmi.apis.lmi.api import INVALID_STATUS

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from lmi.apis.base.api import Api
-from lmi.apis.base.errors import ErrorRules, Row
+from lmi.apis.base.api import Api, ErrorRules, Row
 from lmi.apis.base.formatter import ErrorFields, error_fields
 from lmi.apis.lmi import schema
 from lmi.apis.lmi.formatter import LmiEvents, LmiFormatter, LmiStream, LmiWhole

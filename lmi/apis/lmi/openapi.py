@@ -6,12 +6,10 @@ schemas, or user code.
 
 from __future__ import annotations
 
+from lmi.apis.base.formatter import JSON, JSONLINES, SSE
 from lmi.apis.base.openapi import (
     BOOLEAN,
-    JSON,
-    JSONLINES,
     OF_INFERENCE,
-    SSE,
     ApiDescription,
     Form,
     Schema,

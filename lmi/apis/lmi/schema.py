@@ -11,10 +11,9 @@ inference API schema (v0.28.0 page), and the parameters of TGI and vLLM that the
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from lmi.apis.base.beams import read_search, without_effect
 from lmi.apis.base.guides import GUIDED, asked_guide
 from lmi.apis.base.parameters import (
     MAX_IGNORED,
@@ -39,13 +38,13 @@ from lmi.apis.base.readers import (
     read_inputs,
     takes,
 )
-from lmi.apis.lmi.sampling_defaults import fill_in
 from lmi.errors import MalformedRequest, shorten
-from lmi.settings.config import ModelConfig
+from lmi.settings.config import ModelConfig, SamplingDefaults
 from lmi.types import AnswerFormat, OutputFormat
 
 DEFAULT_MAX_NEW_TOKENS = 30
 KNOWN_FIELDS = ("inputs", "parameters", "stream", "adapters")
+NO_LIMIT: dict[str, tuple[int, ...]] = {"temperature": (1,), "top_k": (-1, 0), "top_p": (0, 1)}
 FORMATS = tuple(format.value for format in OutputFormat)
 
 
@@ -102,12 +101,6 @@ def read(
     `text/plain` is a prompt. Any other type, or none, is read as JSON: `curl -d` sends a form's type, boto3 sends none.
     """
     fields = read_inputs(body, content_type)
-    _check_inputs(fields)
-    check_types(fields)
-    return Message(fields, _format(fields, model, accepts_events), model.sampling_defaults)
-
-
-def _check_inputs(fields: dict[str, Any]) -> None:
     if "inputs" not in fields:
         raise MalformedRequest("inputs is missing")
     inputs = fields["inputs"]
@@ -115,6 +108,8 @@ def _check_inputs(fields: dict[str, Any]) -> None:
         raise MalformedRequest("inputs must be one string; a list of them needs option.rolling_batch=disable")
     if not isinstance(inputs, str) or not inputs:
         raise MalformedRequest(f"inputs must be a non-empty string, given {shorten(inputs)}")
+    check_types(fields)
+    return Message(fields, _format(fields, model, accepts_events), model.sampling_defaults)
 
 
 def _format(fields: dict[str, Any], model: ModelConfig, accepts_events: bool) -> LmiFormat:
@@ -140,12 +135,12 @@ def parse(message: Message[LmiFormat]) -> Parsed[LmiFormat]:
     if given.get("stop") is True:
         PARAMETERS.drop(given, {"stop": "as true, which names no stop string"}, ignored)
     PARAMETERS.check_together(given, is_streamed=format.is_streamed)
-    read_search(given, PARAMETERS, is_streamed=format.is_streamed)
+    PARAMETERS.read_search(given, is_streamed=format.is_streamed)
     if message.sampling_defaults is not None and "beam_width" not in given:
         fill_in(given, written, message.sampling_defaults)
     is_sampling = "do_sample" in given and given.get("temperature") != 0 and given.get("top_p") != 0
     is_greedy = "beam_width" not in given and not is_sampling
-    reasons = without_effect(given, is_greedy=is_greedy) | _without_details(given, format)
+    reasons = PARAMETERS.without_effect(given, is_greedy=is_greedy) | _without_details(given, format)
     PARAMETERS.drop(given, reasons, ignored)
     guide, field_names = asked_guide(given, "parameters.")
     num_prompt_log_probs = given.get("num_prompt_log_probs", 0 if "decoder_input_details" in given else None)
@@ -161,6 +156,28 @@ def parse(message: Message[LmiFormat]) -> Parsed[LmiFormat]:
     )
     format = replace(format, details=given["details"], field_names=field_names)
     return Parsed((request,), format, tuple(ignored[:MAX_IGNORED]))
+
+
+def fill_in(given: dict[str, Any], written: Given, defaults: SamplingDefaults) -> None:
+    """Set do_sample in `given` if the request samples, and then every value that has an effect.
+
+    An engine with its own defaults has no do_sample, which only chooses among them. It decodes greedily if the
+    temperature is 0, if top_k is 1, or if top_k and top_p are both 0; if one of the two is 0, it is no limit. Source:
+    LMI's page, under the additional parameters of TensorRT-LLM. The reference's code has another temperature there; the
+    page counts. `written` holds the checked parameters as the client wrote them, with those that mean the same as
+    leaving them out on other engines.
+    """
+    left_out = asdict(defaults.with_do_sample if "do_sample" in given else defaults.without)
+    values = left_out | {name: given.get(name, written[name]) for name in left_out if written.get(name) is not None}
+    given.pop("do_sample", None)
+    temperature, top_k, top_p = (values[name] for name in ("temperature", "top_k", "top_p"))
+    if temperature == 0 or top_k == 1 or (top_k < 1 and top_p == 0):
+        return
+    given["do_sample"] = True
+    for name, value in values.items():
+        given.pop(name, None)
+        if value not in NO_LIMIT[name]:
+            given[name] = value
 
 
 def name_of_several(parameters: Given) -> str:

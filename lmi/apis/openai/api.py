@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from lmi.apis.base.api import Api
-from lmi.apis.base.errors import ErrorRules, Row, written_by
+from lmi.apis.base.api import Api, ErrorRules, Row, written_by
 from lmi.apis.base.formatter import ErrorFields
 from lmi.apis.openai import chat_schema, schema
 from lmi.apis.openai.chat_formatter import ChatLines, ChatStream, ChatWhole

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from lmi.apis.base.formatter import SSE
 from lmi.apis.base.openapi import (
     OF_INFERENCE,
-    SSE,
     ApiDescription,
     Form,
     Schema,

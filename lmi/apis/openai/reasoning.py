@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import enum
 
-from lmi.apis.openai.marks import cut
-
 OPENING, CLOSING = "<think>", "</think>"
 
 
@@ -74,3 +72,15 @@ class Reasoning:
         self._has_thought = self._has_thought or bool(thought)
         self._held = before[len(thought) :] + behind
         return thought
+
+
+def cut(text: str, mark: str) -> tuple[str, bool, str]:
+    """Return the text of a stream before a mark, whether the mark was found, and the rest.
+
+    The rest is the text after the mark. Without a mark it is the end of the text that may be the beginning of one.
+    """
+    before, found, behind = text.partition(mark)
+    if found:
+        return before, True, behind
+    num_held = next((n for n in range(min(len(mark) - 1, len(text)), 0, -1) if text.endswith(mark[:n])), 0)
+    return text[: len(text) - num_held], False, text[len(text) - num_held :]

@@ -12,26 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lmi.apis.base.beams import read_search, without_effect
+from lmi.apis.base import readers
 from lmi.apis.base.guides import GUIDED, an_object, asked_guide, structured_outputs
 from lmi.apis.base.parameters import MAX_IGNORED, ROWS, SAMPLING, Given, Parameter, ParameterTable, request_of, rows
-from lmi.apis.base.readers import (
-    JSON_SCHEMAS,
-    MAX_STOP_SEQUENCES,
-    MAX_WORDS,
-    Message,
-    Parsed,
-    boolean,
-    check_values,
-    choice,
-    integer,
-    number,
-    read_object,
-    refused,
-    takes,
-    text,
-    token_ids,
-)
+from lmi.apis.base.readers import Message, Parsed, takes
 from lmi.errors import InvalidParameter, MalformedRequest, Unsupported, shorten
 from lmi.executor import DEFAULT_PRIORITY, PRIORITY_STEPS
 from lmi.settings.config import ModelConfig
@@ -69,20 +53,22 @@ class OpenAIFormat(AnswerFormat):
     reasoning: str | None = None
 
 
-RANK = integer(-PRIORITY_STEPS // 2, PRIORITY_STEPS // 2)
+RANK = readers.integer(-PRIORITY_STEPS // 2, PRIORITY_STEPS // 2)
 
 
-@takes({"type": ["string", "array"], "items": {"type": "string", "minLength": 1}, "maxItems": MAX_STOP_SEQUENCES})
+@takes(
+    {"type": ["string", "array"], "items": {"type": "string", "minLength": 1}, "maxItems": readers.MAX_STOP_SEQUENCES}
+)
 def _stop(name: str, value: object) -> tuple[str, ...]:
     if isinstance(value, str):
         return STOPS(name, [value]) if value else ()
     return STOPS(name, value)  # type: ignore[no-any-return]
 
 
-@takes({"type": "object", "maxProperties": MAX_WORDS})
+@takes({"type": "object", "maxProperties": readers.MAX_WORDS})
 def _biases(name: str, value: object) -> tuple[tuple[int, float], ...]:
-    if not isinstance(value, dict) or len(value) > MAX_WORDS:
-        raise InvalidParameter(name, f"an object of at most {MAX_WORDS} token ids and numbers", value)
+    if not isinstance(value, dict) or len(value) > readers.MAX_WORDS:
+        raise InvalidParameter(name, f"an object of at most {readers.MAX_WORDS} token ids and numbers", value)
     biases = []
     for token_id, bias in value.items():
         if not (token_id.isascii() and token_id.isdigit() and len(token_id) < 10):
@@ -97,14 +83,14 @@ def _logprobs(name: str, value: object) -> int | None:
     return (1 if value else None) if isinstance(value, bool) else TOP(name, value)
 
 
-@takes(JSON_SCHEMAS[RANK])
+@takes(readers.JSON_SCHEMAS[RANK])
 def _priority(name: str, value: object) -> float:
     """Read vLLM's priority, where a lower number is more urgent, and return the contract's."""
     return DEFAULT_PRIORITY - RANK(name, value) / PRIORITY_STEPS  # type: ignore[no-any-return]
 
 
-STOPS, BIAS = ROWS["stop_sequences"].read, number(-MAX_BIAS, MAX_BIAS)
-TOP = integer(0, MAX_LOG_PROBS)
+STOPS, BIAS = ROWS["stop_sequences"].read, readers.number(-MAX_BIAS, MAX_BIAS)
+TOP = readers.integer(0, MAX_LOG_PROBS)
 
 
 def anything(name: str, value: object) -> object:
@@ -120,16 +106,16 @@ SHARED: dict[str, Parameter] = rows(
     truncate_prompt_tokens="truncate",
     max_tokens="max_new_tokens",
 ) | {
-    "model": Parameter("model", text, fields=("lora_config",)),
-    "stream": Parameter("stream", boolean),
+    "model": Parameter("model", readers.text, fields=("lora_config",)),
+    "stream": Parameter("stream", readers.boolean),
     "stream_options": Parameter("stream_options", an_object),
     "stop": replace(ROWS["stop_sequences"], read=_stop),
-    "temperature": replace(ROWS["temperature"], read=number(0, MAX_TEMPERATURE)),
+    "temperature": replace(ROWS["temperature"], read=readers.number(0, MAX_TEMPERATURE)),
     "logit_bias": Parameter("token_biases", _biases, fields=("embedding_bias",)),
     "priority": Parameter("priority", _priority, (DEFAULT_PRIORITY,)),
     "structured_outputs": Parameter("structured_outputs", structured_outputs),
     # the LMI schema's, at /invocations
-    "output_formatter": Parameter("output_formatter", choice([format.value for format in OutputFormat])),
+    "output_formatter": Parameter("output_formatter", readers.choice([format.value for format in OutputFormat])),
 }
 # Fields of OpenAI's and vLLM's APIs that change no answer of this server.
 WITHOUT_EFFECT = (
@@ -148,20 +134,20 @@ CANNOT: dict[str, str] = {
 def hidden(cannot: Mapping[str, str]) -> dict[str, Parameter]:
     """Return the fields that are refused unless they ask for nothing, and those that are ignored silently."""
     silent = {name: Parameter(name, lambda name, value: None) for name in WITHOUT_EFFECT}
-    return silent | {name: Parameter(name, refused(reason, False, [], {})) for name, reason in cannot.items()}
+    return silent | {name: Parameter(name, readers.refused(reason, False, [], {})) for name, reason in cannot.items()}
 
 
 COMPLETION = ParameterTable(
     SHARED
     | {
         "prompt": Parameter("prompts", anything, fields=("inputs", "input_token_ids")),
-        "max_tokens": replace(ROWS["max_new_tokens"], read=integer(0)),
+        "max_tokens": replace(ROWS["max_new_tokens"], read=readers.integer(0)),
         "best_of": replace(ROWS["best_of"], off=()),
         "logprobs": Parameter(
             "logprobs", _logprobs, fields=("num_top_log_probs", "num_prompt_log_probs", "return_log_probs")
         ),
-        "echo": Parameter("return_full_text", boolean),
-        "suffix": Parameter("suffix", text),
+        "echo": Parameter("return_full_text", readers.boolean),
+        "suffix": Parameter("suffix", readers.text),
     },
     hidden=hidden(CANNOT),
 )
@@ -179,12 +165,12 @@ def read(
     With `stream_format` None a stream is server-sent events. Else its format is that of `output_formatter`, else that
     of the server's settings, else `stream_format`.
     """
-    check_values(body, MAX_PROMPTS)
+    readers.check_values(body, MAX_PROMPTS)
     return message(body, model, stream_format)
 
 
 def message(body: bytes, model: ModelConfig, stream_format: OutputFormat | None = None) -> Message[OpenAIFormat]:
-    fields, format = read_object(body), default_format(model)
+    fields, format = readers.read_object(body), default_format(model)
     name, is_streaming = fields.get("model"), fields.get("stream")
     if not isinstance(name, str | None):
         raise MalformedRequest(f"model must be a string, given {shorten(name)}")
@@ -271,18 +257,18 @@ def _prompts(value: object) -> list[dict[str, Any]]:
     return prompts
 
 
-PROMPT_IDS = token_ids(MAX_PROMPT_IDS)
+PROMPT_IDS = readers.token_ids(MAX_PROMPT_IDS)
 
 
 def forget_unused(given: dict[str, Any], table: ParameterTable, format: OpenAIFormat, ignored: list[str]) -> None:
     """Read the fields of a beam search, and drop those without effect beside it or without it."""
-    read_search(given, table, is_streamed=format.is_streamed)
-    table.drop(given, without_effect(given, is_greedy=False), ignored)
+    table.read_search(given, is_streamed=format.is_streamed)
+    table.drop(given, table.without_effect(given, is_greedy=False), ignored)
 
 
 def wants_usage(given: Given) -> bool:
     options = given.get("stream_options", {})
-    wanted: bool = boolean("stream_options.include_usage", options.get("include_usage") or False)
+    wanted: bool = readers.boolean("stream_options.include_usage", options.get("include_usage") or False)
     return wanted
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from lmi.apis.openai.marks import cut
+from lmi.apis.openai.reasoning import cut
 
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
 PYTHON_TAG = "<|python_tag|>"  # of Llama 3, before its calls

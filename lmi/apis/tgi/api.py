@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from lmi.apis.base.api import Api
-from lmi.apis.base.errors import ErrorRules, Row, written_by
+from lmi.apis.base.api import Api, ErrorRules, Row, written_by
 from lmi.apis.tgi import schema
 from lmi.apis.tgi.formatter import TgiStream, TgiWhole
 from lmi.apis.tgi.schema import TgiFormat

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from lmi.apis.base.formatter import SSE
 from lmi.apis.base.openapi import (
     NOTHING,
     OF_INFERENCE,
-    SSE,
     ApiDescription,
     Form,
     asked,

@@ -11,7 +11,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lmi.apis.base.beams import without_effect
 from lmi.apis.base.guides import tgi_grammar
 from lmi.apis.base.parameters import (
     MAX_IGNORED,
@@ -99,7 +98,7 @@ def parse(message: Message[TgiFormat]) -> Parsed[TgiFormat]:
     is_greedy, has_prefill = _is_greedy(written, given), "decoder_input_details" in given
     format = replace(format, details=given.get("details", False) or has_prefill)
     _check_together(given, is_streamed=format.is_streamed, is_greedy=is_greedy)
-    reasons = without_effect(given, is_greedy=is_greedy)
+    reasons = PARAMETERS.without_effect(given, is_greedy=is_greedy)
     if not format.is_streamed and not format.details:
         reasons["num_top_log_probs"] = "without details or a stream"
     PARAMETERS.drop(given, reasons, ignored)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from lmi.apis.base.api import Api
-from lmi.apis.base.errors import ErrorRules, Row, written_by
+from lmi.apis.base.api import Api, ErrorRules, Row, written_by
 from lmi.apis.base.formatter import Formatter
 from lmi.apis.base.readers import Parsed
 from lmi.apis.triton import schema

@@ -17,25 +17,10 @@ from typing import Any
 
 import orjson
 
-from lmi.apis.base.beams import read_search, without_effect
+from lmi.apis.base import readers
 from lmi.apis.base.guides import json_schema
 from lmi.apis.base.parameters import MAX_IGNORED, ROWS, Given, Parameter, ParameterTable, request_of, rows
-from lmi.apis.base.readers import (
-    JSON_SCHEMAS,
-    MAX_STOP_SEQUENCES,
-    MAX_WORDS,
-    Message,
-    Parsed,
-    Reader,
-    boolean,
-    check_values,
-    choice,
-    read_object,
-    refused,
-    strings,
-    takes,
-    text,
-)
+from lmi.apis.base.readers import Message, Parsed, Reader, takes
 from lmi.errors import InvalidParameter, InvalidRequest, MalformedRequest, Unsupported, shorten
 from lmi.executor import GuidedDecodingParams, GuideType
 from lmi.executor.checks import MAX_INT
@@ -71,7 +56,7 @@ def _prompt(name: str, value: object) -> str:
 
 def _words(max_words: int) -> Reader:
     """Make a reader of a string or a list of strings, where "" counts as left out."""
-    read_list = strings(max_words)
+    read_list = readers.strings(max_words)
 
     @takes({"type": ["string", "array"], "items": {"type": "string"}})
     def read(name: str, value: object) -> tuple[str, ...]:
@@ -94,10 +79,10 @@ def _unless_empty(read: Reader) -> Reader:
 
 @takes({"type": "boolean"})
 def _negated(name: str, value: object) -> bool:
-    return not boolean(name, value)
+    return not readers.boolean(name, value)
 
 
-STOP_WORDS = _words(MAX_STOP_SEQUENCES)
+STOP_WORDS = _words(readers.MAX_STOP_SEQUENCES)
 NOT_BUILT = {
     "an adapter is used by the name that it was loaded under, lora_name": (
         "lora_id lora_path lora_task_id lora_weights lora_config"
@@ -112,7 +97,7 @@ NOT_BUILT = {
     ),
 }
 NOTHING: tuple[object, ...] = ("", [], [""], [0], [False], False, 0)
-REFUSED = {name: refused(reason, *NOTHING) for reason, names in NOT_BUILT.items() for name in names.split()}
+REFUSED = {name: readers.refused(reason, *NOTHING) for reason, names in NOT_BUILT.items() for name in names.split()}
 RETURNS: dict[str, tuple[str, ...]] = {  # flag -> keys of the answer
     "return_finish_reason": ("finish_reason",),
     "return_num_input_tokens": ("num_input_tokens",),
@@ -146,7 +131,7 @@ def _is_list(row: Parameter) -> bool:
 
 
 def _datatype(row: Parameter) -> str:
-    schema = JSON_SCHEMAS.get(row.read, {})
+    schema = readers.JSON_SCHEMAS.get(row.read, {})
     schema = schema.get("anyOf", [schema])[0]
     kind = schema["items"]["type"] if schema.get("type") == "array" else schema.get("type")
     if kind == "integer":
@@ -158,7 +143,7 @@ def _input(row: Parameter) -> Parameter:
     """Return a parameter that may come as a tensor: a scalar as a list of one, a number or flag as text."""
     if _is_list(row):
         return row
-    is_text, schema = _datatype(row) == "BYTES", JSON_SCHEMAS.get(row.read, {})
+    is_text, schema = _datatype(row) == "BYTES", readers.JSON_SCHEMAS.get(row.read, {})
 
     def read(name: str, value: object) -> Any:
         return row.read(name, _scalar(name, value, is_text=is_text))
@@ -166,7 +151,7 @@ def _input(row: Parameter) -> Parameter:
     if schema:
         one = {"type": "array", "items": schema, "minItems": 1, "maxItems": 1}
         as_text = [] if is_text else [{"type": "string", "description": "the same as text"}]
-        JSON_SCHEMAS[read] = {"anyOf": [schema, one, *as_text]}
+        readers.JSON_SCHEMAS[read] = {"anyOf": [schema, one, *as_text]}
     return replace(row, read=read)
 
 
@@ -189,19 +174,19 @@ MEANT = rows(
     lora_name="adapter",
 ) | {
     "text_input": Parameter("prompt", _prompt, fields=("inputs", "input_token_ids")),
-    "stream": Parameter("stream", boolean),
+    "stream": Parameter("stream", readers.boolean),
     "max_tokens": replace(ROWS["max_new_tokens"], off=(DEFAULT_MAX_NEW_TOKENS,)),
     "temperature": replace(ROWS["temperature"], off=(0,)),
     "stop_words": replace(ROWS["stop_sequences"], read=STOP_WORDS),
     "stop": Parameter("stop", _stop, ((),)),
-    "bad_words": replace(ROWS["bad_sequences"], read=_words(MAX_WORDS)),
+    "bad_words": replace(ROWS["bad_sequences"], read=_words(readers.MAX_WORDS)),
     "logits_post_processor_name": replace(ROWS["logits_post_processor_name"], off=("",)),
     "guided_decoding_guide_type": Parameter(
-        "guide_type", _unless_empty(choice(tuple(GUIDE_TYPES))), fields=("guided_decoding_params",)
+        "guide_type", _unless_empty(readers.choice(tuple(GUIDE_TYPES))), fields=("guided_decoding_params",)
     ),
-    "guided_decoding_guide": Parameter("guide", _unless_empty(text)),
+    "guided_decoding_guide": Parameter("guide", _unless_empty(readers.text)),
     "exclude_input_in_output": replace(ROWS["return_full_text"], read=_negated),
-    **{name: Parameter(name, boolean, (False,)) for name in RETURNS},
+    **{name: Parameter(name, readers.boolean, (False,)) for name in RETURNS},
 }
 TWINS = {  # the names of other models
     "streaming": "stream",
@@ -230,9 +215,9 @@ def reader(output_format: OutputFormat) -> Callable[[bytes, str | None, ModelCon
     def read(body: bytes, content_type: str | None, model: ModelConfig) -> Message[TritonFormat]:
         """Decode a body of any content type. Raises MalformedRequest."""
         body = body.removeprefix(BOM)
-        check_values(body)
+        readers.check_values(body)
         try:
-            fields = read_object(body)
+            fields = readers.read_object(body)
         except MalformedRequest as error:
             raise MalformedRequest(f"failed to parse the request JSON buffer: {error}") from None
         head = {"id": _id(fields)} if fields.get("id", "") != "" else {}
@@ -259,7 +244,7 @@ def parse(message: Message[TritonFormat]) -> Parsed[TritonFormat]:
         raise MalformedRequest("missing required input(s) ['text_input']. Please provide all required input(s).")
     is_streaming = message.format.is_streamed and given.get("stream", True)
     INPUTS.check_together(given, is_streamed=is_streaming)
-    read_search(given, INPUTS, is_streamed=is_streaming)
+    INPUTS.read_search(given, is_streamed=is_streaming)
     is_greedy = "beam_width" not in given and (not given.get("temperature") or given.get("top_p") == 0)
     INPUTS.drop(given, _without_effect(given, is_greedy, is_streaming), ignored)
     outputs = tuple(key for flag, keys in RETURNS.items() if flag in given for key in keys)
@@ -299,7 +284,7 @@ def _unpack(value: object) -> dict[str, Any]:
     if not value:
         return {}
     try:
-        fields = read_object(value.encode())
+        fields = readers.read_object(value.encode())
     except MalformedRequest as error:
         raise MalformedRequest(f"Unable to parse '{PACKED}': {error}") from None
     return {name: inner for name, inner in fields.items() if inner is not None}  # some clients' libraries write null
@@ -344,7 +329,7 @@ def _ignore(where: str, name: str, value: object, ignored: list[str]) -> None:
 
 def _without_effect(given: Given, is_greedy: bool, is_streaming: bool) -> dict[str, str]:
     """Return the inputs that this request cannot use, with the reasons."""
-    reasons = without_effect(given, is_greedy=is_greedy)
+    reasons = INPUTS.without_effect(given, is_greedy=is_greedy)
     if is_streaming:
         reasons["return_full_text"] = "in a stream"
     if "return_logprobs" not in given:
