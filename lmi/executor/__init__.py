@@ -51,18 +51,24 @@ from lmi.executor.config import (
     LogitsPostProcessorConfig,
 )
 from lmi.executor.executor import (
+    Capabilities,
+    EngineInfo,
     Executor,
     InflightBatchingStats,
     IterationStats,
     KvCacheStats,
+    Progress,
     RequestStats,
     RequestStatsPerIteration,
 )
-from lmi.executor.info import Capabilities, EngineInfo, Progress
 from lmi.executor.request import (
     DEFAULT_PRIORITY,
     DEFAULT_RETENTION_PRIORITY,
+    MAX_PENALTY,
+    MAX_SEED,
+    MAX_TEMPERATURE,
     PRIORITY_STEPS,
+    REPETITION_PENALTIES,
     AdditionalModelOutput,
     ExternalDraftTokensConfig,
     GuidedDecodingParams,
@@ -72,6 +78,7 @@ from lmi.executor.request import (
     OutputConfig,
     PromptTuningConfig,
     Request,
+    SamplingConfig,
     TokenRangeRetentionConfig,
 )
 from lmi.executor.response import (
@@ -85,50 +92,13 @@ from lmi.executor.response import (
     Tensor,
     TokenLogProb,
 )
-from lmi.executor.sampling import MAX_PENALTY, MAX_SEED, MAX_TEMPERATURE, REPETITION_PENALTIES, SamplingConfig
 
-__all__ = [
-    "DEFAULT_PRIORITY",
-    "DEFAULT_RETENTION_PRIORITY",
-    "MAX_PENALTY",
-    "MAX_SEED",
-    "MAX_TEMPERATURE",
-    "PRIORITY_STEPS",
-    "REPETITION_PENALTIES",
-    "AdditionalModelOutput",
-    "BatchingType",
-    "Capabilities",
-    "EngineInfo",
-    "ErrorKind",
-    "Executor",
-    "ExecutorConfig",
-    "ExternalDraftTokensConfig",
-    "FinishReason",
-    "GuideType",
-    "GuidedDecodingConfig",
-    "GuidedDecodingParams",
-    "InflightBatchingStats",
-    "IterationStats",
-    "KvCacheConfig",
-    "KvCacheRetentionConfig",
-    "KvCacheStats",
-    "LogitsPostProcessor",
-    "LogitsPostProcessorBatched",
-    "LogitsPostProcessorConfig",
-    "LoraConfig",
-    "OutputConfig",
-    "Progress",
-    "PromptLogProb",
-    "PromptTuningConfig",
-    "Request",
-    "RequestPerfMetrics",
-    "RequestStats",
-    "RequestStatsPerIteration",
-    "Response",
-    "ResponseError",
-    "Result",
-    "SamplingConfig",
-    "Tensor",
-    "TokenLogProb",
-    "TokenRangeRetentionConfig",
-]
+__all__ = ["AdditionalModelOutput", "BatchingType", "Capabilities", "DEFAULT_PRIORITY", "DEFAULT_RETENTION_PRIORITY"]
+__all__ += ["EngineInfo", "ErrorKind", "Executor", "ExecutorConfig", "ExternalDraftTokensConfig", "FinishReason"]
+__all__ += ["GuideType", "GuidedDecodingConfig", "GuidedDecodingParams", "InflightBatchingStats", "IterationStats"]
+__all__ += ["KvCacheConfig", "KvCacheRetentionConfig", "KvCacheStats", "LogitsPostProcessor"]
+__all__ += ["LogitsPostProcessorBatched", "LogitsPostProcessorConfig", "LoraConfig", "MAX_PENALTY", "MAX_SEED"]
+__all__ += ["MAX_TEMPERATURE", "OutputConfig", "PRIORITY_STEPS", "Progress", "PromptLogProb", "PromptTuningConfig"]
+__all__ += ["REPETITION_PENALTIES", "Request", "RequestPerfMetrics", "RequestStats", "RequestStatsPerIteration"]
+__all__ += ["Response", "ResponseError", "Result", "SamplingConfig", "Tensor", "TokenLogProb"]
+__all__ += ["TokenRangeRetentionConfig"]
