@@ -17,8 +17,17 @@ from typing import NamedTuple
 
 from lmi.gateway.container import ContainerFault, ContainerResponse, Header, OutOfTime
 from lmi.gateway.endpoints import TIMED_OUT, AwsEndpoint
-from lmi.gateway.errors import AwsError, invalid, model_error, too_large, unavailable
-from lmi.gateway.exchange import ASYNC, PREFIX, AwsRequest, headers_for_container
+from lmi.gateway.exchange import (
+    ASYNC,
+    PREFIX,
+    AwsError,
+    AwsRequest,
+    headers_for_container,
+    invalid,
+    model_error,
+    too_large,
+    unavailable,
+)
 from lmi.gateway.stores import FolderOutput, Inputs, S3Output, StoreError, run_in_thread
 from lmi.http.exchange import MAX_HEADER_BYTES
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +85,7 @@ def _flag(name: str, default: object, help: str = "", parse: Callable[[str], obj
             raise click.UsageError(f"{name} {error}") from None
 
     more |= {} if parse is None else {"type": read}
-    return field(default_factory=lambda: default, metadata={"name": name, **more})
+    return field(default_factory=lambda: default, metadata={"name": name, "more": more})
 
 
 def _pairs(name: str, default: object, help: str, metavar: str, parse: Callable[[str], object]) -> Any:
@@ -163,11 +163,6 @@ class GatewaySettings:
     log_format: str = _flag("--log-format", "auto", type=click.Choice(["auto", "text", "json"]))
 
 
-def _option(setting: Field[Any]) -> click.Option:
-    words = dict(setting.metadata)
-    return click.Option([words.pop("name"), setting.name], **words)
-
-
 def settings(**flags: Any) -> GatewaySettings:
     """Return the settings that the flags give. A flag that is not given is None. Raises click.UsageError."""
     found = GatewaySettings(**{name: value for name, value in flags.items() if value is not None})
@@ -178,7 +173,7 @@ def settings(**flags: Any) -> GatewaySettings:
 
 
 @click.command(
-    params=[_option(setting) for setting in fields(GatewaySettings)],
+    params=[click.Option([one.metadata["name"], one.name], **one.metadata["more"]) for one in fields(GatewaySettings)],
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 def gateway(**flags: Any) -> int:

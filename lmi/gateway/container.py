@@ -101,7 +101,8 @@ class ContainerResponse(asyncio.Protocol):
         self._num_waiting_bytes = 0
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
-        self._timer = asyncio.get_running_loop().call_later(timeout_s, self._run_out_of_time)
+        late = OutOfTime(f"no whole answer within {timeout_s:g} s")
+        self._timer = asyncio.get_running_loop().call_later(timeout_s, self.close, late)
 
     # For the caller.
 
@@ -187,9 +188,6 @@ class ContainerResponse(asyncio.Protocol):
             self.close()
         else:
             self._lose(str(error) if error else "it closed the connection")
-
-    def _run_out_of_time(self) -> None:
-        self.close(OutOfTime(f"no whole answer within {self.timeout_s:g} s"))
 
     def _lose(self, reason: str) -> None:
         kind = ResponseCut if self._has_head else Unreachable

@@ -16,8 +16,7 @@ from msgspec import Meta
 
 from lmi.errors import shorten
 from lmi.gateway.endpoints import AwsEndpoint
-from lmi.gateway.errors import AwsError, cut
-from lmi.gateway.exchange import VARIANT, AwsRequest
+from lmi.gateway.exchange import VARIANT, AwsError, AwsRequest, cut
 from lmi.gateway.gateway import Gateway
 
 MEDIA_TYPE = "application/x-amz-json-1.1"

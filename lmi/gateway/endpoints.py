@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from lmi.gateway.container import Container, ContainerFault, OutOfTime, Unreachable
-from lmi.gateway.errors import ACCOUNT, AwsError, invalid, model_error, unavailable
-from lmi.gateway.exchange import ENDPOINT_NAME
+from lmi.gateway.exchange import ACCOUNT, ENDPOINT_NAME, AwsError, invalid, model_error, unavailable
 
 ANY = ""  # in place of an endpoint's name
 TIMED_OUT = "Your invocation timed out while waiting for a response from container primary."

@@ -17,7 +17,6 @@ from lmi.gateway.async_invocations import AsyncInvocations
 from lmi.gateway.command import GatewaySettings
 from lmi.gateway.container import ContainerFault, ContainerResponse, Header, OutOfTime
 from lmi.gateway.endpoints import AwsEndpoint, Endpoints
-from lmi.gateway.errors import model_error
 from lmi.gateway.exchange import (
     COMPONENT_NAME,
     INVOKE,
@@ -28,6 +27,7 @@ from lmi.gateway.exchange import (
     AwsMember,
     AwsRequest,
     headers_for_container,
+    model_error,
 )
 from lmi.gateway.model_store import ModelStore
 from lmi.gateway.stores import S3, S3_SCHEME, FolderOutput, Inputs, S3Output

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lmi.errors import StartError, cause_line
-from lmi.gateway.errors import invalid
+from lmi.gateway.exchange import invalid
 from lmi.gateway.stores import S3_SCHEME
 from lmi.shared.fetches import WantedSource
 from lmi.sources.archive import unpack
@@ -58,7 +58,11 @@ class ModelStore:
         home = self._folder / self.name(key)
         place = Place(self._folder, "--models-dir")
         try:
-            found = self._fetch(key) if self._is_remote else self._find(key)
+            if self._is_remote:
+                wanted = WantedSource(source=f"{self._source}/{key}", download_dir=str(self._folder / "sources"))
+                found = Path(fetch(FetchJob(wanted)).folder)
+            else:
+                found = self._find(key)
             with place.only_one(home / "lock", key):  # of two gateways
                 was_replaced = _update(found, home, lambda num_bytes: place.check_room(num_bytes, key))
             return home / "model", was_replaced
@@ -66,11 +70,6 @@ class ModelStore:
             raise LoadFailed(f"TargetModel {key}: {error}") from error
         except OSError as error:
             raise LoadFailed(f"TargetModel {key} cannot be stored in {home}: {cause_line(error)}") from error
-
-    def _fetch(self, key: str) -> Path:
-        """Bring what is missing of a model from S3. Returns its folder. Raises StartError."""
-        wanted = WantedSource(source=f"{self._source}/{key}", download_dir=str(self._folder / "sources"))
-        return Path(fetch(FetchJob(wanted)).folder)
 
     def _find(self, key: str) -> Path:
         """Return the folder or archive. A link that leads out of the source counts as nothing."""

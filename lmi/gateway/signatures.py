@@ -7,11 +7,10 @@ import hmac
 import re
 import time
 from calendar import timegm
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from lmi.errors import BadConfiguration
-from lmi.gateway.errors import AwsError
-from lmi.gateway.exchange import AwsExchange
+from lmi.gateway.exchange import AwsError, AwsExchange
 
 SERVICE = "sagemaker"
 MAX_SKEW_S = 300.0
@@ -52,7 +51,9 @@ class Signatures:
         date = exchange.headers.get("x-amz-date", "")
         if not _is_now(date) or not date.startswith(given["day"]):
             raise _wrong(f"Signature expired or not yet current: X-Amz-Date is more than {MAX_SKEW_S:g} s off.")
-        if unsigned := _unsigned(exchange, given["headers"].split(";")):
+        # What anyone could have added to a signed request, whose meaning it changes.
+        sent = {name for name in exchange.headers.keys() if name.startswith(SIGNED_IF_SENT)}
+        if unsigned := sorted(sent - {DIGEST, *given["headers"].split(";")}):
             raise _wrong(f"There were headers present in the request which were not signed: {', '.join(unsigned)}")
         if not hmac.compare_digest(self._sign(exchange, body, given, date), given["signature"]):
             raise _wrong("The request signature we calculated does not match the signature you provided.")
@@ -75,12 +76,6 @@ class Signatures:
         signer = SigV4Auth(self._credentials, SERVICE, given["region"])
         text: str = signer.signature(signer.string_to_sign(request, signer.canonical_request(request)), request)
         return text
-
-
-def _unsigned(exchange: AwsExchange, signed: Iterable[str]) -> list[str]:
-    """Return the headers that anyone could have added to a signed request, whose meaning they change."""
-    sent = {name for name in exchange.headers.keys() if name.startswith(SIGNED_IF_SENT)}
-    return sorted(sent - {DIGEST, *signed})
 
 
 def _is_now(date: str) -> bool:

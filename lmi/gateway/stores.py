@@ -130,7 +130,11 @@ class Inputs:
         if file is None:
             raise StoreError(f"{location} is not below the folder of --async-input")
         try:
-            return _read_file(file)
+            if not file.is_file():  # any other, such as a pipe, could let its reader wait for ever
+                raise StoreError(f"{file} is not a regular file" if file.exists() else f"there is no {file}")
+            if (num_bytes := file.stat().st_size) > MAX_INPUT_BYTES:
+                raise StoreError(f"{file} has {num_bytes} bytes, at most {MAX_INPUT_BYTES} are read")
+            return file.read_bytes()
         except (OSError, StoreError) as error:
             raise _unreadable(location, error) from error
 
@@ -153,15 +157,6 @@ def parse_s3(url: str) -> tuple[str, str]:
 
 def _unreadable(location: str, error: Exception) -> StoreError:
     return error if isinstance(error, StoreError) else StoreError(f"{location} cannot be read: {cause_line(error)}")
-
-
-def _read_file(file: Path) -> bytes:
-    """Read a regular file. Any other, such as a pipe, could let its reader wait for ever."""
-    if not file.is_file():
-        raise StoreError(f"{file} is not a regular file" if file.exists() else f"there is no {file}")
-    if (num_bytes := file.stat().st_size) > MAX_INPUT_BYTES:
-        raise StoreError(f"{file} has {num_bytes} bytes, at most {MAX_INPUT_BYTES} are read")
-    return file.read_bytes()
 
 
 def _make_client() -> Any:

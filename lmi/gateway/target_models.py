@@ -20,7 +20,7 @@ import msgspec
 
 from lmi.gateway.container import Container, ContainerFault
 from lmi.gateway.endpoints import ANY, AwsEndpoint
-from lmi.gateway.errors import AwsError, invalid, model_error
+from lmi.gateway.exchange import AwsError, invalid, model_error
 from lmi.gateway.model_store import LoadFailed, ModelStore
 from lmi.gateway.stores import run_in_thread
 
@@ -55,9 +55,8 @@ class TargetModels:
         store = self._stores.get(endpoint.name) or self._stores.get(ANY)
         if target is None:
             if store is not None:
-                raise invalid(
-                    f"Endpoint {endpoint.name} is a multi-model endpoint: TargetModel must name a model of it."
-                )
+                rule = "is a multi-model endpoint: TargetModel must name a model of it"
+                raise invalid(f"Endpoint {endpoint.name} {rule}.")
             yield "/invocations"
         elif store is None:
             raise invalid(f"Endpoint {endpoint.name} is not a multi-model endpoint: --models names no source for it.")
@@ -113,7 +112,8 @@ class LoadedModels:
         try:
             if name in self._unloads:
                 await asyncio.wait([self._unloads[name]])
-            if not await self._is_ready(name):
+            known = _decoded(await self._ask("GET", f"/models/{name}"), _ListedModel)
+            if known is None or known.status != READY:
                 await asyncio.shield(self._load_once(name, store, key))
             yield name
             self._last_used_s[name] = time.monotonic()
@@ -179,10 +179,6 @@ class LoadedModels:
             await self._unloads[name]
         finally:
             del self._unloads[name]
-
-    async def _is_ready(self, name: str) -> bool:
-        found = _decoded(await self._ask("GET", f"/models/{name}"), _ListedModel)
-        return found is not None and found.status == READY
 
     async def _register(self, name: str, url: str) -> tuple[int, bytes]:
         return await self._ask("POST", "/models", {"model_name": name, "url": url}, LOAD_TIMEOUT_S)

@@ -28,8 +28,7 @@ from lmi.errors import BadConfiguration, ClientGone, LmiError, Overloaded, PortU
 from lmi.gateway import local_url
 from lmi.gateway.command import GatewaySettings
 from lmi.gateway.control import control
-from lmi.gateway.errors import AwsError, too_large, unavailable
-from lmi.gateway.exchange import AwsExchange, AwsRequest
+from lmi.gateway.exchange import AwsError, AwsExchange, AwsRequest, too_large, unavailable
 from lmi.gateway.gateway import Gateway
 from lmi.gateway.signatures import Signatures
 from lmi.gateway.stores import NO_BOTO3, S3_SCHEME

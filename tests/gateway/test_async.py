@@ -17,7 +17,7 @@ from botocore.exceptions import ClientError
 from lmi.gateway.async_invocations import EXPIRED, STOPPED, AsyncInvocations, AsyncJob
 from lmi.gateway.container import Container
 from lmi.gateway.endpoints import TIMED_OUT, AwsEndpoint, Health
-from lmi.gateway.errors import AwsError
+from lmi.gateway.exchange import AwsError
 from lmi.gateway.stores import S3, FolderOutput, Inputs
 from tests.gateway.gateways import Gateway, ScriptedContainer, Talk, chunked, gateway, scripted, then_silent, whole
 from tests.sources.faulty_server import Answer
