@@ -1,8 +1,7 @@
 """The command `lmi`, and the commands `serve` and `djl-serving` with which container platforms start an image.
 
-Without a command, or with flags alone, `lmi` serves. Every flag of `lmi serve` and `lmi config` is a row of the table
-of options. A start that fails prints each fault on one line of stderr, then one JSON object if stderr is not a
-terminal, and ends with the exit code of its error. An unknown word or flag prints one line and has exit code 2.
+Every flag of `lmi serve` and `lmi config` is a row of the table of options. A start that fails prints each fault on one
+line of stderr, then one JSON object if stderr is not a terminal, and ends with the exit code of its error.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from lmi.settings.kinds import BOOLEAN, MODELS
 from lmi.settings.option import Option
 from lmi.settings.options import OPTIONS, elsewhere, known_keys
 from lmi.settings.resolve import resolve_folder
-from lmi.settings.values import Resolved, Setting
+from lmi.settings.values import Setting
 from lmi.shared import log, sink
 
 REPORTED_LIBRARIES = ("torch", "transformers", "tokenizers", "gunicorn", "uvicorn", "starlette")
@@ -197,7 +196,12 @@ def config(folder: str | None, flags: dict[str, str], is_json: bool) -> None:
     """
     resolved = resolve_folder(folder, os.environ, flags)
     if is_json:
-        click.echo(orjson.dumps(_document(resolved), option=orjson.OPT_INDENT_2).decode())
+        rows = [
+            {"option": row.option, "value": row.value, "source": row.source, "shadowed": row.shadowed}
+            for row in resolved.settings
+        ]
+        document = {"options": rows, "warnings": resolved.warnings, "notes": resolved.notes}
+        click.echo(orjson.dumps(document, option=orjson.OPT_INDENT_2).decode())
         return
     click.echo("\n".join(_table(resolved.settings)))
     for warning in resolved.warnings:
@@ -246,17 +250,6 @@ def _serve(folder: str | None, flags: dict[str, str]) -> int:
     if resolved.request is None:
         stages.say(resolved)
     return supervisor.run(resolved, lambda fetched: resolve_folder(folder, os.environ, flags, fetched=fetched))
-
-
-def _document(resolved: Resolved) -> dict[str, Any]:
-    return {
-        "options": [
-            {"option": row.option, "value": row.value, "source": row.source, "shadowed": row.shadowed}
-            for row in resolved.settings
-        ],
-        "warnings": resolved.warnings,
-        "notes": resolved.notes,
-    }
 
 
 def _table(settings: Sequence[Setting]) -> list[str]:

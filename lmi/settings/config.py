@@ -1,7 +1,6 @@
 """The settings of a server, which all its processes share.
 
-The supervisor fills these frozen dataclasses from command line, environment and serving.properties, and hands them to
-its children as one JSON file. Only the supervisor reads options from the environment. The default of an option is the
+The supervisor fills these frozen dataclasses, and hands them to its children as JSON. The default of an option is the
 default of its field, unless the engine's `Handler` has a different one.
 """
 

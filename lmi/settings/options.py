@@ -1,8 +1,7 @@
 """The table of options, read from the fields of the settings, and the names that other servers have beside them.
 
-Some of these other options go to the engine, some have no effect, and some exist only elsewhere. This module does not
-know files or precedence. Sources: LMI's serving.properties, TGI's environment variables, and AWS's pages of LMI, of its
-vLLM, SGLang and llama.cpp images, and of its container standards.
+Some of these go to the engine, some have no effect, and some exist only elsewhere. Sources: LMI's serving.properties,
+TGI's environment variables, and AWS's pages of LMI, of its vLLM, SGLang and llama.cpp images, and of its containers.
 """
 
 from __future__ import annotations
@@ -160,3 +159,11 @@ def of_other_images(environ: Mapping[str, str]) -> list[str]:
         return []
     counted = "1 variable" if len(names) == 1 else f"{len(names)} variables"
     return [f"{counted} of AWS's other images not read yet: {', '.join(names)}"]
+
+
+def unused_of_platform(environ: Mapping[str, str]) -> list[str]:
+    """Return the line about SageMaker's variables that set no option, or no line."""
+    used = {name for option in OPTIONS for name in option.platform}
+    named = {name for name in environ if name.startswith("SAGEMAKER_") and not is_of_other_image(name)}
+    unused = sorted(named - used)
+    return [f"{', '.join(unused)}: set no option"] if unused else []

@@ -6,13 +6,12 @@ listen further. Without a range each takes any free port.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Container
 from dataclasses import replace
 
 from lmi.errors import BadConfiguration, OutOfMemory
 from lmi.settings.config import Config
 from lmi.settings.engine_choice import ChosenEngine, Replicas
-from lmi.settings.handler import Handler
 from lmi.settings.kinds import GATEWAY_PORT
 from lmi.settings.values import Values
 
@@ -26,7 +25,11 @@ def choose_ports(values: Values, engine: ChosenEngine, replicas: Replicas) -> Re
         return replicas
     ports = _ports(given_range, values.final("port"))
     allowed = f"a port of {RANGE}, {given_range[0]}-{given_range[1]}, but not the server's own"
-    for name, text in _given_ports(values, engine.handler):
+    environ = {**values.here.environ, **values.final("option.env")}
+    asked = {name: environ[name] for name in engine.handler.port_variables if name in environ}
+    if LEADER_PORT in values or values.given("option.nnodes", "1") != "1":  # the leader of several nodes must have one
+        asked[LEADER_PORT] = values.given(LEADER_PORT, "")
+    for name, text in asked.items():
         if text not in map(str, ports):
             values.problems.faults.append(f"{name}={text or None}: allowed is {allowed}")
     num_wanted = len(engine.handler.port_variables) * replicas.num_engines
@@ -85,11 +88,3 @@ def _free(config: Config, given_range: tuple[int, int]) -> list[int]:
 
 def _ports(given_range: tuple[int, int], server_port: int) -> list[int]:
     return [port for port in range(given_range[0], given_range[1] + 1) if port != server_port]
-
-
-def _given_ports(values: Values, handler: Handler) -> Iterator[tuple[str, str]]:
-    """Yield the name and the text of each port that the engine is given. The leader of several nodes must have one."""
-    environ = {**values.here.environ, **values.final("option.env")}
-    yield from ((name, environ[name]) for name in handler.port_variables if name in environ)
-    if LEADER_PORT in values or values.given("option.nnodes", "1") != "1":
-        yield LEADER_PORT, values.given(LEADER_PORT, "")

@@ -1,8 +1,7 @@
 """Reads a serving.properties file into its keys, their values and their lines.
 
 The syntax is that of java.util.Properties: continuations, escapes, `=`, `:` or blank between key and value. Each entry
-keeps its line, a repeated key is a warning, and an error names file and line. A byte order mark is skipped. This module
-does not know what a key means.
+keeps its line, a repeated key is a warning, and an error names file and line.
 """
 
 from __future__ import annotations

@@ -12,40 +12,18 @@ from pathlib import Path
 
 from lmi.adapters.files import OPTION, by_name, check_files, folders_beside, is_enabled
 from lmi.errors import BadConfiguration
-from lmi.settings import engine_choice, secure_mode
+from lmi.settings import engine_choice, model_choice, secure_mode
 from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig
 from lmi.settings.engine_choice import KEY, ChosenEngine, Replicas
 from lmi.settings.handler import USER_CODE, announced
 from lmi.settings.kinds import ADDRESS, FORMATTER_WORDS, MODELS, REASONING_FORMS, TOOL_CALL_FORMS
 from lmi.settings.machine import Machine
-from lmi.settings.model_choice import (
-    MODEL,
-    Fetched,
-    choose_model,
-    fetch_request,
-    is_remote_folder,
-    left_to_code,
-    named_folder,
-    place,
-)
+from lmi.settings.model_choice import MODEL, Fetched
 from lmi.settings.model_folder import find_folder
-from lmi.settings.options import is_of_server, of_other_images
+from lmi.settings.options import is_of_server, of_other_images, unused_of_platform
 from lmi.settings.ports import choose_gateway_port, choose_ports
 from lmi.settings.properties import Properties, read
-from lmi.settings.values import (
-    FILE,
-    Given,
-    Problems,
-    Resolved,
-    Surroundings,
-    Values,
-    collect,
-    pick,
-    settings,
-    shadows,
-    unused_of_platform,
-)
-from lmi.shared.fetches import FetchRequest
+from lmi.settings.values import FILE, Given, Problems, Resolved, Surroundings, Values, collect, pick
 from lmi.sources.place import default_download_dir
 from lmi.user_code.settings import choose_code, choose_requirements, folders_of, unrun_code, with_properties
 
@@ -62,8 +40,8 @@ def resolve_folder(
     `fetched` has the folders of the sources that a former result asked for.
     """
     cwd = cwd or Path.cwd()
-    asked = asked or named_folder(environ, flags, cwd)
-    if asked is not None and is_remote_folder(asked, cwd):
+    asked = asked or model_choice.named_folder(environ, flags, cwd)
+    if asked is not None and model_choice.is_remote_folder(asked, cwd):
         if flags.get(MODEL, asked) != asked:
             raise BadConfiguration(f"{asked} is to be served and {MODEL} is {flags[MODEL]}: allowed is one model")
         return resolve(Properties(), environ, {**flags, MODEL: asked}, cwd=cwd, fetched=fetched)
@@ -93,7 +71,7 @@ def resolve(
     warnings = [*properties.warnings, *of_other_images(environ)]
     problems = Problems(warnings=warnings, details=unused_of_platform(environ))
     here = Surroundings(environ, folder, cwd, machine or Machine.here(environ), announced(), fetched or {}, untrusted)
-    givens, missing = place(_expand(collect(properties, environ, flags), here.machine), here, problems)
+    givens, missing = model_choice.place(_expand(collect(properties, environ, flags), here.machine), here, problems)
     values = Values(pick(givens, problems), here, problems)
     return _without_model(values, flags) if values.final("multi_model") else _with_one_model(values, missing)
 
@@ -109,15 +87,15 @@ def _with_one_model(values: Values, missing: tuple[str, ...]) -> Resolved:
     values.problems.stop_at_faults()
     secure_mode.check(values, folders_of(values))
     requirements = choose_requirements(values, code)
-    missing = left_to_code(missing) if engine.handler is USER_CODE else missing
-    values, path = choose_model(values, engine.handler is USER_CODE, missing)
+    missing = model_choice.left_to_code(missing) if engine.handler is USER_CODE else missing
+    values, path = model_choice.choose_model(values, engine.handler is USER_CODE, missing)
     if str(path) not in missing:
         engine.handler.check_model(path)
     values.problems.notes += unrun_code(path) if not values.final("option.trust_remote_code") else []
     config = choose_gateway_port(_config(values, engine, replicas, options, path))
     code = with_properties(code, config, values, is_apart=path != here.folder) if code is not None else None
     config = _with_adapters(replace(config, user_code=code, requirements=requirements), values, engine)
-    return _resolved(config, values, fetch_request(missing, config))
+    return Resolved.of(config, values, model_choice.fetch_request(missing, config))
 
 
 def _choose_for_engine(values: Values, engine: ChosenEngine) -> tuple[Values, Replicas]:
@@ -130,12 +108,6 @@ def _choose_for_engine(values: Values, engine: ChosenEngine) -> tuple[Values, Re
     replicas = choose_ports(values, engine, engine_choice.choose_replicas(values, engine, gpus))
     engine_choice.refuse_other_tasks(values, engine)
     return values, replicas
-
-
-def _resolved(config: Config, values: Values, request: FetchRequest | None = None) -> Resolved:
-    rows, problems = settings(values), values.problems
-    notes = (*problems.notes, *shadows(rows))
-    return Resolved(config, rows, tuple(problems.warnings), notes, tuple(problems.details), request)
 
 
 def _without_model(values: Values, flags: Mapping[str, str]) -> Resolved:
@@ -151,7 +123,7 @@ def _without_model(values: Values, flags: Mapping[str, str]) -> Resolved:
     of_models = {key: text for key, text in flags.items() if not is_of_server(key)}
     server = ServerConfig(**values.fields("server"), model_flags=of_models)
     config = Config(server=server, model=ModelConfig(path="", name="model"), engine=EngineConfig())
-    return _resolved(choose_gateway_port(config), values)
+    return Resolved.of(choose_gateway_port(config), values)
 
 
 def _expand(givens: list[Given], machine: Machine) -> list[Given]:

@@ -2,8 +2,7 @@
 
 The operator switches it on and names the controls (SAGEMAKER_SECURE_MODE, SAGEMAKER_SECURITY_CONTROLS); each control
 refuses some files and some options. Options and paths that are not known to be safe are refused by secure mode itself.
-Names and meanings are those of djl-serving, but an unknown control is refused here. This module reads names of files,
-and no file but tokenizer_config.json.
+Names and meanings are those of djl-serving, but an unknown control is refused here.
 """
 
 from __future__ import annotations
@@ -11,9 +10,10 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from lmi.errors import SecurityRefused
 from lmi.settings.config import ServerConfig
@@ -132,7 +132,9 @@ def check_adapter(server: ServerConfig, folder: Path, model: Path, *, is_fetched
 
 def _refused_options(values: Values, names: Collection[str]) -> Iterator[str]:
     for key, picked in values.picked.items():
-        if not _is_safe(key, picked.value):
+        option = find(key)
+        is_safe = not key.startswith("option.") or key in SAFE_OPTIONS or (option is not None and option.is_safe)
+        if not (picked.value in SAFE_LOAD_FORMATS if key == LOAD_FORMAT else is_safe):
             yield f"{picked.given.place}: secure mode does not allow this option"
     for name in names:
         for option in sorted(OPTIONS, key=lambda option: option.key):
@@ -141,29 +143,14 @@ def _refused_options(values: Values, names: Collection[str]) -> Iterator[str]:
                 yield f"{values.how_given(option.key).said}: refused by {name}"
 
 
-def _is_safe(key: str, value: Any) -> bool:
-    if not key.startswith("option.") or key in SAFE_OPTIONS:
-        return True
-    if key == LOAD_FORMAT:
-        return value in SAFE_LOAD_FORMATS
-    return (option := find(key)) is not None and option.is_safe
-
-
 def _refused_paths(values: Values, bases: list[Path], roots: list[Path]) -> Iterator[str]:
     for key in (*[option.key for option in OPTIONS if option.is_path], DRAFT):
         if key in values:
-            outside = [path for path in _paths(str(values.given(key)), bases) if not _is_below(path, roots)]
+            text, named = local_path(str(values.given(key))), []
+            with suppress(OSError):  # too long for a path; what is none may mean a model of a hub
+                named = [base / text for base in bases if (base / text).exists()] or [Path(text)] * text.startswith("/")
+            outside = [path for path in named if not _is_below(path, roots)]
             yield from (_leaves(path, values.how_given(key).place) for path in outside[:1])
-
-
-def _paths(text: str, bases: list[Path]) -> list[Path]:
-    """Return the paths that an option may mean, or none if it means something else, such as a model of a hub."""
-    text = local_path(text)
-    try:
-        named = [base / text for base in bases if (base / text).exists()]
-    except OSError:  # too long for a path
-        return []
-    return named or [Path(text)] * text.startswith("/")
 
 
 def _is_below(path: Path, roots: list[Path]) -> bool:

@@ -18,16 +18,7 @@ from lmi.settings.config import Config
 from lmi.settings.handler import Handler
 from lmi.settings.kinds import TEXT, TooLarge
 from lmi.settings.machine import Machine
-from lmi.settings.options import (
-    OPTIONS,
-    OTHER_ENV,
-    TRANSLATED,
-    default,
-    find,
-    is_of_other_image,
-    key_of_env,
-    known_keys,
-)
+from lmi.settings.options import OPTIONS, OTHER_ENV, TRANSLATED, default, find, key_of_env, known_keys
 from lmi.settings.properties import Properties
 from lmi.shared.fetches import FetchRequest
 
@@ -133,14 +124,6 @@ def pick(givens: list[Given], problems: Problems) -> dict[str, Picked]:
             continue
         picked[key] = Picked(values[0], candidates[0], tuple(candidates[1:]))
     return picked
-
-
-def unused_of_platform(environ: Mapping[str, str]) -> list[str]:
-    """Return the line about SageMaker's variables that set no option, or no line."""
-    used = {name for option in OPTIONS for name in option.platform}
-    named = {name for name in environ if name.startswith("SAGEMAKER_") and not is_of_other_image(name)}
-    unused = sorted(named - used)
-    return [f"{', '.join(unused)}: set no option"] if unused else []
 
 
 def fault(given: Given, allowed: str) -> str:
@@ -285,6 +268,12 @@ class Resolved:
     notes: tuple[str, ...] = ()
     details: tuple[str, ...] = ()  # for a log at DEBUG
     request: FetchRequest | None = None
+
+    @classmethod
+    def of(cls, config: Config, values: Values, request: FetchRequest | None = None) -> Resolved:
+        rows, problems = settings(values), values.problems
+        notes = (*problems.notes, *shadows(rows))
+        return cls(config, rows, tuple(problems.warnings), notes, tuple(problems.details), request)
 
 
 def settings(values: Values) -> tuple[Setting, ...]:
