@@ -1,8 +1,7 @@
-"""Checks a request against the capabilities of an engine.
+"""Checks a request against the capabilities of an engine, by one table for every API and every engine.
 
-One table serves every API and every engine. The front end uses it before it submits a request. Each Executor uses it
-again in `enqueue_request`, so that a user of the library gets the same answer as a client. This module does not know
-text or HTTP.
+The front end uses it before it submits a request. Each Executor uses it again in `enqueue_request`, so that a user of
+the library gets the same answer as a client.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """DescribeEndpoint and ListEndpoints, for waiters and for people who look around.
 
-They are AWS JSON 1.1: a POST of / that names the operation in X-Amz-Target. An endpoint never changes, so it was last
-modified when it was made, which is when the gateway first heard of it.
+They are AWS JSON 1.1: a POST of / that names the operation in X-Amz-Target. An endpoint never changes after the gateway
+first heard of it.
 """
 
 from __future__ import annotations

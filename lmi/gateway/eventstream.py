@@ -1,8 +1,7 @@
 """AWS's event stream, in which a streamed answer reaches its client: how it is cut into parts, and their frames.
 
-The answer is cut as the container sent it, or joined or cut as the platform may do, and a client that is right with all
-three is right with every cut. No part is empty or longer than 1 MiB. A body that ends early ends the parts, with
-nothing lost of what came before. Source: Amazon's description of the vnd.amazon.eventstream encoding.
+A client that is right with all three ways of cutting is right with every cut. No part is empty or longer than 1 MiB.
+Source: Amazon's description of the vnd.amazon.eventstream encoding.
 """
 
 from __future__ import annotations

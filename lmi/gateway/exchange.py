@@ -1,9 +1,8 @@
 """One exchange with a client of AWS's API: what its request says in headers, and the answer or error that it gets.
 
-The table of these headers is botocore's model of the SageMaker runtime, in its words; a test holds both equal. A rule
-is a pattern and the length of a text, or without a pattern the least and the greatest whole number. InputLocation is
-not in it, because the gateway takes files where AWS takes only objects. botocore chooses the class of its exception by
-the header x-amzn-ErrorType. Every fault of a container is a ModelError, whose status 424 is never retried.
+The table of these headers is botocore's model of the SageMaker runtime, in its words; a test holds both equal. botocore
+chooses the class of its exception by the header x-amzn-ErrorType. Every fault of a container is a ModelError, whose
+status 424 is never retried.
 """
 
 from __future__ import annotations

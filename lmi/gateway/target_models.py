@@ -1,8 +1,8 @@
 """TargetModel: the models of multi-model endpoints, which their containers load and unload.
 
 A container is asked what it has, because it may have been restarted since. When it has no room for a further model
-(507), the least recently used one that serves no request is unloaded, again until the new one fits. So do SageMaker's
-multi-model endpoints. Source: SageMaker's guide, "Custom containers contract for multi-model endpoints".
+(507), the least recently used one that serves no request is unloaded, again until the new one fits. Source: SageMaker's
+guide, "Custom containers contract for multi-model endpoints".
 """
 
 from __future__ import annotations

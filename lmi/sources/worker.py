@@ -1,9 +1,8 @@
-"""The fetch process: it brings the sources that a request names, reports how far it is, and ends.
+"""The fetch process: `python -m lmi.sources.worker REQUEST FOLDER` (`lmi/shared/fetches.py`).
 
-`python -m lmi.sources.worker REQUEST FOLDER` reads a `FetchRequest` and writes `progress.json`, then `result.json` or
-`failure.json` into FOLDER (`lmi/shared/fetches.py`). It is the only process that needs the network and the secrets of
-hub and S3, which it has from its environment. It exits with 0, or with the exit code of the error in `failure.json`.
-SIGTERM ends it at once: what lies on the disk is good at any moment, also after SIGKILL.
+It is the only process that needs the network and the secrets of hub and S3, which it has from its environment. It exits
+with 0, or with the exit code of the error in `failure.json`. SIGTERM ends it at once: what lies on the disk is good at
+any moment, also after SIGKILL.
 """
 
 from __future__ import annotations
@@ -35,7 +34,6 @@ from lmi.shared.fetches import (
     RESULT,
     FetchedSource,
     FetchFailure,
-    FetchReport,
     FetchRequest,
     FetchResult,
     write,
@@ -44,6 +42,7 @@ from lmi.shared.sink import guard_streams, stream
 from lmi.sources.fetch import fetch
 from lmi.sources.job import DELAYS_S, FetchJob, Progress
 from lmi.sources.place import SPARE_BYTES
+from lmi.sources.request import FAILURE, PROGRESS, RESULT, FetchedSource, FetchFailure, FetchRequest, FetchResult, write
 
 REPORT_S = 0.5  # between two files with the progress
 LOG_S = 10.0  # between two lines of the log
@@ -58,7 +57,7 @@ class Reporter:
         self._log_s = log_s
         self._progress = progress
         self._file = file
-        self._written: FetchReport | None = None
+        self._written: object = None  # the last report in the file
         self._logged_s = time.monotonic()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="reporter", daemon=True)

@@ -1,8 +1,7 @@
 """Print the tokenizer.json of a model folder that has only an older form of tokenizer.
 
 tokenizer.py runs this program in a child process, because transformers takes seconds to load and may import torch,
-400 MB that a front end must not hold. It works offline and reads only the folder. The last line on standard error
-reports a fault.
+400 MB that a front end must not hold. The last line on standard error reports a fault.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """A model's tokenizer: it encodes text, decodes tokens to pieces of text, and knows the special tokens.
 
-It reads a Hugging Face model folder: tokenizer.json, and with the precedence of transformers tokenizer_config.json,
-special_tokens_map.json, generation_config.json and config.json. It needs only the `tokenizers` library. A child process
-(convert.py) converts a folder without tokenizer.json, because transformers would import torch here. It knows no request
-and no wire format.
+It reads a Hugging Face model folder with the precedence of transformers, and needs only the `tokenizers` library. A
+child process (convert.py) converts a folder without tokenizer.json, because transformers would import torch here.
 """
 
 from __future__ import annotations

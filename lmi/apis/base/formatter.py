@@ -1,7 +1,7 @@
-"""The interface of formatters, and the keys of a plain error.
+"""The interface of formatters, which turn the Deltas of one answer into records, each sent as one body message.
 
-A formatter writes one answer. It turns Deltas into records, each of which is sent as one body message. It knows nothing
-of HTTP statuses, sockets or engines. orjson writes strings and floats, so NaN and infinities become null.
+They know nothing of HTTP statuses, sockets or engines. orjson writes strings and floats, so NaN and infinities become
+null.
 """
 
 from __future__ import annotations

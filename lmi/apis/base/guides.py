@@ -1,9 +1,7 @@
 """Readers of the structure that an answer must have, for each name under which a client may ask for it.
 
-`response_format` is OpenAI's, where TGI and its clients have a grammar. `structured_outputs`, `guided_json`,
-`guided_regex`, `guided_choice` and `guided_grammar` are vLLM's. The LMI schema takes all but `structured_outputs` among
-its parameters. A reader returns the guide that its field asks for, or None. A JSON schema that refers to another
-document is refused, because nothing is fetched and the reference would leave that part of the answer without structure.
+`response_format` is OpenAI's, where TGI and its clients have a grammar, and the other names are vLLM's. A JSON schema
+that refers to another document is refused, because nothing is fetched, and that part would be left without structure.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Readers that every JSON API uses: for a whole body, and for one field of it.
 
 A reader of a field takes its name and its value. It returns the checked value, or raises an error that names field,
-rule and value. Types are strict: `true` and "5" are not numbers, but an integer is also a float. An error quotes only
-a shortened value, never the body. The last of duplicate keys counts.
+rule and shortened value. Types are strict: `true` and "5" are not numbers, but an integer is also a float.
 """
 
 from __future__ import annotations

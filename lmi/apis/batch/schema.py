@@ -1,8 +1,7 @@
 """The LMI schema with `option.rolling_batch=disable`: `{"inputs": ["...", "..."], "parameters": {...}}`.
 
-Each input is one request. All requests share the parameters, which mean the same as in the rolling-batch schema.
-Parameters that affect details there have no effect here. `option.enable_streaming` decides for all requests whether
-they are streamed. Source: LMI handlers' inference API schema (v0.28.0 page), second half.
+Each input is one request. All share the parameters, which mean the same as in the rolling-batch schema. Only details
+have no effect. Source: LMI handlers' inference API schema (v0.28.0 page), second half.
 """
 
 from __future__ import annotations

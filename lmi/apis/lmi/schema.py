@@ -1,12 +1,9 @@
 """The LMI schema with a rolling batch: `{"inputs": "...", "parameters": {...}, "stream": false}`.
 
-Reading has two steps, because a refused parameter is answered in the format that the client asked for. `read` checks
-the body as a whole and chooses the format of the answer. `parse` checks the parameters. A known name is checked even if
-it has no effect. As in the reference, unknown names and names without effect in this request are ignored; they are
-returned for the log. null and the documented defaults mean "left out". The documentation gives temperature and
-penalties no bounds, so their bounds are those of the contract with the engines. Sources of the names: the LMI handlers'
-inference API schema (v0.28.0 page), and the parameters of TGI and vLLM that the reference passes on (`top_n_tokens`,
-`min_tokens`, `stop` as a list, `cache_salt`).
+Reading has two steps, because a refused parameter is answered in the format that the client asked for: `read` checks
+the body as a whole and chooses the format, `parse` checks the parameters. As in the reference, names that are unknown
+or without effect are ignored, and null and the documented defaults mean "left out". Sources of the names: the LMI
+handlers' inference API schema (v0.28.0 page), and the parameters of TGI and vLLM that the reference passes on.
 """
 
 from __future__ import annotations
@@ -14,6 +11,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from lmi.apis.base import readers
 from lmi.apis.base.guides import GUIDED, asked_guide
 from lmi.apis.base.parameters import (
     MAX_IGNORED,
@@ -27,17 +25,7 @@ from lmi.apis.base.parameters import (
     rows,
     unknown,
 )
-from lmi.apis.base.readers import (
-    JSON_SCHEMAS,
-    Message,
-    Parsed,
-    adapter,
-    check_types,
-    choice,
-    integer,
-    read_inputs,
-    takes,
-)
+from lmi.apis.base.readers import Message, Parsed, takes
 from lmi.errors import MalformedRequest, shorten
 from lmi.settings.config import ModelConfig, SamplingDefaults
 from lmi.types import AnswerFormat, OutputFormat
@@ -58,7 +46,7 @@ class LmiFormat(AnswerFormat):
 STOP_SEQUENCES = ROWS["stop_sequences"].read
 
 
-@takes({"anyOf": [{"type": "boolean"}, JSON_SCHEMAS[STOP_SEQUENCES]]})
+@takes({"anyOf": [{"type": "boolean"}, readers.JSON_SCHEMAS[STOP_SEQUENCES]]})
 def _stop(name: str, value: object) -> tuple[str, ...] | bool:
     """Read a list of strings, which clients send, or a boolean, which is documented without a meaning."""
     return value if isinstance(value, bool) else STOP_SEQUENCES(name, value)
@@ -78,9 +66,9 @@ PARAMETERS = ParameterTable(
         top_n_tokens="top_n_tokens",
     )
     | {
-        "min_length": Parameter("min_length", integer(0), (0, 1)),
+        "min_length": Parameter("min_length", readers.integer(0), (0, 1)),
         "stop": Parameter("stop", _stop, ((), False)),
-        "output_formatter": Parameter("output_formatter", choice(FORMATS)),
+        "output_formatter": Parameter("output_formatter", readers.choice(FORMATS)),
     },
     in_parameters,
 )
@@ -100,7 +88,7 @@ def read(
     With `accepts_events` the answer is server-sent events unless body or settings choose another format. A body of type
     `text/plain` is a prompt. Any other type, or none, is read as JSON: `curl -d` sends a form's type, boto3 sends none.
     """
-    fields = read_inputs(body, content_type)
+    fields = readers.read_inputs(body, content_type)
     if "inputs" not in fields:
         raise MalformedRequest("inputs is missing")
     inputs = fields["inputs"]
@@ -108,7 +96,7 @@ def read(
         raise MalformedRequest("inputs must be one string; a list of them needs option.rolling_batch=disable")
     if not isinstance(inputs, str) or not inputs:
         raise MalformedRequest(f"inputs must be a non-empty string, given {shorten(inputs)}")
-    check_types(fields)
+    readers.check_types(fields)
     return Message(fields, _format(fields, model, accepts_events), model.sampling_defaults)
 
 
@@ -152,7 +140,7 @@ def parse(message: Message[LmiFormat]) -> Parsed[LmiFormat]:
         num_prompt_log_probs=num_prompt_log_probs,
         needs_log_probs=given["details"] or format.is_streamed or needs_ranking(given),
         guided_decoding=guide,
-        adapter=adapter("adapters", fields.get("adapters")),
+        adapter=readers.adapter("adapters", fields.get("adapters")),
     )
     format = replace(format, details=given["details"], field_names=field_names)
     return Parsed((request,), format, tuple(ignored[:MAX_IGNORED]))

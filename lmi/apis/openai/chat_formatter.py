@@ -3,10 +3,8 @@
     {"id": "chatcmpl-…", "object": "chat.completion", …, "choices": [{"index": 0, "message": {"role": "assistant",
      "content": "Hi", "refusal": null}, "logprobs": null, "finish_reason": "stop"}], "usage": {…}}
 
-A stream sends the role first, then the text, then the finish reason in a separate delta. The content of that delta is
-empty as in vLLM, because clients read it from every delta. Calls of tools and thoughts are found in the text
-(`tool_calls.py`, `reasoning.py`). Source: OpenAI's API reference; `reasoning_content` is DeepSeek's and
-vLLM's.
+A stream sends the role first, then the text, then the finish reason in a separate delta, whose content is empty as in
+vLLM, because clients read it from every delta. Source: OpenAI's API reference; `reasoning_content` is DeepSeek's.
 """
 
 from __future__ import annotations

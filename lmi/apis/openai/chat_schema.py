@@ -1,8 +1,7 @@
 """The schema of chat completions: `{"model": "m", "messages": [{"role": "user", "content": "Hello"}]}`.
 
-Messages are passed to the model's chat template in the form that templates expect: text as one string, `developer` as
-`system`, and the arguments of earlier calls as objects. If a call is forced, the answer must fit a JSON schema. Other
-calls are found in the text later. `schema.py` holds what both schemas share, and names the sources.
+Messages are passed to the chat template in the form that templates expect: text as one string, `developer` as `system`,
+and the arguments of earlier calls as objects. If a call is forced, the answer must fit a JSON schema.
 """
 
 from __future__ import annotations
@@ -17,18 +16,8 @@ import orjson
 from lmi.apis.base.guides import CONTRACT_NAME, an_object, asked_guide, check_levels, check_references, json_schema
 from lmi.apis.base.parameters import MAX_IGNORED, Given, Parameter, ParameterTable
 from lmi.apis.base.readers import Message, Parsed, boolean, check_size, integer, text
-from lmi.apis.openai.schema import (
-    CANNOT,
-    MAX_LOG_PROBS,
-    SHARED,
-    OpenAIFormat,
-    anything,
-    forget_unused,
-    hidden,
-    message,
-    openai_request,
-    wants_usage,
-)
+from lmi.apis.openai import schema
+from lmi.apis.openai.schema import OpenAIFormat
 from lmi.errors import InvalidParameter, Unsupported, shorten
 from lmi.executor import GuidedDecodingParams
 from lmi.settings.config import ModelConfig
@@ -36,7 +25,7 @@ from lmi.types import Chat, OutputFormat
 
 MAX_TOOLS = 128
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
-CANNOT_CHAT = CANNOT | {
+CANNOT_CHAT = schema.CANNOT | {
     "functions": "it is called tools now",
     "function_call": "it is called tool_choice now",
     "audio": "models here write text",
@@ -48,12 +37,12 @@ CANNOT_CHAT = CANNOT | {
     "documents": "templates are given messages and tools alone",
 }
 CHAT = ParameterTable(
-    SHARED
-    | {name: Parameter(name, anything) for name in ("tools", "tool_choice", "modalities")}
+    schema.SHARED
+    | {name: Parameter(name, schema.anything) for name in ("tools", "tool_choice", "modalities")}
     | {
-        "messages": Parameter("messages", anything, fields=("inputs", "input_token_ids")),
+        "messages": Parameter("messages", schema.anything, fields=("inputs", "input_token_ids")),
         "max_completion_tokens": Parameter("max_completion_tokens", integer(1)),
-        "top_logprobs": Parameter("top_logprobs", integer(0, MAX_LOG_PROBS), fields=("num_top_log_probs",)),
+        "top_logprobs": Parameter("top_logprobs", integer(0, schema.MAX_LOG_PROBS), fields=("num_top_log_probs",)),
         "logprobs": Parameter("logprobs", boolean, fields=("num_prompt_log_probs", "return_log_probs")),
         "parallel_tool_calls": Parameter("parallel_tool_calls", boolean),
         "reasoning_effort": Parameter("reasoning_effort", text),
@@ -61,7 +50,7 @@ CHAT = ParameterTable(
         "add_generation_prompt": Parameter("add_generation_prompt", boolean),
         "chat_template_kwargs": Parameter("chat_template_kwargs", an_object),
     },
-    hidden=hidden(CANNOT_CHAT),
+    hidden=schema.hidden(CANNOT_CHAT),
 )
 
 
@@ -93,7 +82,7 @@ def read(
 ) -> Message[OpenAIFormat]:
     """Decode the body and choose the format of its answer, as `schema.py: read` does."""
     check_size(body, _num_texts_bytes, "a chat", "the texts")
-    return message(body, model, stream_format)
+    return schema.message(body, model, stream_format)
 
 
 def _num_texts_bytes(body: bytes) -> int:
@@ -113,7 +102,7 @@ def parse(message: Message[OpenAIFormat]) -> Parsed[OpenAIFormat]:
     given = {"max_new_tokens": None} | CHAT.read(message.fields, ignored)  # what the context has room for
     given["max_new_tokens"] = given.pop("max_completion_tokens", given["max_new_tokens"])
     _check_together(given)
-    forget_unused(given, CHAT, message.format, ignored)
+    schema.forget_unused(given, CHAT, message.format, ignored)
     tools = _tools(given.get("tools") or [])
     choice = _tool_choice(given.get("tool_choice"), tools)
     format = _chat_format(given, message.format, choice)
@@ -124,7 +113,9 @@ def parse(message: Message[OpenAIFormat]) -> Parsed[OpenAIFormat]:
     elif format.tool_calls or format.reasoning:
         given.setdefault("skip_special_tokens", False)  # some models have the marks as special tokens
     chat = _chat(given, list(tools.values()) if choice.mode != "none" else [])
-    request = openai_request(given, format, chat=chat, needs_log_probs=format.has_log_probs, guided_decoding=guide)
+    request = schema.openai_request(
+        given, format, chat=chat, needs_log_probs=format.has_log_probs, guided_decoding=guide
+    )
     return Parsed((request,), replace(format, field_names=field_names), tuple(ignored[:MAX_IGNORED]))
 
 
@@ -139,7 +130,7 @@ def _check_together(given: Given) -> None:
 def _chat_format(given: Given, format: OpenAIFormat, choice: _ToolChoice) -> OpenAIFormat:
     return replace(
         format,
-        has_usage=wants_usage(given),
+        has_usage=schema.wants_usage(given),
         has_log_probs=given.get("logprobs", False),
         num_top_log_probs=given.get("top_logprobs", 0),
         num_choices=given.get("n", 1),
@@ -281,10 +272,10 @@ def _call_guide(choice: _ToolChoice, tools: Mapping[str, Mapping[str, Any]], is_
         return json_schema("tools", _parameters(tools[choice.function]) or {"type": "object"})
     definitions: dict[str, Any] = {}
     calls = [_call_schema(name, tool, definitions) for name, tool in tools.items()]
-    schema: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"anyOf": calls}}
+    wanted: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"anyOf": calls}}
     if not is_parallel:
-        schema["maxItems"] = 1
-    return json_schema("tools", schema | ({"$defs": definitions} if definitions else {}))
+        wanted["maxItems"] = 1
+    return json_schema("tools", wanted | ({"$defs": definitions} if definitions else {}))
 
 
 def _call_schema(name: str, tool: Mapping[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:

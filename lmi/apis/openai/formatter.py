@@ -3,8 +3,7 @@
     {"id": "cmpl-…", "object": "text_completion", "created": 1, "model": "m", "choices": [{"index": 0, "text": " upon",
      "logprobs": null, "finish_reason": "length"}], "usage": {"prompt_tokens": 1, "completion_tokens": 1, …}}
 
-A stream sends such objects as server-sent events or lines, each with new text of one choice. Events end with
-`data: [DONE]`, lines with the body. JSON has no spaces, and its keys have a fixed order. Sources: OpenAI's API
+A stream sends such objects as server-sent events, which end with `data: [DONE]`, or as lines. Sources: OpenAI's API
 reference; the fields that its client reads.
 """
 

@@ -1,9 +1,7 @@
 """Separates a model's thoughts, the text between `<think>` and `</think>`, from the rest of its answer.
 
-It reads the answer piece by piece, and the cuts between pieces make no difference. A thought is only at the start of an
-answer. If the prompt ends with the opening mark, as some templates write it, the answer begins with the thought. White
-space around the marks belongs to neither side. Models with these marks: DeepSeek R1, Qwen 3, QwQ. It knows no wire
-format.
+A thought is only at the start of an answer. If the prompt ends with the opening mark, as some templates write it, the
+answer begins with the thought. Models with these marks: DeepSeek R1, Qwen 3, QwQ.
 """
 
 from __future__ import annotations

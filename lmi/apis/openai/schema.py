@@ -1,9 +1,7 @@
 """The schema of completions, `{"model": "m", "prompt": "Once", "max_tokens": 16}`, and fields that chat shares with it.
 
-Sampling is on unless `temperature` or `top_p` is 0. Names, defaults and bounds are those of OpenAI's API reference.
-Fields of vLLM's server are taken too (`top_k`, `min_tokens`, `guided_json` …). Known fields without effect here
-(`user`, `store` …) are ignored silently, and unknown ones with a line in the log. A field that would change the answer
-but is not supported is refused.
+Sampling is on unless `temperature` or `top_p` is 0. Names, defaults and bounds are those of OpenAI's API reference, and
+fields of vLLM's server are taken too. A field that would change the answer but is not supported is refused.
 """
 
 from __future__ import annotations

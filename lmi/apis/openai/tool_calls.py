@@ -4,9 +4,8 @@
     json      the whole answer is one such object, several with ; between, or a list of them (Llama 3, forced calls);
               `parameters` is another name of `arguments`
 
-The cuts between pieces of text make no difference to the parts, once neighbours of one kind are joined. A call begins
-when its name is known and its arguments begin. Arguments are passed on as the model writes them. Text that only
-resembles a call stays text. This knows no wire format.
+A call begins when its name is known and its arguments begin, which are passed on as the model writes them. Text that
+only resembles a call stays text.
 """
 
 from __future__ import annotations

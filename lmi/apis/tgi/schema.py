@@ -1,9 +1,8 @@
 """TGI's schema: `{"inputs": "...", "parameters": {...}, "stream": false}` at `/`, `/generate` and `/generate_stream`.
 
-Names, rules and defaults are those of Text Generation Inference 3.3 (its router's request types and validation). Names
-that TGI ignores are ignored here too and returned for the log. null always means "left out". As in TGI, each of
-temperature, top_k, top_p and typical_p turns sampling on, and stop strings stay in the text. A temperature of 0 means
-greedy decoding here, while TGI refuses it. Requests without `parameters` are greedy too.
+Names, rules and defaults are those of Text Generation Inference 3.3 (its router's request types and validation). Each
+of temperature, top_k, top_p and typical_p turns sampling on, and stop strings stay in the text. A temperature of 0
+means greedy decoding here, while TGI refuses it.
 """
 
 from __future__ import annotations
@@ -11,21 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from lmi.apis.base import parameters
 from lmi.apis.base.guides import tgi_grammar
-from lmi.apis.base.parameters import (
-    MAX_IGNORED,
-    MAX_TOP_N_TOKENS,
-    ONE_SEQUENCE_STREAMED,
-    ROWS,
-    Given,
-    Parameter,
-    ParameterTable,
-    in_parameters,
-    needs_ranking,
-    request_of,
-    rows,
-    unknown,
-)
+from lmi.apis.base.parameters import MAX_IGNORED, ROWS, Given, Parameter, ParameterTable, in_parameters, rows
 from lmi.apis.base.readers import Message, Parsed, boolean, check_types, check_values, integer, number, read_object
 from lmi.errors import InvalidParameter, MalformedRequest, Unsupported, shorten
 from lmi.settings.config import ModelConfig
@@ -53,7 +40,7 @@ PARAMETERS = ParameterTable(
     | {
         "top_k": replace(ROWS["top_k"], read=integer(1)),
         "top_p": replace(ROWS["top_p"], read=number(0, 1, low_open=True)),
-        "top_n_tokens": replace(ROWS["num_top_log_probs"], read=integer(0, MAX_TOP_N_TOKENS)),
+        "top_n_tokens": replace(ROWS["num_top_log_probs"], read=integer(0, parameters.MAX_TOP_N_TOKENS)),
         "grammar": Parameter("guided_decoding", tgi_grammar, fields=("guided_decoding_params",)),
         "watermark": Parameter("watermark", boolean, (False,)),
     },
@@ -61,7 +48,7 @@ PARAMETERS = ParameterTable(
 )
 NOT_HERE = {"watermark": "no engine here marks its text"}
 NOT_STREAMED = {
-    "best_of": ONE_SEQUENCE_STREAMED,
+    "best_of": parameters.ONE_SEQUENCE_STREAMED,
     "decoder_input_details": "the prompt's tokens come only in an answer that is not streamed",
 }
 
@@ -93,7 +80,7 @@ def read(
 def parse(message: Message[TgiFormat]) -> Parsed[TgiFormat]:
     """Check the parameters and build the request. Raises InvalidParameter or Unsupported."""
     fields, format = message.fields, message.format
-    written, ignored = fields.get("parameters") or {}, unknown(fields, KNOWN_FIELDS)
+    written, ignored = fields.get("parameters") or {}, parameters.unknown(fields, KNOWN_FIELDS)
     given = {"max_new_tokens": DEFAULT_MAX_NEW_TOKENS} | PARAMETERS.read(written, ignored)
     is_greedy, has_prefill = _is_greedy(written, given), "decoder_input_details" in given
     format = replace(format, details=given.get("details", False) or has_prefill)
@@ -102,14 +89,14 @@ def parse(message: Message[TgiFormat]) -> Parsed[TgiFormat]:
     if not format.is_streamed and not format.details:
         reasons["num_top_log_probs"] = "without details or a stream"
     PARAMETERS.drop(given, reasons, ignored)
-    request = request_of(
+    request = parameters.request_of(
         given,
         is_greedy=is_greedy,
         is_streaming=format.is_streamed,
         prompt=fields["inputs"],
         include_stop_str_in_output=True,
         num_prompt_log_probs=0 if has_prefill else None,
-        needs_log_probs=format.details or format.is_streamed or needs_ranking(given),
+        needs_log_probs=format.details or format.is_streamed or parameters.needs_ranking(given),
     )
     return Parsed((request,), format, tuple(ignored[:MAX_IGNORED]))
 

@@ -2,11 +2,9 @@
 
     {"id":"42","model_name":"demo","model_version":"1","text_output":" Paris."}
 
-An answer is one object, or a stream of server-sent events that each hold one Delta. Only the end of the body ends a
-stream, because clients read every line that is not empty as such an object. The bytes are Triton's: keys sorted, no
-spaces, UTF-8 not escaped (except characters that clients take for the end of a line). Outputs that were asked for are
-further keys. Like a tensor, an output of one element is a scalar, and the values of several sequences form one list.
-Sources: Triton's extension_generate.md; the outputs of vllm_backend and of TensorRT-LLM's models.
+A stream has an event for each Delta, and only the end of the body ends it, because clients read every line that is not
+empty as such an object. The bytes are Triton's: keys sorted, no spaces, UTF-8 not escaped. Like a tensor, an output of
+one element is a scalar. Sources: extension_generate.md; the outputs of vllm_backend and of TensorRT-LLM's models.
 """
 
 from __future__ import annotations

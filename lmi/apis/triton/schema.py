@@ -1,11 +1,9 @@
 """The request of Triton's generate extension: `{"id": "42", "text_input": "...", "parameters": {...}}`.
 
-In Triton each model chooses its inputs. Here they are all inputs of Triton's vLLM backend and of TensorRT-LLM's models.
-A name means the same at the top level, in `parameters`, and in the JSON text of `sampling_parameters`. A name that
-comes twice is refused. A scalar may come as a list of one, a number or flag as text. An unknown name is ignored if its
-value is a scalar, and refused otherwise. Decoding is greedy unless `temperature` is over 0, and if `top_p` is 0.
-Refusals use the words of Triton's HTTP front end. Sources: Triton's extension_generate.md; the inputs of vllm_backend,
-and of TensorRT-LLM's ensemble, BLS and LLM-API models.
+The inputs are all those of Triton's vLLM backend and of TensorRT-LLM's models. A name means the same at the top level,
+in `parameters`, and in the JSON text of `sampling_parameters`, and comes once. A scalar may come as a list of one, a
+number or flag as text. Decoding is greedy unless `temperature` is over 0, and if `top_p` is 0. Sources: Triton's
+extension_generate.md; the inputs of vllm_backend, and of TensorRT-LLM's ensemble, BLS and LLM-API models.
 """
 
 from __future__ import annotations
