@@ -219,7 +219,11 @@ class Sequences:
         delta = read_result(self.open_texts[index], result)
         delta.index, delta.prompt = self._first_index + index, self._prompt
         if index == 0 and not self._is_prompt_told:
-            self._tell_prompt(delta, result)
+            self._is_prompt_told = True
+            delta.num_prompt_tokens, delta.prompt_token_ids = len(self._prompt_ids), self._prompt_ids
+            delta.num_cached_tokens = result.num_cached_tokens
+            if self._has_prefill:
+                delta.prefill = prompt_tokens(self._tokenizer, self._prompt_ids, result.prompt_log_probs)
         if delta.finish_reason is not None:
             del self.open_texts[index]
         return delta
@@ -230,13 +234,6 @@ class Sequences:
         if result.is_final and self.open_texts:
             raise GenerationFailed(f"the engine found only {len(deltas)} of {len(deltas) + len(self.open_texts)} beams")
         return deltas
-
-    def _tell_prompt(self, delta: Delta, result: Result) -> None:
-        self._is_prompt_told = True
-        delta.num_prompt_tokens, delta.prompt_token_ids = len(self._prompt_ids), self._prompt_ids
-        delta.num_cached_tokens = result.num_cached_tokens
-        if self._has_prefill:
-            delta.prefill = prompt_tokens(self._tokenizer, self._prompt_ids, result.prompt_log_probs)
 
 
 def beams_of(result: Result) -> list[Result]:

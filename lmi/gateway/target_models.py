@@ -114,7 +114,10 @@ class LoadedModels:
                 await asyncio.wait([self._unloads[name]])
             known = _decoded(await self._ask("GET", f"/models/{name}"), _ListedModel)
             if known is None or known.status != READY:
-                await asyncio.shield(self._load_once(name, store, key))
+                if name not in self._loads:  # one task loads a model
+                    self._loads[name] = asyncio.create_task(self._load(name, store, key))
+                    self._loads[name].add_done_callback(lambda task: self._has_loaded(name, key, task))
+                await asyncio.shield(self._loads[name])
             yield name
             self._last_used_s[name] = time.monotonic()
         finally:
@@ -125,13 +128,6 @@ class LoadedModels:
         for task in self._loads.values():
             task.cancel()
         await asyncio.gather(*self._loads.values(), return_exceptions=True)
-
-    def _load_once(self, name: str, store: ModelStore, key: str) -> asyncio.Task[None]:
-        """Return the one task that loads a model."""
-        if name not in self._loads:
-            self._loads[name] = asyncio.create_task(self._load(name, store, key))
-            self._loads[name].add_done_callback(lambda task: self._has_loaded(name, key, task))
-        return self._loads[name]
 
     def _has_loaded(self, name: str, key: str, task: asyncio.Task[None]) -> None:
         del self._loads[name]
