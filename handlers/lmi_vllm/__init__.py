@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from handlers.lmi_vllm.executor import VllmExecutor
-    from handlers.lmi_vllm.multinode import Follower
+    from handlers.lmi_vllm.multi_process import Follower
     from lmi.executor import Progress
     from lmi.settings.config import EngineConfig
 
@@ -31,7 +31,7 @@ def load(config: EngineConfig, model_path: str, progress: Progress) -> VllmExecu
 
     process_setup.calm_torch()
     if int(config.options.get("node_rank") or 0) > 0:
-        from handlers.lmi_vllm.multinode import Follower
+        from handlers.lmi_vllm.multi_process import Follower
 
         return Follower(model_path, config, progress)
     return VllmExecutor(model_path, config, progress=progress)

@@ -25,7 +25,7 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 from handlers.base.cache_budget import default_budget
 from handlers.base.engine_arguments import DTYPES, named, tell_unknown
 from handlers.base.pickled import pickled_files, refusal
-from handlers.lmi_vllm import compiling
+from handlers.lmi_vllm import process_setup
 from handlers.lmi_vllm.about import SPECULATIVE
 from lmi.errors import BadConfiguration, shorten
 from lmi.settings.config import EngineConfig
@@ -70,10 +70,8 @@ def engine_arguments(config: EngineConfig, model_path: str, memory_bytes: int | 
     `memory_bytes` is what all engines may use of a CPU's memory; None: what this machine has.
     Raises BadConfiguration with one line for each fault, SecurityRefused for weights that would be unpickled.
     """
-    _check_device(config)
-    _check_lengths(config)
     typed = _typed(config)
-    _check_weights(Path(model_path), typed.get("load_format", "auto"), config.allow_pickle)
+    _check(config, Path(model_path), typed.get("load_format", "auto"))
     arguments = {**DEFAULTS, "model": model_path, **_ours(config), **typed}
     if config.max_beam_width > 1 and arguments["max_logprobs"] != UNLIMITED:
         arguments["max_logprobs"] = max(arguments["max_logprobs"], 2 * config.max_beam_width)  # a beam's candidates
@@ -84,27 +82,23 @@ def engine_arguments(config: EngineConfig, model_path: str, memory_bytes: int | 
     return arguments
 
 
-def _check_device(config: EngineConfig) -> None:
+def _check(config: EngineConfig, folder: Path, load_format: str) -> None:
+    """Refuse a device of another build, a cache that cannot hold the longest sequence, and pickled weights.
+
+    vLLM checks the cache too, but reports it in terms of memory. It reads pickled weights if the format asks for it, or
+    if there is no safetensors file.
+    """
     has_cpu_build = current_platform.is_cpu()
     if config.device != "auto" and (config.device == "cpu") != has_cpu_build:
         build = "CPUs" if has_cpu_build else "GPUs"
         raise BadConfiguration(f"{named_for(config, 'device', config.device)}: this vLLM is built for {build}")
-
-
-def _check_lengths(config: EngineConfig) -> None:
-    """The cache must hold the longest sequence. vLLM checks it too, but reports it in terms of memory."""
     num_tokens, length = config.max_kv_cache_tokens, config.max_sequence_length
     if num_tokens is not None and length is not None and num_tokens < length:
         said = named_for(config, "max_kv_cache_tokens", str(num_tokens))
         raise BadConfiguration(f"{said}: allowed is at least option.max_model_len, {length}")
-
-
-def _check_weights(folder: Path, load_format: str, allow_pickle: bool) -> None:
-    """Refuse pickled weights. vLLM reads them if the format asks for it, or if there is no safetensors file."""
-    takes_pickled = load_format in ("pt", "npcache")
     takes_any = load_format in ("auto", "hf") and not any(folder.glob("*.safetensors"))
-    files = pickled_files(folder) if takes_pickled or takes_any else []
-    if files and not allow_pickle:
+    is_pickled = takes_any or load_format in ("pt", "npcache")
+    if is_pickled and not config.allow_pickle and (files := pickled_files(folder)):
         raise refusal(files[0])
 
 
@@ -244,9 +238,9 @@ def _speculation(config: EngineConfig, faults: list[str]) -> dict[str, Any]:
 
 def _mode_on_cpu(config: EngineConfig) -> dict[str, Any]:
     """Run the model eagerly if a compiler is missing: vLLM compiles by default and would not start."""
-    if "enforce_eager" in config.options or not compiling.is_eager(config.options):
+    if "enforce_eager" in config.options or not process_setup.is_eager(config.options):
         return {}
-    if why := compiling.missing():
+    if why := process_setup.why_no_compiler():
         log.warning("vLLM runs the model eagerly, which is up to a quarter slower: %s", why)
     return {"enforce_eager": True}
 

@@ -1,46 +1,29 @@
-"""vLLM behind the contract: its start, its capabilities, and the translation of a sequence.
-
-`DrivenExecutor` does everything around the engine. The engine is an `InProcess` or a `MultiProcess`.
-"""
+"""vLLM behind the contract. `DrivenExecutor` does all around the engine, an `InProcess` or a `MultiProcess`."""
 
 from __future__ import annotations
 
-import logging
 import os
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import torch
-from vllm.config import VllmConfig
-from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from handlers.base.configuration import AnyConfig, settled
 from handlers.base.driven import DrivenExecutor, name_of
 from handlers.base.driven_beams import BeamRow
-from handlers.base.guide_vocabulary import NO_TEXTS
 from handlers.base.sequence import Sequence
-from handlers.lmi_vllm import guides
-from handlers.lmi_vllm.about import ON_RAY, environment
-from handlers.lmi_vllm.arguments import engine_arguments
+from handlers.lmi_vllm import vllm_log
+from handlers.lmi_vllm.about import ON_RAY
 from handlers.lmi_vllm.in_process import InProcess
 from handlers.lmi_vllm.multi_process import MultiProcess
-from handlers.lmi_vllm.outputs import num_blocks
-from handlers.lmi_vllm.sampling import MAX_TEMPERATURE, priority, row_params, sampling_params
-from handlers.lmi_vllm.start_errors import explained
-from handlers.lmi_vllm.startup_log import StartupLog
-from handlers.lmi_vllm.work import VllmWork, lora_request
+from handlers.lmi_vllm.start import explained, starting
+from handlers.lmi_vllm.translation import VllmWork, describe, lora_request, priority, row_params, sampling_params
 from lmi.errors import LmiError, Unsupported
-from lmi.executor import Capabilities, EngineInfo, ErrorKind, GuideType, Progress
-from lmi.settings.config import EngineConfig
+from lmi.executor import ErrorKind, Progress
 
 NUM_WARM_UP_TOKENS = 4
-
-log = logging.getLogger("lmi.vllm")
 
 
 class VllmExecutor(DrivenExecutor[VllmWork]):
@@ -66,8 +49,11 @@ class VllmExecutor(DrivenExecutor[VllmWork]):
             raise Unsupported("logits_post_processor_config", "vLLM calls no function of a request on its logits")
         if settings.additional_model_outputs:
             raise Unsupported("additional_model_outputs", "a step of vLLM returns only tokens")
-        progress("configuration", 0.0)
-        engine = _start(folder, options, is_multi_process, progress)
+        with starting(folder, options, progress) as arguments:
+            num_ranks = arguments.tensor_parallel_size * arguments.pipeline_parallel_size * arguments.nnodes
+            if is_multi_process is None:
+                is_multi_process = num_ranks > 1 or arguments.distributed_executor_backend == ON_RAY
+            engine = MultiProcess(arguments) if is_multi_process else InProcess(arguments)
         info, lora = describe(engine.config, settings.max_beam_width), engine.config.lora_config
         super().__init__(
             engine,
@@ -109,44 +95,12 @@ class VllmExecutor(DrivenExecutor[VllmWork]):
         if sequence.request.guided_decoding_params is None or isinstance(error, LmiError):
             super()._refuse(sequence, error)
         else:
-            sequence.fail(guides.refusal(error), self._kind_of(error), guides.FIELD)
+            sequence.fail(vllm_log.refusal(error), self._kind_of(error), vllm_log.GUIDE_FIELD)
 
     def _kind_of(self, error: Exception) -> ErrorKind:
         if isinstance(error, torch.OutOfMemoryError):
             return ErrorKind.OUT_OF_MEMORY
         return ErrorKind.INVALID if isinstance(error, VLLMValidationError) else super()._kind_of(error)
-
-
-def _start(
-    model: str, config: EngineConfig, is_multi_process: bool | None, progress: Progress
-) -> InProcess | MultiProcess:
-    """Start vLLM. Raises StartError with one line that says why vLLM does not start."""
-    startup_log = StartupLog.begin()
-    try:
-        arguments = AsyncEngineArgs(**engine_arguments(config, model))
-        num_ranks = arguments.tensor_parallel_size * arguments.pipeline_parallel_size * arguments.nnodes
-        if is_multi_process is None:
-            is_multi_process = num_ranks > 1 or arguments.distributed_executor_backend == ON_RAY
-        # The warnings name functions that torch will drop; they are for vLLM's authors.
-        silence = warnings.catch_warnings(action="ignore")
-        with startup_log.reported_to(progress), silence, _cores_for_ranks(config):
-            return MultiProcess(arguments) if is_multi_process else InProcess(arguments)
-    except Exception as error:
-        explanation = explained(error, model, config, startup_log.cause)
-        log.debug("vLLM did not start", exc_info=error)
-        raise explanation from error
-
-
-@contextmanager
-def _cores_for_ranks(config: EngineConfig) -> Iterator[None]:
-    """Give each rank its cores for the time of the start. In a server the environment says it: its engines share."""
-    added = environment(config, os.environ, 0, "")
-    os.environ.update(added)
-    try:
-        yield
-    finally:
-        for name in added:
-            del os.environ[name]
 
 
 def _warm_up(engine: InProcess | MultiProcess) -> None:
@@ -156,13 +110,8 @@ def _warm_up(engine: InProcess | MultiProcess) -> None:
         {"temperature": 1.0, "top_p": 0.9, "seed": 0, "logprobs": 0, "flat_logprobs": True},
     ]
     for number, kind in enumerate(kinds):
-        params = SamplingParams(
-            max_tokens=NUM_WARM_UP_TOKENS,
-            ignore_eos=True,
-            output_kind=RequestOutputKind.DELTA,
-            detokenize=False,
-            **kind,
-        )
+        kind |= {"max_tokens": NUM_WARM_UP_TOKENS, "ignore_eos": True, "detokenize": False}
+        params = SamplingParams(output_kind=RequestOutputKind.DELTA, **kind)
         engine.add(VllmWork(f"warm-up.{number}", [0] * 8, params))
     num_open = len(kinds)
     while num_open:
@@ -170,32 +119,3 @@ def _warm_up(engine: InProcess | MultiProcess) -> None:
             if isinstance(output.end, Exception):
                 raise output.end
             num_open -= output.end is not None
-
-
-def describe(config: VllmConfig, max_beam_width: int) -> EngineInfo:
-    model, speculates = config.model_config, config.speculative_config is not None
-    vocab_size, max_logprobs = model.get_vocab_size(), model.max_logprobs
-    max_top_log_probs = vocab_size if max_logprobs < 0 else min(max_logprobs, vocab_size)
-    return EngineInfo(
-        name="vllm",
-        vocab_size=vocab_size,
-        max_sequence_length=model.max_model_len,
-        max_num_sequences=config.scheduler_config.max_num_seqs,
-        dtype=str(model.dtype).removeprefix("torch."),
-        device=config.device_config.device_type,
-        max_kv_cache_tokens=num_blocks(config) * config.cache_config.block_size,
-        capabilities=Capabilities(
-            max_beam_width=max(1, min(max_beam_width, max_top_log_probs // 2)),
-            num_return_sequences=True,
-            guided_decoding=() if model.skip_tokenizer_init else tuple(GuideType),
-            why_no_guides=NO_TEXTS if model.skip_tokenizer_init else "",
-            min_p=not speculates,  # vLLM refuses both beside drafts
-            embedding_bias=not speculates,
-            perf_metrics=True,
-            max_top_log_probs=max_top_log_probs,
-            max_temperature=MAX_TEMPERATURE,
-            lora=config.lora_config is not None,
-            adapter_pins=True,
-            priority=config.scheduler_config.policy == "priority",
-        ),
-    )

@@ -1,7 +1,7 @@
 """vLLM's engine in this process, stepped on the caller's thread.
 
-vLLM's scheduler is called directly, and no other process can be left behind. This file,
-`multi_process.py` and `multinode.py` use more of vLLM than its public classes. Written against vLLM 0.30 to 0.33.
+vLLM's scheduler is called directly, and no other process can be left behind. This file and `multi_process.py` use more
+of vLLM than its public classes. Written against vLLM 0.30 to 0.33.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from handlers.base.adapters import LoadedAdapter
 from handlers.base.driven import EngineLoad
 from handlers.base.outputs import SequenceOutput
 from handlers.base.stepped import EngineStopped
-from handlers.lmi_vllm.outputs import kv_cache_stats, of_core
-from handlers.lmi_vllm.work import VllmWork, check_adapter, lora_request
+from handlers.lmi_vllm.translation import VllmWork, check_adapter, kv_cache_stats, lora_request, of_core
 
 Allocate = Callable[..., Any]
 
@@ -56,7 +55,7 @@ class InProcess:
         try:
             new = self._engine.engine_core.get_output().outputs
         except Exception as error:
-            if _is_device_lost(error):
+            if isinstance(error, getattr(torch, "AcceleratorError", ())) or "CUDA error" in str(error):
                 raise EngineStopped(f"the device cannot be used any more: {error}") from error
             raise
         if ended := [output.request_id for output in new if output.finish_reason is not None]:
@@ -64,7 +63,11 @@ class InProcess:
         return [of_core(_outer_id(output.request_id), output) for output in new]
 
     def load(self) -> EngineLoad:
-        self._count_preemptions()
+        before, self._preempted = self._preempted, {}
+        for request in self._scheduler.waiting:  # a preempted one waits again and keeps the number of its preemptions
+            if request.num_preemptions:
+                self._preempted[request.request_id] = request.num_preemptions
+                self._num_preemptions += request.num_preemptions > before.get(request.request_id, 0)
         running = [_outer_id(request.request_id) for request in self._scheduler.running]
         return EngineLoad(
             num_running=len(running),
@@ -72,14 +75,6 @@ class InProcess:
             num_preemptions=self._num_preemptions,
             kv_cache=kv_cache_stats(self.config, self._scheduler.kv_cache_manager.usage),
         )
-
-    def _count_preemptions(self) -> None:
-        """Count new preemptions. A preempted request waits again and keeps the number of its preemptions."""
-        before, self._preempted = self._preempted, {}
-        for request in self._scheduler.waiting:
-            if request.num_preemptions:
-                self._preempted[request.request_id] = request.num_preemptions
-                self._num_preemptions += request.num_preemptions > before.get(request.request_id, 0)
 
     def wake(self) -> None:
         return None
@@ -117,11 +112,6 @@ def _no_ranks(log_probs: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
 def _outer_id(inner_id: str) -> str:
     """The id that vLLM was given. vLLM appends eight letters to it."""
     return inner_id.rpartition("-")[0]
-
-
-def _is_device_lost(error: Exception) -> bool:
-    lost = getattr(torch, "AcceleratorError", ())
-    return isinstance(error, lost) or "CUDA error" in str(error)
 
 
 def shorten_allocation(scheduler: Any) -> bool:

@@ -1,6 +1,7 @@
-"""vLLM's engine in separate processes: AsyncLLM, driven by an event loop on its own thread.
+"""vLLM's engine in separate processes: AsyncLLM, driven by an event loop on its own thread, and its further nodes.
 
-It serves models on several devices. Written against vLLM 0.30 to 0.33.
+It serves models on several devices. The options of several nodes are vLLM's: nnodes, node_rank, master_addr,
+master_port. Written against vLLM 0.30 to 0.33.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from vllm.config import VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
+from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 from handlers.base.adapters import LoadedAdapter
@@ -27,9 +29,11 @@ from handlers.base.engine_loop import EngineLoop, Processes
 from handlers.base.outputs import SequenceOutput
 from handlers.base.stepped import EngineStopped
 from handlers.lmi_vllm import process_setup
-from handlers.lmi_vllm.outputs import kv_cache_stats, of_request
-from handlers.lmi_vllm.work import VllmWork, check_adapter, lora_request
-from lmi.errors import cause_line
+from handlers.lmi_vllm.start import starting
+from handlers.lmi_vllm.translation import VllmWork, check_adapter, describe, kv_cache_stats, lora_request, of_request
+from lmi.errors import Unavailable, cause_line
+from lmi.executor import EngineInfo, Executor, IterationStats, Progress, Request, RequestStatsPerIteration, Response
+from lmi.settings.config import EngineConfig
 from lmi.shared import linux
 
 BEAT_S = 0.5
@@ -60,15 +64,9 @@ class MultiProcess:
         self._loop.begin(work.id, self._follow(work))
 
     async def _follow(self, work: VllmWork) -> None:
+        how = {"lora_request": work.adapter, "priority": work.priority}
         try:
-            outputs = self._llm.generate(
-                work.prompt,
-                work.params,
-                work.id,
-                lora_request=work.adapter,
-                priority=work.priority,
-            )
-            async for output in outputs:
+            async for output in self._llm.generate(work.prompt, work.params, work.id, **how):
                 self._loop.put(of_request(output))
         except Exception as error:
             self._loop.put(SequenceOutput(work.id, [], end=error))
@@ -95,12 +93,9 @@ class MultiProcess:
         check_adapter(adapter, self.config)
 
     def add_adapter(self, adapter: LoadedAdapter) -> None:
-        self._loop.run(self._add_adapter(adapter))
-
-    async def _add_adapter(self, adapter: LoadedAdapter) -> None:
-        await self._llm.add_lora(lora_request(adapter))
+        self._loop.run(self._llm.add_lora(lora_request(adapter)))
         if adapter.is_pinned:
-            await self._llm.pin_lora(adapter.number)
+            self._loop.run(self._llm.pin_lora(adapter.number))
 
     def remove_adapter(self, adapter: LoadedAdapter) -> None:
         self._loop.run(self._llm.remove_lora(adapter.number))
@@ -172,17 +167,68 @@ class NodeHeartbeat:
             store = TCPStore(self._address, self._port, is_master=False, timeout=timedelta(seconds=SILENT_S))
             while not self._is_closed.wait(BEAT_S):
                 store.add(f"lmi/beat/{self._rank}", 1)
-                for node in self._heard:
-                    self._hear(node, store.add(f"lmi/beat/{node}", 0))
+                for node, (last, heard_s) in self._heard.items():
+                    num_beats, now = store.add(f"lmi/beat/{node}", 0), time.monotonic()
+                    if num_beats != last:
+                        self._heard[node] = num_beats, now
+                    elif now - heard_s > SILENT_S:
+                        raise TimeoutError(f"node {node} was silent for {now - heard_s:.0f} s")
         except Exception as error:
             if not self._is_closed.is_set():
                 log.critical("node 0 is lost: its store does not answer: %s", cause_line(error))
                 self.is_whole = False
 
-    def _hear(self, node: int, num_beats: int) -> None:
-        last, heard_s = self._heard[node]
-        now = time.monotonic()
-        if num_beats != last:
-            self._heard[node] = num_beats, now
-        elif now - heard_s > SILENT_S:
-            raise TimeoutError(f"node {node} was silent for {now - heard_s:.0f} s")
+
+class Follower(Executor):
+    """An executor that takes no requests: it loads this node's part of the model and waits until the group ends."""
+
+    def __init__(self, model: str, config: EngineConfig, progress: Progress) -> None:
+        with starting(model, config, progress) as arguments:
+            settings = arguments.create_engine_config(headless=True)
+            self._ranks = MultiprocExecutor(settings, monitor_workers=False)
+        process_setup.unlink_shared_memory()
+        self._has_lost_rank = threading.Event()
+        self._ranks.register_failure_callback(self._has_lost_rank.set)
+        self._ranks.start_worker_monitor()
+        rank, num_nodes, leader = arguments.node_rank, arguments.nnodes, arguments.master_addr
+        self._heartbeat = NodeHeartbeat(leader, settings.parallel_config.master_port, rank, num_nodes)
+        self._info = describe(settings, config.max_beam_width)
+        self._is_closing = threading.Event()
+        self._refusal = f"this is node {rank} of {num_nodes} and takes no requests; node 0, {leader}, does"
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._info
+
+    def can_enqueue_requests(self) -> bool:
+        """Whether the group is whole. Requests are refused in any case."""
+        return not self._has_lost_rank.is_set() and self._heartbeat.is_whole
+
+    def enqueue_request(self, request: Request) -> int:
+        raise Unavailable(self._refusal)
+
+    def await_responses(
+        self, request_id: int | Sequence[int] | None = None, timeout_s: float | None = None
+    ) -> list[Response] | list[list[Response]]:
+        self._is_closing.wait(timeout_s)
+        return []
+
+    def get_num_responses_ready(self, request_id: int | None = None) -> int:
+        return 0
+
+    def cancel_request(self, request_id: int) -> None:
+        return None
+
+    def get_latest_iteration_stats(self) -> list[IterationStats]:
+        return []
+
+    def get_latest_request_stats(self) -> list[RequestStatsPerIteration]:
+        return []
+
+    def shutdown(self) -> None:
+        """Shut down cleanly if the group is whole. Otherwise the ranks die with this process."""
+        is_whole = self.can_enqueue_requests()
+        self._is_closing.set()
+        self._heartbeat.close()
+        if is_whole:
+            self._ranks.shutdown()

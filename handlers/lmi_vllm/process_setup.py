@@ -2,7 +2,7 @@
 
 vLLM reads its environment when it is imported. Its processes are spawned, never forked, and run this module as their
 main module. There it hides packages that break an import, sets up logging as in the parent, and makes the process die
-with its parent, which vLLM does not ensure.
+with its parent, which vLLM does not ensure. It imports neither torch nor vllm. Written against vLLM 0.30 to 0.33.
 """
 
 from __future__ import annotations
@@ -14,19 +14,20 @@ import logging
 import multiprocessing
 import os
 import re
+import shutil
 import signal
 import sys
+import sysconfig
 import warnings
+from collections.abc import Mapping
 from contextlib import suppress
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from multiprocessing import resource_tracker
 from pathlib import Path
 
 import lmi.shared.log
-from handlers.lmi_vllm import compiling, guides, startup_log
+from handlers.lmi_vllm import vllm_log
 from handlers.lmi_vllm.about import NOTHING_IS_SENT
-from handlers.lmi_vllm.hidden_packages import hide_foreign_builds
-from handlers.lmi_vllm.startup_log import BEGINS, SAID_AT_DEBUG
 from lmi.settings.config import EngineConfig
 from lmi.shared import linux
 from lmi.shared.sink import guard_streams, open_again
@@ -37,8 +38,17 @@ ENVIRONMENT = {
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
     "TORCH_CPP_LOG_LEVEL": "ERROR",
 }
+# vLLM's ahead-of-time artifact of a model can be written but not read back on a CPU. Writing it, and failing to read
+# it, costs seconds at each start. torch's cache of kernels is enough.
+COMPILED = {"VLLM_USE_AOT_COMPILE": "0"}
+# vLLM compiles a function of its sampler in eager mode too, which delays the first log-prob by ten seconds.
+EAGER = {"TORCHDYNAMO_DISABLE": "1"}
+OFF = ("false", "0", "no", "off")
 LOG_NAME = "LMI_VLLM_LOG"
-
+# The CPU build of vLLM needs torch's CPU build, but accepts any version of these. An installer picks their CUDA builds,
+# whose import fails beside that torch. vllm and transformers do not need them for text, but import those they find.
+COMPANIONS = ("torchvision", "torchaudio", "torchcodec")
+CPU_TAG = "+cpu"  # of 2.13.0+cpu
 # On a CPU these loggers warn at each start about normal facts: no Triton, no tcmalloc, a seed.
 CHATTY_ON_CPU = (
     "vllm.config.vllm",
@@ -48,10 +58,12 @@ CHATTY_ON_CPU = (
     "vllm.v1.worker.cpu_worker",
 )
 
+log = logging.getLogger("lmi.vllm")
+
 
 def prepare(config: EngineConfig | None = None) -> None:
     """Prepare this process. Call it before the first import of vllm. Variables that the user has set stay."""
-    of_compiler = compiling.environment(config.options if config else {}) if is_on_cpu() else {}
+    of_compiler = _of_compiler(config.options if config else {}) if is_on_cpu() else {}
     for name, value in {**ENVIRONMENT, **of_compiler}.items():
         os.environ.setdefault(name, value)
     hide_foreign_builds()
@@ -59,15 +71,69 @@ def prepare(config: EngineConfig | None = None) -> None:
     if (settings := lmi.shared.log.settings()) is not None:
         os.environ[LOG_NAME] = json.dumps(settings)
     _start_tracker()
-    guides.begin()
-    guides.listen()
-    startup_log.listen()
+    vllm_log.new_file(vllm_log.CAUSES)
+    vllm_log.listen()
     _set_levels()
 
 
 def is_on_cpu() -> bool:
     """Whether torch is its CPU build, which vLLM's CPU build needs."""
-    return version("torch").endswith("+cpu")
+    return version("torch").endswith(CPU_TAG)
+
+
+def hide_foreign_builds() -> tuple[str, ...]:
+    """Hide packages that would break the import of vllm, and return their names.
+
+    Call this before the first import of vllm or transformers. It does nothing if all builds fit together. A module that
+    is None in `sys.modules` counts as missing, for imports and for `find_spec`.
+    """
+    builds: dict[str, str] = {}
+    for name in ("torch", *COMPANIONS):
+        with suppress(PackageNotFoundError):
+            builds[name] = version(name)
+    if not (torch := builds.pop("torch", "")).endswith(CPU_TAG):
+        return ()
+    foreign = {
+        name: build for name, build in builds.items() if sys.modules.get(name) is None and not build.endswith(CPU_TAG)
+    }
+    if foreign:
+        sys.modules.update(dict.fromkeys(foreign))  # type: ignore[arg-type]
+        log.info("hidden from vllm, not built for torch %s: %s", torch, ", ".join(map(" ".join, foreign.items())))
+    return tuple(foreign)
+
+
+def is_eager(options: Mapping[str, str]) -> bool:
+    """The value of option.enforce_eager. Without it, whether torch's switch is set or this machine cannot compile."""
+    if (given := options.get("enforce_eager")) is not None:
+        return given.lower() not in OFF
+    return os.environ.get("TORCHDYNAMO_DISABLE", "0") not in ("", "0") or why_no_compiler() is not None
+
+
+def why_no_compiler(headers: str = sysconfig.get_path("include")) -> str | None:
+    """The reason why this machine cannot compile, as vLLM does by default, or None. torch uses CXX, else g++.
+
+    `headers` is the folder of Python's headers.
+    """
+    compiler = os.environ.get("CXX") or "g++"
+    if shutil.which(compiler) is None:
+        return f"there is no C++ compiler {compiler}"
+    header = Path(headers, "Python.h")
+    return None if header.is_file() else f"{header} is not there, which belongs to Python's headers"
+
+
+def _of_compiler(options: Mapping[str, str]) -> dict[str, str]:
+    """The variables that torch and vLLM read when they are imported.
+
+    Kernels are kept beside vLLM's other caches, where the next start finds them, if this user can write there. torch's
+    default is a temporary folder.
+    """
+    if is_eager(options):
+        return EAGER
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    folder = Path(os.environ.get("VLLM_CACHE_ROOT") or Path(home, "vllm"), "torchinductor")
+    with suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+    return COMPILED | ({"TORCHINDUCTOR_CACHE_DIR": str(folder)} if os.access(folder, os.W_OK) else {})
 
 
 def calm_torch() -> None:
@@ -89,8 +155,8 @@ def _set_levels() -> None:
     ours = logging.getLogger().level
     logging.getLogger("vllm").setLevel(asked or (logging.INFO if ours <= logging.DEBUG else max(ours, logging.WARNING)))
     if asked is None and ours > logging.DEBUG:
-        for name in BEGINS:
-            logging.getLogger(name).setLevel(logging.DEBUG if name in SAID_AT_DEBUG else logging.INFO)
+        for name in vllm_log.BEGINS:
+            logging.getLogger(name).setLevel(logging.DEBUG if name in vllm_log.SAID_AT_DEBUG else logging.INFO)
         for name in CHATTY_ON_CPU if is_on_cpu() else ():
             logging.getLogger(name).setLevel(logging.ERROR)
 
@@ -150,8 +216,7 @@ def _in_child() -> None:
     guard_streams()
     sys.stderr = _Stderr()
     warnings.simplefilter("ignore", FutureWarning)  # about names that torch will drop, for vLLM's authors
-    guides.listen()
-    startup_log.listen()
+    vllm_log.listen()
     _set_levels()
 
 

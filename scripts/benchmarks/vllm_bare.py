@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from handlers.lmi_vllm.hidden_packages import hide_foreign_builds
+from handlers.lmi_vllm.process_setup import hide_foreign_builds
 
 
 def run_round(engine: Any, prompts: list[list[int]], num_users: int, num_tokens: int) -> Any:

@@ -12,7 +12,7 @@ import random
 import sys
 from pathlib import Path
 
-from handlers.lmi_vllm.hidden_packages import hide_foreign_builds
+from handlers.lmi_vllm.process_setup import hide_foreign_builds
 
 NUM_PIECES = 4096
 WORDS_EACH = 32  # in a prompt

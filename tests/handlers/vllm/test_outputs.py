@@ -80,7 +80,7 @@ def test_the_chosen_token_is_among_the_best_of_steps_that_vllm_put_together() ->
     from vllm.logprobs import FlatLogprobs
 
     from handlers.base.outputs import best
-    from handlers.lmi_vllm.outputs import of_flat
+    from handlers.lmi_vllm.translation import of_flat
 
     first, second, merged = FlatLogprobs(), FlatLogprobs(), FlatLogprobs()
     first.append_fast([5, 5, 7], [-1.0, -1.0, -2.0], iter([1, 1, 2]), [None] * 3)

@@ -110,7 +110,7 @@ def with_field(field: str, value: Any) -> Request:
 
 def in_words_of_vllm(request: Request) -> dict[str, Any]:
     from handlers.base.sequence import new_sequences
-    from handlers.lmi_vllm.sampling import sampling_params
+    from handlers.lmi_vllm.translation import sampling_params
 
     [sequence] = new_sequences(1, request, CONTEXT_LENGTH)
     params = sampling_params(sequence)
@@ -151,7 +151,7 @@ def test_what_vllm_cannot_do_is_refused_by_name(engine: Executor, field: str) ->
 
 @pytest.mark.parametrize("rank", [-(2**19), -3, 0, 1, 2**19])
 def test_a_priority_of_vllm_s_api_reaches_vllm_unchanged(rank: int) -> None:
-    from handlers.lmi_vllm.sampling import priority
+    from handlers.lmi_vllm.translation import priority
 
     model = ModelConfig(path="demo", name="demo")
     body = json.dumps({"prompt": "a", "priority": rank}).encode()

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from handlers.lmi_vllm import startup_log
-from handlers.lmi_vllm.startup_log import REPORTING_FAILURE, STAGES, StartupLog
+from handlers.lmi_vllm import vllm_log
+from handlers.lmi_vllm.vllm_log import REPORTING_FAILURE, STAGES, StartupLog
 from tests.system.container import wait_until
 
 MODEL_RUNNER = "vllm.v1.worker.cpu_model_runner"
@@ -20,15 +20,15 @@ CACHE = "vllm.v1.core.kv_cache_utils"
 
 @pytest.fixture
 def begun(monkeypatch: pytest.MonkeyPatch) -> Iterator[StartupLog]:
-    monkeypatch.setenv(startup_log.ENVIRONMENT_NAME, "")
-    yield StartupLog.begin()
-    for name in (*startup_log.BEGINS, *REPORTING_FAILURE):
+    monkeypatch.setenv(vllm_log.START, "")
+    yield StartupLog(vllm_log.new_file(vllm_log.START))
+    for name in (*vllm_log.BEGINS, *REPORTING_FAILURE):
         logging.getLogger(name).filters.clear()
         logging.getLogger(name).setLevel(logging.NOTSET)
 
 
 def listening(name: str) -> logging.Logger:
-    startup_log.listen()
+    vllm_log.listen()
     logging.getLogger(name).setLevel(logging.INFO)
     return logging.getLogger(name)
 
@@ -43,7 +43,7 @@ def test_stages_are_told_in_their_order_and_none_is_left_out(begun: StartupLog) 
         cache.info("has so many blocks")  # stages between were not reported
         wait_until(lambda: told == list(STAGES), "the others are")
         runner.info("says more")
-        time.sleep(2 * startup_log.LOOK_S)
+        time.sleep(2 * vllm_log.LOOK_S)
     assert told == list(STAGES) and begun.is_started
 
 
@@ -58,7 +58,7 @@ def test_the_first_failure_is_the_cause_and_is_not_logged_twice(
             logger.exception("failed to start")
     assert begun.cause == "ValueError: the\\ncause"
     assert not caplog.records
-    begun.write(startup_log.STARTED)
+    begun.write(vllm_log.STARTED)
     try:
         raise RuntimeError("later")
     except RuntimeError:
@@ -83,6 +83,6 @@ def test_the_error_of_a_rank_on_ray_is_the_cause(begun: StartupLog) -> None:
 
 
 def test_a_process_that_was_started_from_here_writes_to_the_same_journal(begun: StartupLog) -> None:
-    program = "from handlers.lmi_vllm.startup_log import StartupLog; StartupLog.current().write('failed X: far away')"
+    program = "from handlers.lmi_vllm.vllm_log import StartupLog; StartupLog.current().write('failed X: far away')"
     subprocess.run([sys.executable, "-c", program], check=True)
     assert begun.cause == "X: far away"

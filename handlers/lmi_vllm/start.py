@@ -1,14 +1,23 @@
-"""Explains why vLLM did not start, in one line that says what to change."""
+"""The start of vLLM: its stages are reported, and a failure is explained in one line that says what to change."""
 
 from __future__ import annotations
 
+import logging
+import os
 import re
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from pydantic import ValidationError
+from vllm.engine.arg_utils import AsyncEngineArgs
 
 from handlers.base.engine_arguments import refused
-from handlers.lmi_vllm.arguments import named_for
+from handlers.lmi_vllm.about import environment
+from handlers.lmi_vllm.arguments import engine_arguments, named_for
+from handlers.lmi_vllm.vllm_log import START, StartupLog, new_file
 from lmi.errors import BadConfiguration, ModelUnusable, NoMemory, StartError, is_out_of_memory, shorten
+from lmi.executor import Progress
 from lmi.settings.config import EngineConfig
 
 OUT_OF_MEMORY = (
@@ -44,6 +53,32 @@ ADVICE = (
 )
 OF_RAY = re.compile(r"running Ray instance|not support ray")
 OF_THE_MODEL = re.compile(r"architecture|checkpoint")
+
+log = logging.getLogger("lmi.vllm")
+
+
+@contextmanager
+def starting(model: str, config: EngineConfig, progress: Progress) -> Iterator[AsyncEngineArgs]:
+    """Yield vLLM's arguments, and report the stages of the start that the caller makes with them.
+
+    Ranks find their cores in the environment meanwhile. Raises StartError with one line that says why vLLM does not
+    start.
+    """
+    progress("configuration", 0.0)
+    startup_log = StartupLog(new_file(START))
+    added = environment(config, os.environ, 0, "")  # nothing in a server, whose engines share the cores
+    os.environ.update(added)
+    try:
+        arguments = AsyncEngineArgs(**engine_arguments(config, model))
+        # The warnings name functions that torch will drop; they are for vLLM's authors.
+        with startup_log.reported_to(progress), warnings.catch_warnings(action="ignore"):
+            yield arguments
+    except Exception as error:
+        log.debug("vLLM did not start", exc_info=error)
+        raise explained(error, model, config, startup_log.cause) from error
+    finally:
+        for name in added:
+            del os.environ[name]
 
 
 def explained(error: Exception, model: str, config: EngineConfig, cause: str | None = None) -> StartError:

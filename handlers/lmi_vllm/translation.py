@@ -1,0 +1,258 @@
+"""A sequence as vLLM gets it, its outputs as `handlers/base` has them, and what the loaded engine can do.
+
+Every value gets its exact type: a wrong type ends vLLM silently. `handlers/base/sequence.py` decides when a sequence
+ends. vLLM gets the same rules, so that it stops at the same token, except for stop words of several tokens, which it
+does not know. Written against vLLM 0.30 to 0.33.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+from vllm.config import VllmConfig
+from vllm.inputs import TokensInput, tokens_input
+from vllm.logprobs import FlatLogprobs
+from vllm.lora.peft_helper import PEFTHelper
+from vllm.lora.request import LoRARequest
+from vllm.outputs import RequestOutput
+from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
+from vllm.v1.engine import EngineCoreOutput
+from vllm.v1.outputs import LogprobsLists, LogprobsTensors
+
+from handlers.base.adapters import LoadedAdapter
+from handlers.base.guide_vocabulary import NO_TEXTS
+from handlers.base.name_patterns import is_plain
+from handlers.base.outputs import LogProbs, SequenceOutput
+from handlers.base.sequence import Sequence
+from handlers.lmi_vllm import vllm_log
+from lmi.errors import InvalidRequest, shorten
+from lmi.executor import (
+    DEFAULT_PRIORITY,
+    PRIORITY_STEPS,
+    Capabilities,
+    EngineInfo,
+    FinishReason,
+    GuidedDecodingParams,
+    GuideType,
+    KvCacheStats,
+    OutputConfig,
+    Request,
+    SamplingConfig,
+)
+
+MAX_TEMPERATURE = 2.0  # of SamplingParams
+MAX_SIGNED = 2**63 - 1  # vLLM's seeds are signed, as torch's are: two seeds that differ by 2^63 become one
+# The ends that vLLM reports, for a sequence that Sequence's rules have not ended by then.
+REASONS = {"stop": FinishReason.END_ID, "length": FinishReason.LENGTH, "repetition": FinishReason.STOP_WORDS}
+
+
+@dataclass(frozen=True, slots=True)
+class VllmWork:
+    id: str
+    token_ids: list[int]
+    params: SamplingParams
+    adapter: LoRARequest | None = None
+    priority: int = 0
+    cache_salt: str | None = None
+    arrival_time: float | None = None  # time.time(), for its place in the queue; None: now
+
+    @property
+    def prompt(self) -> TokensInput:
+        prompt = tokens_input(self.token_ids, cache_salt=self.cache_salt)
+        if self.arrival_time is not None:
+            prompt["arrival_time"] = self.arrival_time
+        return prompt
+
+
+def check_adapter(adapter: LoadedAdapter, config: VllmConfig) -> None:
+    """Raise ValueError unless vLLM can use an adapter of this rank and kind.
+
+    vLLM compares patterns of names by an engine that some of them keep busy for ever, so only plain ones get there.
+    """
+    assert config.lora_config is not None
+    helper = PEFTHelper.from_local_dir(adapter.path, config.model_config.max_model_len)
+    for name in ("rank_pattern", "alpha_pattern"):
+        for pattern in getattr(helper, name, None) or ():  # vLLM 0.30 has neither
+            if not is_plain(pattern):
+                raise ValueError(f"{name} has {shorten(pattern)}, which is more than a name: list the names instead")
+    helper.validate_legal(config.lora_config)
+
+
+def lora_request(adapter: LoadedAdapter) -> LoRARequest:
+    return LoRARequest(adapter.name, adapter.number, adapter.path)
+
+
+def sampling_params(sequence: Sequence) -> SamplingParams:
+    """Translate the request of a sequence. Raises what vLLM's check raises, e.g. for a structure it cannot follow."""
+    request, config, output = sequence.request, sequence.request.sampling_config, sequence.request.output_config
+    params = SamplingParams(
+        max_tokens=int(sequence.max_tokens),
+        min_tokens=min(int(config.min_tokens or 0), int(sequence.max_tokens)),
+        ignore_eos=True,  # stop_token_ids has the end tokens of the request
+        stop_token_ids=stop_token_ids(sequence),
+        structured_outputs=structure(request.guided_decoding_params),
+        logit_bias={int(token_id): float(bias) for token_id, bias in request.embedding_bias} or None,
+        detokenize=False,
+        output_kind=RequestOutputKind.DELTA,
+        skip_clone=True,
+        **_choice(config, sequence.seed),
+        **_log_probs(output, sequence),
+    )
+    if request.bad_words:  # vLLM's argument takes texts and turns them into token ids
+        params._bad_words_token_ids = [[int(one) for one in word] for word in request.bad_words]
+    return params
+
+
+def row_params(sequence: Sequence, num_top: int) -> SamplingParams:
+    """The parameters of a running beam: one token, and the best `num_top` with their log-probs."""
+    return SamplingParams(
+        max_tokens=1,
+        temperature=0.0,
+        ignore_eos=True,
+        detokenize=False,
+        output_kind=RequestOutputKind.DELTA,
+        skip_clone=True,
+        **_log_probs(sequence.request.output_config, sequence) | {"logprobs": num_top},
+    )
+
+
+def _choice(config: SamplingConfig, seed: int) -> dict[str, Any]:
+    """The parameters that choose a token. Unset ones are omitted: vLLM accepts None only in some fields."""
+    if config.is_greedy:
+        given: dict[str, float | None] = {"temperature": 0.0}
+    else:
+        given = {"temperature": config.temperature, "top_p": config.top_p, "min_p": config.min_p}
+    given["repetition_penalty"] = config.repetition_penalty
+    given["presence_penalty"] = config.presence_penalty
+    given["frequency_penalty"] = config.frequency_penalty
+    chosen: dict[str, Any] = {name: float(value) for name, value in given.items() if value is not None}
+    if not config.is_greedy and config.top_k is not None:
+        chosen["top_k"] = int(config.top_k)
+    if config.seed is not None:  # vLLM then makes a generator for the request, which costs time
+        chosen["seed"] = int(seed) & MAX_SIGNED  # the highest bit could make -1, which means no seed
+    return chosen
+
+
+def _log_probs(output: OutputConfig, sequence: Sequence) -> dict[str, Any]:
+    wanted: dict[str, Any] = {"flat_logprobs": True}
+    if output.return_log_probs or output.num_top_log_probs:
+        wanted["logprobs"] = int(output.num_top_log_probs)
+    if sequence.lacks_prompt_log_probs:
+        wanted["prompt_logprobs"] = int(output.num_prompt_log_probs or 0)
+    return wanted
+
+
+def stop_token_ids(sequence: Sequence) -> list[int]:
+    """Every single token that ends the sequence."""
+    words = [word[0] for word in sequence.request.stop_words if len(word) == 1]
+    ends = [] if sequence.request.ignore_eos else sorted(sequence.end_ids)
+    return [int(token_id) for token_id in dict.fromkeys([*ends, *words])]
+
+
+def structure(guide: GuidedDecodingParams | None) -> StructuredOutputsParams | None:
+    if guide is None:
+        return None
+    if guide.guide_type is GuideType.JSON:
+        return StructuredOutputsParams(json_object=True)
+    if guide.guide_type is GuideType.JSON_SCHEMA:
+        return StructuredOutputsParams(json=guide.guide)
+    if guide.guide_type is GuideType.REGEX:
+        return StructuredOutputsParams(regex=guide.guide)
+    return StructuredOutputsParams(grammar=guide.guide)
+
+
+def priority(request: Request) -> int:
+    """vLLM's priority of a request, where a lower number is more urgent."""
+    return round((DEFAULT_PRIORITY - request.priority) * PRIORITY_STEPS)
+
+
+def of_core(name: str, output: EngineCoreOutput) -> SequenceOutput:
+    """Translate an output of the core. Its log-probs are arrays (positions, largest number asked for + 1)."""
+    return SequenceOutput(
+        name,
+        output.new_token_ids,
+        _of_arrays(output.new_logprobs),
+        _of_arrays(output.new_prompt_logprobs_tensors),
+        None if output.finish_reason is None else _end(name, str(output.finish_reason)),
+        0 if output.prefill_stats is None else output.prefill_stats.num_cached_tokens,
+    )
+
+
+def of_request(output: RequestOutput) -> SequenceOutput:
+    """Translate an output of AsyncLLM with DELTA and flat log-probs. The prompt's first position is empty."""
+    completion, prompt = output.outputs[0], output.prompt_logprobs
+    return SequenceOutput(
+        output.request_id,
+        list(completion.token_ids),
+        None if completion.logprobs is None else of_flat(cast(FlatLogprobs, completion.logprobs), 0),
+        of_flat(cast(FlatLogprobs, prompt), 1) if prompt else None,
+        None if completion.finish_reason is None else _end(output.request_id, completion.finish_reason),
+        output.num_cached_tokens or 0,
+    )
+
+
+def of_flat(flat: FlatLogprobs, first: int) -> LogProbs:
+    """The log-probs at the positions from `first` on."""
+    spans = list(zip(flat.start_indices, flat.end_indices, strict=True))[first:]
+    token_ids = [flat.token_ids[start:end] for start, end in spans]
+    return LogProbs(token_ids, [flat.logprobs[start:end] for start, end in spans])
+
+
+def _of_arrays(arrays: LogprobsLists | LogprobsTensors | None) -> LogProbs | None:
+    if arrays is None:
+        return None
+    return LogProbs(arrays.logprob_token_ids.tolist(), arrays.logprobs.tolist())
+
+
+def _end(name: str, reason: str) -> FinishReason | Exception:
+    """The end of a sequence. If vLLM gave it up, its reason is not in REASONS and the end is an error."""
+    if reason in REASONS:
+        return REASONS[reason]
+    cause = vllm_log.cause_of(name)
+    return RuntimeError(reason) if cause is None else InvalidRequest(vllm_log.refusal(cause), vllm_log.GUIDE_FIELD)
+
+
+def num_blocks(config: VllmConfig) -> int:
+    """The number of blocks of the KV cache for requests. vLLM reserves one block."""
+    return max(0, (config.cache_config.num_gpu_blocks or 0) - 1)
+
+
+def kv_cache_stats(config: VllmConfig, used_share: float) -> KvCacheStats:
+    max_num_blocks = num_blocks(config)
+    num_used_blocks = round(used_share * max_num_blocks)
+    return KvCacheStats(
+        max_num_blocks=max_num_blocks,
+        free_num_blocks=max_num_blocks - num_used_blocks,
+        used_num_blocks=num_used_blocks,
+        tokens_per_block=config.cache_config.block_size,
+    )
+
+
+def describe(config: VllmConfig, max_beam_width: int) -> EngineInfo:
+    model, speculates = config.model_config, config.speculative_config is not None
+    vocab_size, max_logprobs = model.get_vocab_size(), model.max_logprobs
+    max_top_log_probs = vocab_size if max_logprobs < 0 else min(max_logprobs, vocab_size)
+    return EngineInfo(
+        name="vllm",
+        vocab_size=vocab_size,
+        max_sequence_length=model.max_model_len,
+        max_num_sequences=config.scheduler_config.max_num_seqs,
+        dtype=str(model.dtype).removeprefix("torch."),
+        device=config.device_config.device_type,
+        max_kv_cache_tokens=num_blocks(config) * config.cache_config.block_size,
+        capabilities=Capabilities(
+            max_beam_width=max(1, min(max_beam_width, max_top_log_probs // 2)),
+            num_return_sequences=True,
+            guided_decoding=() if model.skip_tokenizer_init else tuple(GuideType),
+            why_no_guides=NO_TEXTS if model.skip_tokenizer_init else "",
+            min_p=not speculates,  # vLLM refuses both beside drafts
+            embedding_bias=not speculates,
+            perf_metrics=True,
+            max_top_log_probs=max_top_log_probs,
+            max_temperature=MAX_TEMPERATURE,
+            lora=config.lora_config is not None,
+            adapter_pins=True,
+            priority=config.scheduler_config.policy == "priority",
+        ),
+    )

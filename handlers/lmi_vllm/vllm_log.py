@@ -1,0 +1,155 @@
+"""What vLLM reports only in its log: the stages of a start, why a process failed, why a structure was not followed.
+
+This module listens to those loggers and writes what it hears to files in memory, whose paths every process of the
+engine inherits. It relies on the names of vLLM's loggers and on a request's id as the first argument of a line, never
+on their texts. Written against vLLM 0.30 to 0.33.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from lmi.errors import shorten
+from lmi.executor import Progress
+
+START, CAUSES = "LMI_VLLM_STARTUP_LOG", "LMI_VLLM_GUIDES"  # variables with the paths of files
+LOOK_S = 0.1
+MAX_CAUSE, MAX_REFUSAL = 1000, 300  # characters
+MAX_FILE_BYTES = 1 << 20  # then a file is emptied: the cause of a refusal is read a moment after it was noted
+
+# The first line of one of these loggers begins the stage.
+BEGINS = {
+    "vllm.v1.worker.cpu_model_runner": "weights",
+    "vllm.v1.worker.gpu_model_runner": "weights",
+    "vllm.v1.worker.gpu.model_runner": "weights",
+    "vllm.model_executor.model_loader.default_loader": "kv cache",  # vLLM measures its size, then allocates it
+    "vllm.compilation.decorators": "compilation",
+    "vllm.v1.core.kv_cache_utils": "kernels",  # vLLM captures and warms them up
+}
+SAID_AT_DEBUG = frozenset({"vllm.compilation.decorators"})  # these lines are only for this module
+STAGES = tuple(dict.fromkeys(BEGINS.values()))
+REPORTING_FAILURE = ("vllm.v1.engine.core", "vllm.v1.executor.multiproc_executor")
+REPORTING_GUIDES = tuple(f"vllm.v1.structured_output{name}" for name in ("", ".backend_xgrammar", ".backend_guidance"))
+STARTED = "started"
+
+GUIDE_FIELD = "guided_decoding_params"
+GUIDE_RULE = "must be a structure that vLLM can follow"
+NO_TEXT = "no text fits it"
+PLACE = re.compile(r"\[[0-9:]+\] \S+:[0-9]+: ")  # a line of the compiler's code: [04:07:14] /x/regex.cc:83:
+
+
+def listen() -> None:
+    """Start writing down what vLLM's loggers report in this process, before its first request."""
+    for names, note in ((BEGINS, _note_stage), (REPORTING_FAILURE, _note_failure), (REPORTING_GUIDES, _note_guide)):
+        for name in names:
+            logging.getLogger(name).addFilter(note)
+
+
+def new_file(variable: str) -> str:
+    """Make a file in memory for this process and those that it starts from now on. Returns its path."""
+    os.environ[variable] = path = f"/proc/{os.getpid()}/fd/{os.memfd_create(variable, os.MFD_CLOEXEC)}"
+    return path
+
+
+def _write(path: str, line: str) -> None:
+    with suppress(OSError), open(path, "ab", buffering=0) as file:  # its owner may be gone
+        if file.tell() > MAX_FILE_BYTES:
+            file.truncate(0)
+        file.write(line.replace("\n", " ").encode("utf-8", "backslashreplace") + b"\n")
+
+
+def _lines(path: str) -> list[str]:
+    with suppress(OSError), open(path, encoding="utf-8") as file:
+        return file.read().splitlines()
+    return []
+
+
+class StartupLog:
+    """A file with lines `stage NAME`, `failed CAUSE` and, at the end of a start, `started`."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    @classmethod
+    def current(cls) -> StartupLog:
+        """The latest log of this process or of the one that started it. Without one, lines are dropped."""
+        return cls(os.environ.get(START, os.devnull))
+
+    def write(self, line: str) -> None:
+        _write(self.path, line)
+
+    @property
+    def is_started(self) -> bool:
+        return STARTED in _lines(self.path)
+
+    @property
+    def cause(self) -> str | None:
+        """The first failure, which caused the others."""
+        causes = (line.removeprefix("failed ") for line in _lines(self.path) if line.startswith("failed "))
+        return next(causes, None)
+
+    @contextmanager
+    def reported_to(self, progress: Progress) -> Iterator[None]:
+        """While this is open, a thread reports each stage that begins to `progress`."""
+        is_over = threading.Event()
+
+        def tell() -> None:
+            reached = -1
+            while not is_over.wait(LOOK_S):
+                lines = _lines(self.path)
+                named = [STAGES.index(line.removeprefix("stage ")) for line in lines if line.startswith("stage ")]
+                for stage in STAGES[reached + 1 : max(named, default=reached) + 1]:
+                    progress(stage, 0.0)
+                reached = max([reached, *named])
+
+        thread = threading.Thread(target=tell, name="startup-log", daemon=True)
+        thread.start()
+        try:
+            yield
+            self.write(STARTED)
+        finally:
+            is_over.set()
+            thread.join()
+
+
+def refusal(cause: Exception | str) -> str:
+    """One line for the client that says why the structure was refused."""
+    said = PLACE.sub("", " ".join(str(cause).split()))
+    return f"{GUIDE_RULE}: {shorten(said, MAX_REFUSAL)[1:-1]}"
+
+
+def cause_of(name: str) -> str | None:
+    """The reason why vLLM gave up the sequence `name`, or None if its structure was not the cause."""
+    causes = (line.partition(" ") for line in _lines(os.environ.get(CAUSES, os.devnull)))
+    return next((cause for inner_id, _, cause in causes if inner_id.rpartition("-")[0] == name), None)
+
+
+def _note_stage(record: logging.LogRecord) -> bool:
+    startup_log = StartupLog.current()
+    if not startup_log.is_started:
+        startup_log.write(f"stage {BEGINS[record.name]}")
+    return logging.getLogger().isEnabledFor(record.levelno)
+
+
+def _note_failure(record: logging.LogRecord) -> bool:
+    """Write the cause of a failed start. Its line is logged only at DEBUG, because the parent reports the cause."""
+    startup_log = StartupLog.current()
+    if not record.exc_info or startup_log.is_started:
+        return True
+    error = getattr(record.exc_info[1], "cause", None) or record.exc_info[1]  # Ray wraps the error of a rank
+    startup_log.write(f"failed {type(error).__name__}: {shorten(str(error), MAX_CAUSE)[1:-1]}")
+    return logging.getLogger().isEnabledFor(logging.DEBUG)
+
+
+def _note_guide(record: logging.LogRecord) -> bool:
+    """Write why vLLM ends a request with the word "error". The line is logged only at DEBUG: the client reads it."""
+    if record.levelno >= logging.ERROR and isinstance(record.args, tuple) and record.args:
+        error = record.exc_info[1] if record.exc_info else None
+        cause = NO_TEXT if error is None else " ".join(str(error).split())
+        _write(os.environ.get(CAUSES, os.devnull), f"{record.args[0]} {cause}")
+    return logging.getLogger().isEnabledFor(logging.DEBUG)
