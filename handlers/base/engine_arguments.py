@@ -11,14 +11,10 @@ import functools
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from lmi.errors import BadConfiguration, shorten
 from lmi.settings.config import EngineConfig
 from lmi.settings.handler import folder_of
-
-if TYPE_CHECKING:
-    from pydantic import ValidationError
 
 DTYPES = {"auto": "auto", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
@@ -65,8 +61,15 @@ def tell_unknown(config: EngineConfig, said: str, name: str, known: Iterable[str
         log.warning("%s", said)
 
 
-def refused(error: ValidationError, named: Callable[[tuple[int | str, ...]], str]) -> BadConfiguration:
-    """The faults that a library found in values of the right types, one line for each. `named` gets their places."""
+def refusal(error: BaseException, named: Callable[[tuple[int | str, ...]], str]) -> BadConfiguration | None:
+    """The faults that a library's pydantic found in values, one line for each, or None for another error.
+
+    `named` gets their places.
+    """
+    from pydantic import ValidationError  # the record of a handler is imported without it
+
+    if not isinstance(error, ValidationError):
+        return None
     lines = []
     for fault in error.errors():
         said = first_line(fault["msg"].removeprefix("Value error, "))

@@ -28,7 +28,7 @@ def load(config: EngineConfig, model_path: str, progress: Progress) -> TrtllmExe
     try:
         from handlers.lmi_trtllm.executor import TrtllmExecutor
     except (ImportError, OSError, RuntimeError) as error:  # of its native libraries, which it loads as it is imported
-        from handlers.lmi_trtllm.start_errors import explained
+        from handlers.lmi_trtllm.about import explained
 
         raise explained(error, model_path, config) from error
 

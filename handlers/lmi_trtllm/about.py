@@ -1,12 +1,23 @@
-"""The Handler record of TensorRT-LLM. It does not import tensorrt_llm: argument names are read from its source text."""
+"""What is known of TensorRT-LLM without importing it: its Handler record, its versions, and why it does not start.
+
+The version of the installed package decides what it has, candidates of a release included, and where a signature says
+it, the signature; argument names are read from its source text. The facts come from the published sources of main of
+October 2025, those of main of August 2026, pages of 1.3.0rc24 and rc26, and pull requests between them; none is of a
+release. The words of errors are those of these sources, of PyTorch, and of the dynamic linker.
+"""
 
 from __future__ import annotations
 
+import inspect
+import math
 import os
+import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
 
-from handlers.base.engine_arguments import fields_by_class
+from handlers.base.engine_arguments import fields_by_class, first_line, named, refusal
 from handlers.lmi_trtllm.options import (
     CONFIG_CLASSES,
     LACKING,
@@ -16,6 +27,7 @@ from handlers.lmi_trtllm.options import (
     Ignored,
     Translated,
 )
+from lmi.errors import ModelUnusable, NoMemory, StartError
 from lmi.settings.config import EngineConfig, SamplingDefaults, SamplingValues
 from lmi.settings.handler import Handler, folder_of
 
@@ -47,6 +59,46 @@ OWN_SPECULATION = (
     "nothing on trtllm, whose own option is option.speculative_config, as in "
     '{"decoding_type": "NGram", "max_draft_len": 4, "max_matching_ngram_size": 2}'
 )
+CPP_SAMPLER = "TRTLLMSampler"  # a value of the argument sampler_type
+AUTO = "auto"  # the value by default
+NUMBERS = re.compile(r"(\d+)\.(\d+)(?:\.(\d+))?(?:rc(\d+))?")
+OUT_OF_MEMORY = (
+    "set option.kv_cache_free_gpu_mem_fraction, option.max_rolling_batch_prefill_tokens, option.max_model_len or "
+    "option.max_rolling_batch_size lower, or option.tensor_parallel_degree higher"
+)
+# What the most telling error in a chain says, in the order in which they are looked for, and what helps.
+ADVICE = (
+    (
+        re.compile(r"Unknown architecture for|architecture \S+ is not supported", re.I),
+        "its PyTorch engine has no such model: take option.rolling_batch=vllm, or a newer TensorRT-LLM",
+    ),
+    (
+        re.compile(r"Only \d+ GPUs are available", re.I),
+        "set option.tensor_parallel_degree or option.pipeline_parallel_degree lower, or make more GPUs visible",
+    ),
+    (re.compile(r"insufficient GPU memory|out of memory|OutOfMemory", re.I), OUT_OF_MEMORY),
+    (
+        re.compile(r"no CUDA-capable device|No CUDA GPUs are available|Found no NVIDIA driver|not compiled with CUDA"),
+        "TensorRT-LLM runs on an NVIDIA GPU: give the container one (docker run --gpus all), or take another engine",
+    ),
+    (
+        re.compile(r"libmpi|mpi4py|MPI_Init|orted|prte", re.I),
+        "install Open MPI (apt-get install libopenmpi-dev openmpi-bin), or serve from the image of target trtllm",
+    ),
+    (
+        re.compile(r"named 'tensorrt_llm(\.llmapi)?'|cannot import name 'LLM'"),
+        "the package is not whole: its wheel on PyPI is a stub that fetches the real one; serve from the image of "
+        "target trtllm",
+    ),
+    (
+        re.compile(r"cannot import name .*tensorrt_llm|named 'tensorrt_llm\."),
+        "this TensorRT-LLM has it elsewhere or no longer: serve from the image of target trtllm",
+    ),
+    (
+        re.compile(r"cannot open shared object|undefined symbol"),
+        "TensorRT-LLM needs its own CUDA libraries: serve from the image of target trtllm",
+    ),
+)
 
 
 def option_names() -> frozenset[str] | None:
@@ -62,7 +114,11 @@ def _classes() -> Mapping[str, frozenset[str]]:
 
 def check(config: EngineConfig) -> Mapping[str, str]:
     """Refuse what this engine cannot do, and what the installed line lacks, with the reason."""
-    faults = {f"option.{name}": reason for name, reason in (*_refused(config), *_lacking(config))}
+    faults = {f"option.{name}": reason for name, reason in _lacking(config)}
+    for name, text in config.options.items():
+        row = OPTIONS.get(name)
+        if isinstance(row, Forbidden) and text.lower() not in (value.lower() for value in row.harmless):
+            faults[f"option.{name}"] = row.allowed
     if config.device == "cpu":
         faults["option.device"] = "auto or cuda on trtllm"
     if config.speculative is not None:
@@ -70,15 +126,6 @@ def check(config: EngineConfig) -> Mapping[str, str]:
     if (config.quantize or "").lower() == "smoothquant":
         faults["option.quantize"] = QUANTISE_BEFORE
     return faults
-
-
-def _refused(config: EngineConfig) -> list[tuple[str, str]]:
-    rows = ((name, text, OPTIONS.get(name)) for name, text in config.options.items())
-    return [
-        (name, row.allowed)
-        for name, text, row in rows
-        if isinstance(row, Forbidden) and text.lower() not in (value.lower() for value in row.harmless)
-    ]
 
 
 def _lacking(config: EngineConfig) -> list[tuple[str, str]]:
@@ -126,6 +173,81 @@ def base_packages(environ: Mapping[str, str], own: str = sys.prefix) -> Mapping[
     below = str(library.parent)
     paths = [path for path in given.split(os.pathsep) if path and path != below]
     return {"PYTHONPATH": os.pathsep.join([below, *paths])}
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """What one version has."""
+
+    name: str  # the version
+    takes_priority: bool  # as an argument of generate_async
+    has_cpp_sampler: bool  # beside the Torch sampler
+    has_cpp_beams: bool  # whether the C++ sampler searches beams where nobody chose a sampler
+    has_rules: bool  # whether the Torch sampler reads seeds, min_p, penalties and no_repeat_ngram_size
+    min_log_probs: int  # the smallest number that asks for any log-probs: those of the chosen tokens
+    names_prompt_tokens: bool  # whether log-probs of the prompt have the prompt's own tokens, not only the best
+
+
+def installed(generate_async: Callable[..., object]) -> Profile:
+    """The profile of the installed package, whose method this is. Raises PackageNotFoundError."""
+    return of_version(
+        version("tensorrt_llm"), takes_priority="priority" in inspect.signature(generate_async).parameters
+    )
+
+
+def of_version(text: str, *, takes_priority: bool) -> Profile:
+    """1.3.0rc26 is the first version of which a page says that the Torch sampler is the only one.
+
+    Before it, a 1.3 may ignore rules that it accepts, so none counts as read. A release follows all of its candidates.
+    Raises ValueError.
+    """
+    found = NUMBERS.match(text)
+    if found is None:
+        raise ValueError(f"{text!r} is no version of TensorRT-LLM")
+    major, minor, patch, candidate = found.groups()
+    number = int(major), int(minor), int(patch or 0), math.inf if candidate is None else int(candidate)
+    is_new = number >= (1, 3, 0, 26)
+    is_old = number < (1, 3, 0, 0)
+    return Profile(
+        text,
+        takes_priority=takes_priority,
+        has_cpp_sampler=not is_new,
+        has_cpp_beams=is_old,
+        has_rules=is_new,
+        min_log_probs=int(is_old),
+        names_prompt_tokens=is_new,
+    )
+
+
+def explained(error: BaseException, model: str, config: EngineConfig) -> StartError:
+    """Explain `error`, which ended the start. A process of TensorRT-LLM reports its own as the cause of another."""
+    if isinstance(error, StartError):
+        return error
+    if (refused := refusal(error, lambda place: named(config, ".".join(map(str, place))))) is not None:
+        return refused
+    chain = _linked(error, lambda each: each.__cause__ or each.__context__)
+    for pattern, advice in ADVICE:
+        for each in chain:
+            if found := pattern.search(_text(each)):
+                line = next(line for line in _text(each).splitlines() if found[0].partition("\n")[0] in line)
+                kind = NoMemory if advice is OUT_OF_MEMORY else ModelUnusable
+                return kind(f"{model}: TensorRT-LLM cannot start: {first_line(line)}; {advice}")
+    root = _linked(error, lambda each: each.__cause__)[-1]
+    return ModelUnusable(f"{model}: TensorRT-LLM cannot start: {first_line(_text(root))}")
+
+
+def _linked(error: BaseException, before: Callable[[BaseException], BaseException | None]) -> list[BaseException]:
+    """The error and those that led to it, each after the one that it caused."""
+    chain: list[BaseException] = []
+    earlier: BaseException | None = error
+    while earlier is not None and earlier not in chain:
+        chain.append(earlier)
+        earlier = before(earlier)
+    return chain
+
+
+def _text(error: BaseException) -> str:
+    return str(error).strip() or type(error).__name__
 
 
 HANDLER = Handler(

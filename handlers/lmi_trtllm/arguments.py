@@ -2,8 +2,7 @@
 
 Every field of `TorchLlmArgs` can be given as option.<name>; a nested configuration is JSON, and some of its fields have
 options of their own. Each value is read as the type of its pydantic field, here and before anything starts. This module
-knows nothing of requests. Checked against the published sources of main of October 2025 and of
-August 2026.
+knows nothing of requests. Checked against the published sources of main of October 2025 and of August 2026.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from tensorrt_llm.llmapi import TorchLlmArgs
 from handlers.base.engine_arguments import DTYPES, first_line, named, tell_unknown
 from handlers.base.pickled import pickled_files, refusal
 from handlers.lmi_trtllm import about
+from handlers.lmi_trtllm.about import Profile
 from handlers.lmi_trtllm.options import (
     LACKING,
     OPTIONS,
@@ -29,7 +29,6 @@ from handlers.lmi_trtllm.options import (
     UPSTREAMS,
     Translated,
 )
-from handlers.lmi_trtllm.profile import Profile
 from lmi.adapters.files import is_enabled
 from lmi.errors import BadConfiguration, ModelUnusable, shorten
 from lmi.settings.config import EngineConfig
@@ -149,7 +148,11 @@ def _others(config: EngineConfig, profile: Profile, faults: list[str]) -> list[S
             faults.append(f"{named(config, name, text)}: allowed is {error}")
             continue
         if target.partition(".")[0] not in TorchLlmArgs.model_fields:
-            _tell_unknown(config, name, target, profile, faults)
+            text = f"{named(config, name)}: TensorRT-LLM ({profile.name}) has no argument {target}"
+            if target in LACKING:
+                tell_unknown(config, f"{text}, {LACKING[target]}", name, (), faults)
+            else:
+                tell_unknown(config, text, name, (*TorchLlmArgs.model_fields, *OPTIONS), faults)
         elif value is not UPSTREAMS:
             said += _leaves(Said(name, target, value))
     return _with_lora(said, config)
@@ -170,14 +173,6 @@ def _with_lora(said: list[Said], config: EngineConfig) -> list[Said]:
     for option in sorted({each.option for each in own}):
         log.warning("%s: has no effect without option.enable_lora=true", named(config, option))
     return [each for each in said if each not in own]
-
-
-def _tell_unknown(config: EngineConfig, name: str, target: str, profile: Profile, faults: list[str]) -> None:
-    said = f"{named(config, name)}: TensorRT-LLM ({profile.name}) has no argument {target}"
-    if target in LACKING:
-        tell_unknown(config, f"{said}, {LACKING[target]}", name, (), faults)
-    else:
-        tell_unknown(config, said, name, (*TorchLlmArgs.model_fields, *OPTIONS), faults)
 
 
 def _by_argument(said: list[Said], config: EngineConfig, faults: list[str]) -> dict[str, dict[str, Said]]:
@@ -223,21 +218,15 @@ def _read(name: str, value: Any) -> Any:
     if name in LEFT_TO_LLM and isinstance(value, dict):
         return value
     field = TorchLlmArgs.model_fields[name]
-    if isinstance(value, dict) and (kind := _class_of_word(field.annotation, value)):
-        return kind(**{key: each for key, each in value.items() if key != WORD})
+    if isinstance(value, dict) and WORD in value:
+        # Older classes of a union have their own words outside of their fields, so an object with a word fits none.
+        kinds = [field.annotation, *get_args(field.annotation)]
+        if kind := next((one for one in kinds if getattr(one, WORD, None) == value[WORD]), None):
+            return kind(**{key: each for key, each in value.items() if key != WORD})
     hint: Any = Annotated[field.annotation, *field.metadata] if field.metadata else field.annotation
     is_model = isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
     settings = None if is_model else ConfigDict(arbitrary_types_allowed=True)
     return TypeAdapter(hint, config=settings).validate_python(value)
-
-
-def _class_of_word(annotation: Any, value: Mapping[str, Any]) -> Any:
-    """The class of a union that has the object's decoding_type as its own word, or None.
-
-    Older classes have their words outside of their fields, so an object with the word fits none of them.
-    """
-    kinds = [annotation, *get_args(annotation)]
-    return next((kind for kind in kinds if WORD in value and getattr(kind, WORD, None) == value[WORD]), None)
 
 
 def _reason(name: str, place: list[str], fault: Mapping[str, Any], profile: Profile) -> str:

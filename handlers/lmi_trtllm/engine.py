@@ -31,7 +31,6 @@ from handlers.base.outputs import SequenceOutput
 from handlers.base.sequence import Sequence
 from handlers.base.stepped import EngineStopped
 from handlers.lmi_trtllm import adapters
-from handlers.lmi_trtllm.description import Effective
 from handlers.lmi_trtllm.guides import GuideChecks
 from handlers.lmi_trtllm.outputs import Cursor, OutputFault
 from handlers.lmi_trtllm.processors import Faults
@@ -39,6 +38,7 @@ from lmi.errors import InvalidRequest, LmiError
 from lmi.executor import KvCacheStats
 from lmi.shared import linux
 
+MAX_BATCH_SIZE = 2048  # TensorRT-LLM's own, for what an LLM leaves open
 WAIT_S = 0.1  # for an output, before deadlines are checked
 STATISTICS_WAIT_S = 0.5  # for statistics, before they are asked for again
 CLOSE_WAIT_S = 5.0  # for TensorRT-LLM's own shutdown, which may never return
@@ -62,6 +62,46 @@ class TrtllmWork:
     more: dict[str, Any]  # further keyword arguments; only those that the profile's signature has
     sequence: Sequence
     is_streamed: bool = True  # also where the client does not stream: each output shows that the engine goes on
+
+
+class Effective:
+    """The arguments of a loaded LLM: those that it was given, and where they say nothing, those that it settled on."""
+
+    def __init__(self, given: Mapping[str, Any], llm: LLM) -> None:
+        self._given, self._settled = given, llm.args
+
+    def get(self, name: str) -> Any:
+        """The value of an argument, or None if neither says it."""
+        value = self._given.get(name)
+        return getattr(self._settled, name, None) if value is None else value
+
+    @property
+    def max_num_sequences(self) -> int:
+        return int(self.get("max_batch_size") or MAX_BATCH_SIZE)
+
+    @property
+    def max_beam_width(self) -> int:
+        return int(self.get("max_beam_width") or 1)
+
+    @property
+    def max_prompt_tokens(self) -> int | None:
+        """The longest prompt, where a step must take it whole; else None."""
+        return None if self.get("enable_chunked_prefill") else self.get("max_num_tokens")
+
+    @property
+    def stream_interval(self) -> int:
+        """The number of steps that an output brings."""
+        return int(self.get("stream_interval") or 1)
+
+    @property
+    def sampler_type(self) -> str:
+        value = self.get("sampler_type")
+        return str(getattr(value, "value", value))
+
+    @property
+    def max_loras(self) -> int:
+        config = self.get("lora_config")
+        return 0 if config is None else int(config.max_loras)
 
 
 class Statistics:

@@ -1,4 +1,4 @@
-"""TensorRT-LLM behind the contract: its start, its checks, and the translation of a sequence.
+"""TensorRT-LLM behind the contract: its start, what it can do, its checks, and the translation of a sequence.
 
 `DrivenExecutor` does everything around the engine. The engine counts refused requests towards the errors after which it
 ends itself, so a request is checked here first.
@@ -9,8 +9,10 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from tensorrt_llm import LLM
 
@@ -20,16 +22,16 @@ from handlers.base.guide_compiler import compile_limit_s
 from handlers.base.outputs import SequenceOutput
 from handlers.base.sequence import Sequence, new_sequences
 from handlers.base.stepped import Step
-from handlers.lmi_trtllm import adapters, guides, processors, profile
+from handlers.lmi_trtllm import adapters, guides, processors
+from handlers.lmi_trtllm.about import AUTO, CPP_SAMPLER, Profile, explained, installed
 from handlers.lmi_trtllm.arguments import llm_arguments
-from handlers.lmi_trtllm.description import describe, sampler_of, vocab_size
-from handlers.lmi_trtllm.engine import TrtllmEngine, TrtllmWork
+from handlers.lmi_trtllm.engine import Effective, TrtllmEngine, TrtllmWork
 from handlers.lmi_trtllm.guides import GuideChecks
 from handlers.lmi_trtllm.outputs import TrtllmOutput, note_rows
-from handlers.lmi_trtllm.sampling import check_beams, refuse_rules, retention, sampling_params
-from handlers.lmi_trtllm.start_errors import explained
-from lmi.errors import PromptTooLong, Unsupported
+from handlers.lmi_trtllm.sampling import TrtllmSampler, check_beams, refuse_rules, retention, sampling_params
+from lmi.errors import ModelUnusable, PromptTooLong, Unsupported
 from lmi.executor import (
+    Capabilities,
     EngineInfo,
     ErrorKind,
     ExecutorConfig,
@@ -40,6 +42,8 @@ from lmi.executor import (
 )
 from lmi.settings.config import EngineConfig
 
+MAX_TOP_LOG_PROBS = 20
+LENGTHS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
 NUM_WARM_UP_TOKENS = 4
 MAX_WARM_UP_PROMPT = 8
 IN_A_FILE = "TensorRT-LLM's processes read functions from a file, which option.logits_post_processors names"
@@ -88,7 +92,7 @@ class TrtllmExecutor(DrivenExecutor[TrtllmWork]):
 
     def _arguments(self, folder: str, options: EngineConfig) -> dict[str, Any]:
         """Read what the model and the operator say. Returns the arguments of LLM."""
-        self._profile = profile.installed(LLM.generate_async)
+        self._profile = installed(LLM.generate_async)
         arguments = llm_arguments(options, folder, self._profile)
         self._file = processors.file_of(options, folder)
         max_compile_s, has_guides = compile_limit_s(options.step_timeout_s), bool(guides.kinds(options, folder)[0])
@@ -198,3 +202,81 @@ def _warm_up_requests(info: EngineInfo) -> list[Request]:
         Request(input_token_ids=prompt, max_tokens=NUM_WARM_UP_TOKENS, sampling_config=sampling, output_config=output)
         for sampling, output in kinds
     ]
+
+
+def read_config(folder: str) -> dict[str, Any]:
+    """config.json of a model, of its text part if it has several. Raises ModelUnusable if it cannot be read."""
+    file = Path(folder, "config.json")
+    try:
+        config = msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
+    except (OSError, msgspec.MsgspecError) as error:
+        raise ModelUnusable(f"{file}: {error}") from None
+    text = config.get("text_config")
+    return {**config, **text} if isinstance(text, dict) else config
+
+
+def vocab_size(folder: str) -> int:
+    """The width of the model's logits."""
+    size = read_config(folder).get("vocab_size")
+    if not isinstance(size, int) or size < 1:
+        raise ModelUnusable(f"{folder}: config.json has no vocab_size")
+    return size
+
+
+def sampler_of(arguments: Effective, profile: Profile, folder: str) -> TrtllmSampler:
+    searches_by_it = profile.has_cpp_beams and arguments.sampler_type == AUTO and arguments.max_beam_width > 1
+    is_cpp = searches_by_it or (profile.has_cpp_sampler and arguments.sampler_type == CPP_SAMPLER)
+    return TrtllmSampler(profile, vocab_size(folder), is_cpp)
+
+
+def describe(
+    arguments: Effective,
+    sampler: TrtllmSampler,
+    folder: str,
+    settings: ExecutorConfig,
+    options: EngineConfig,
+) -> EngineInfo:
+    config = read_config(folder)
+    dtype = arguments.get("dtype")
+    if dtype in (None, "auto"):
+        dtype = config.get("dtype") or config.get("torch_dtype") or ""
+    lengths = [arguments.get("max_seq_len"), *map(config.get, LENGTHS)]
+    length = next((one for one in lengths if isinstance(one, int) and one > 0), None)
+    if length is None:
+        raise ModelUnusable(f"{folder}: config.json has no length of the context; set option.max_model_len")
+    return EngineInfo(
+        name="trtllm",
+        vocab_size=sampler.vocab_size,
+        max_sequence_length=length,
+        max_num_sequences=arguments.max_num_sequences,
+        dtype=str(dtype).removeprefix("torch."),
+        device="cuda",
+        max_kv_cache_tokens=options.max_kv_cache_tokens or 0,
+        capabilities=_capabilities(arguments, sampler, folder, settings, options),
+    )
+
+
+def _capabilities(
+    arguments: Effective, sampler: TrtllmSampler, folder: str, settings: ExecutorConfig, options: EngineConfig
+) -> Capabilities:
+    kinds, why_no_guides = guides.kinds(options, folder)
+    max_beam_width = arguments.max_beam_width
+    return Capabilities(
+        max_beam_width=max_beam_width,
+        num_return_sequences=True,
+        guided_decoding=() if max_beam_width > 1 else kinds,
+        why_no_guides=why_no_guides,
+        min_p=sampler.has_rules,
+        seed=sampler.has_rules,
+        no_repeat_ngram_size=sampler.has_rules,
+        embedding_bias=True,
+        max_top_log_probs=0 if sampler.is_cpp and max_beam_width == 1 else min(MAX_TOP_LOG_PROBS, sampler.vocab_size),
+        context_logits=True,
+        generation_logits=max_beam_width == 1,
+        perf_metrics=True,
+        additional_outputs=tuple(settings.additional_model_outputs),
+        logits_post_processors=processors.names(processors.file_of(options, folder)),
+        lora=arguments.get("lora_config") is not None,
+        kv_cache_retention=True,
+        priority=sampler.profile.takes_priority,
+    )

@@ -105,7 +105,7 @@ class GuideChecks:
         No other error leaves it: one would end the engine. Call it on one event loop.
         """
         future = self._outcomes.get(params)
-        if future is None or _may_change(future):
+        if future is None or (future.done() and (future.cancelled() or may_change(future.exception()))):
             self._forget(params)
             future = self._pool.submit(self._compiler.check, params)
             self._keep(params, future)
@@ -133,13 +133,6 @@ class GuideChecks:
     def _forget(self, params: GuidedDecodingParams) -> None:
         if self._outcomes.pop(params, None) is not None:
             self._num_chars -= _num_chars(params)
-
-
-def _may_change(future: Future[None]) -> bool:
-    """Whether a second attempt may end otherwise: not if the structure is wrong."""
-    if not future.done():
-        return False
-    return future.cancelled() or may_change(future.exception())
 
 
 def _num_chars(params: GuidedDecodingParams) -> int:

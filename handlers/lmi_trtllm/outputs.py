@@ -100,11 +100,14 @@ class Cursor:
         return TrtllmOutput(self._name, new, log_probs, end=end) if new or end is not None else None
 
     def _beams(self, output: RequestOutput) -> TrtllmOutput | None:
-        known = _beams_of(output, self._sequence)
-        if known is None:
-            return None
-        end = known[0].finish_reason if output.finished else None
-        return TrtllmOutput(self._name, [], end=end, beams=known)
+        """All beams at this step, the best first, or None while one of them waits for its log-probs."""
+        beams = [_beam(one, self._sequence, is_over=output.finished) for one in output.outputs]
+        known = [beam for beam in beams if beam is not None]
+        if len(known) == len(beams):
+            return TrtllmOutput(self._name, [], end=known[0].finish_reason if output.finished else None, beams=known)
+        if output.finished:
+            raise OutputFault("the engine reported fewer log-probs than tokens of a beam")
+        return None
 
     def _prompt(self, output: RequestOutput) -> LogProbs | None:
         """The log-probs of the prompt, or None if they are not there yet."""
@@ -167,19 +170,6 @@ def of_logits(token_ids: SequenceOf[int], logits: Tensor, num_top: int) -> LogPr
         known.token_ids += torch.cat([chosen.unsqueeze(1), best.indices], dim=1).tolist()
         known.values += torch.cat([log_probs.gather(1, chosen.unsqueeze(1)), best.values], dim=1).tolist()
     return known
-
-
-def _beams_of(output: RequestOutput, sequence: Sequence) -> list[Beam] | None:
-    """The beams at this step, the best first. Returns None while one of them waits for its log-probs.
-
-    Raises OutputFault if some are missing at the end.
-    """
-    beams = [_beam(one, sequence, is_over=output.finished) for one in output.outputs]
-    if all(beam is not None for beam in beams):
-        return [beam for beam in beams if beam is not None]
-    if output.finished:
-        raise OutputFault("the engine reported fewer log-probs than tokens of a beam")
-    return None
 
 
 def _beam(completion: CompletionOutput, sequence: Sequence, *, is_over: bool) -> Beam | None:

@@ -23,8 +23,8 @@ from torch import Tensor
 from handlers.base.captured import LOGITS
 from handlers.base.sequence import Sequence
 from handlers.lmi_trtllm import guides
+from handlers.lmi_trtllm.about import CPP_SAMPLER, Profile
 from handlers.lmi_trtllm.processors import BadWords, PostProcessor
-from handlers.lmi_trtllm.profile import CPP_SAMPLER, Profile
 from lmi.errors import InvalidParameter, Unsupported
 from lmi.executor import (
     KvCacheRetentionConfig,

@@ -9,10 +9,9 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from pydantic import ValidationError
 from vllm.engine.arg_utils import AsyncEngineArgs
 
-from handlers.base.engine_arguments import refused
+from handlers.base.engine_arguments import refusal
 from handlers.lmi_vllm.about import environment
 from handlers.lmi_vllm.arguments import engine_arguments, named_for
 from handlers.lmi_vllm.vllm_log import START, StartupLog, new_file
@@ -85,12 +84,10 @@ def explained(error: Exception, model: str, config: EngineConfig, cause: str | N
     """Explain `error`, which ended the start of vLLM. `cause` is what one of vLLM's processes reported, if any."""
     if isinstance(error, StartError):
         return error
-    refusal = None
-    if isinstance(error, ValidationError):
-        refusal = refused(error, lambda place: named_for(config, str(place[-1])))
-    text = str(refusal or cause or error).strip()
+    refused = refusal(error, lambda place: named_for(config, str(place[-1])))
+    text = str(refused or cause or error).strip()
     advice = next((advice for pattern, advice in ADVICE if pattern.search(text)), None)
-    if refusal is not None and not OF_THE_MODEL.search(text):
+    if refused is not None and not OF_THE_MODEL.search(text):
         return BadConfiguration(text + (f"; {advice}" if advice else ""))
     said = shorten(text.partition("\n")[0].partition(". Supported ")[0] or type(error).__name__, 400)[1:-1]
     if lacks_memory := is_out_of_memory(error) or LACKS_MEMORY.search(text) is not None:

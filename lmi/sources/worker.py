@@ -42,7 +42,6 @@ from lmi.shared.sink import guard_streams, stream
 from lmi.sources.fetch import fetch
 from lmi.sources.job import DELAYS_S, FetchJob, Progress
 from lmi.sources.place import SPARE_BYTES
-from lmi.sources.request import FAILURE, PROGRESS, RESULT, FetchedSource, FetchFailure, FetchRequest, FetchResult, write
 
 REPORT_S = 0.5  # between two files with the progress
 LOG_S = 10.0  # between two lines of the log

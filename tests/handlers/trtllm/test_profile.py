@@ -6,7 +6,7 @@ from importlib import import_module
 
 import pytest
 
-from handlers.lmi_trtllm.profile import of_version
+from handlers.lmi_trtllm.about import of_version
 from lmi.errors import Unsupported
 from lmi.executor import OutputConfig, SamplingConfig
 from tests.conformance.asking import ask, run
@@ -47,7 +47,7 @@ def test_a_text_that_is_no_version_is_named() -> None:
 @pytest.mark.parametrize(("line", "has_it"), [("main-2025-10", False), (CANDIDATE, False), ("main-2026-08", True)])
 def test_the_signature_of_a_submit_says_whether_it_takes_a_priority(line: str, has_it: bool) -> None:
     with loaded(line):
-        profile = import_module("handlers.lmi_trtllm.profile")
+        profile = import_module("handlers.lmi_trtllm.about")
         assert profile.installed(import_module("tensorrt_llm").LLM.generate_async).takes_priority is has_it
 
 

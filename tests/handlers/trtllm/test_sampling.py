@@ -35,7 +35,7 @@ def sampling(line: str) -> Any:
 @pytest.fixture
 def sampler(line: str, sampling: Any) -> Any:
     submit = import_module("tensorrt_llm").LLM.generate_async
-    return sampling.TrtllmSampler(import_module("handlers.lmi_trtllm.profile").installed(submit), VOCAB_SIZE)
+    return sampling.TrtllmSampler(import_module("handlers.lmi_trtllm.about").installed(submit), VOCAB_SIZE)
 
 
 def translated(sampling: Any, sampler: Any, **asked: Any) -> dict[str, Any]:

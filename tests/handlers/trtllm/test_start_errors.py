@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from handlers.lmi_trtllm.start_errors import explained
+from handlers.lmi_trtllm.about import explained
 from lmi.errors import BadConfiguration, ModelUnusable, NoMemory
 from lmi.settings.config import EngineConfig
 from tests.handlers.trtllm.published import write_package
