@@ -113,7 +113,11 @@ class Captured:
         self._add(result, {name: one.tensor(beams) for name, one in self.beams.items() if one.rows}, is_first)
 
     def _add(self, result: Result, rows: dict[str, Tensor], is_first: bool) -> None:
-        context = {name: one.tensor(one.end) for name, one in self._whole_context(is_first).items()}
+        context = {  # none of a prompt that was not computed to its end
+            name: one.tensor(one.end)
+            for name, one in self.context.items()
+            if is_first and one.end == self._num_prompt_tokens
+        }
         if self._output.return_generation_logits:
             result.generation_logits = rows.get(LOGITS)
         if self._output.return_context_logits:
@@ -122,12 +126,6 @@ class Captured:
             wanted = {one.name for one in self._output.additional_model_outputs if one.gather_context}
             result.additional_outputs = {f"context_{name}": one for name, one in context.items() if name in wanted}
             result.additional_outputs |= {f"generation_{name}": rows[name] for name in self._names if name in rows}
-
-    def _whole_context(self, is_first: bool) -> dict[str, Rows]:
-        """The rows of the prompt if they are due; none of a prompt that was not computed to its end."""
-        if not is_first:
-            return {}
-        return {name: rows for name, rows in self.context.items() if rows.end == self._num_prompt_tokens}
 
     def drop(self, num_sent: int) -> None:
         """Forget what Results have carried."""

@@ -1,15 +1,17 @@
 """The configuration of an engine in two forms: the contract's, and the server's options.
 
-An Executor takes either. What both have is translated here; the rest of each form has its defaults in the other.
+An Executor takes either. What both have is translated here; the rest of each form has its defaults in the other. Here
+too is what engines make of options alike: the default size of a KV cache, and the refusal of pickled weights.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+from pathlib import Path
 from typing import TypeAlias
 
-from lmi.errors import Unsupported
+from lmi.errors import SecurityRefused, Unsupported
 from lmi.executor import AdditionalModelOutput, ExecutorConfig, KvCacheConfig
 from lmi.settings.config import EngineConfig
 
@@ -77,3 +79,26 @@ def engine_config(config: ExecutorConfig) -> EngineConfig:
 def _output(text: str) -> AdditionalModelOutput:
     """An entry of option.additional_outputs, NAME or NAME:context."""
     return AdditionalModelOutput(text.removesuffix(CONTEXT), text.endswith(CONTEXT))
+
+
+MIN_TOKENS = 16  # one block
+
+
+def default_budget(max_num_sequences: int, max_length: int, token_bytes: int, memory_bytes: int) -> int:
+    """Tokens of cache: room for all sequences at 2048 tokens each, at most a quarter of memory, at least one block."""
+    wanted = max_num_sequences * min(max_length, 2048)
+    return max(min(wanted, memory_bytes // 4 // token_bytes), MIN_TOKENS)
+
+
+PATTERNS = ("*.bin", "*.pt", "*.pth")
+
+
+def pickled_files(folder: Path) -> list[Path]:
+    return sorted(file for pattern in PATTERNS for file in folder.glob(pattern))
+
+
+def refusal(file: Path) -> SecurityRefused:
+    return SecurityRefused(
+        f"{file}: pickled weights can run code when they are read, so they are refused; convert them to "
+        "safetensors, or set option.allow_pickle=true if you trust them"
+    )

@@ -8,6 +8,7 @@ from typing import Any
 
 Resolve = Callable[[str], object]
 TYPES = frozenset("null boolean object array number string".split())  # an integer is a number
+KINDS = {bool: "boolean", int: "number", float: "number", str: "string", list: "array", dict: "object"}
 MAX_LEVELS = 4
 
 
@@ -59,12 +60,7 @@ def _types(schema: Mapping[str, Any]) -> set[str]:
     if "integer" in found:
         found = found - {"integer"} | {"number"}
     values = [schema["const"]] if "const" in schema else schema.get("enum")
-    return found if values is None else found & {_type_of(value) for value in values}
-
-
-def _type_of(value: object) -> str:
-    kinds = {bool: "boolean", int: "number", float: "number", str: "string", list: "array", dict: "object"}
-    return kinds.get(type(value), "null")
+    return found if values is None else found & {KINDS.get(type(value), "null") for value in values}
 
 
 def _values(schema: Mapping[str, Any]) -> set[str] | None:

@@ -12,7 +12,7 @@ sequences that waited are given to the engine again.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -22,8 +22,7 @@ from typing import ClassVar, Generic, Protocol, TypeVar
 import msgspec
 
 from handlers.base.adapters import AdapterEngine, Adapters, AdapterTurns
-from handlers.base.driven_beams import BeamRounds, BeamRow, check_beams
-from handlers.base.outputs import SequenceOutput, feed
+from handlers.base.driven_outputs import BeamRounds, BeamRow, SequenceOutput, check_beams, feed
 from handlers.base.sequence import Sequence
 from handlers.base.stepped import MAX_STATS, EngineStopped, Step, SteppedExecutor
 from lmi.errors import InvalidRequest, LmiError, OutOfMemory, Unavailable, UnknownAdapter
@@ -143,23 +142,19 @@ class DrivenExecutor(SteppedExecutor[Sequence], Generic[Work]):
     def load_adapter(self, name: str, path: str, *, pinned: bool = False, preload: bool = True) -> None:
         if not self.capabilities.lora:
             super().load_adapter(name, path, pinned=pinned, preload=preload)
-        self._at_boundary(partial(self._load_adapter, name, path, pinned, preload))
+        self._change_adapters(partial(self._adapters.load, name, path, pinned=pinned, preload=preload))
 
     def unload_adapter(self, name: str) -> None:
         if not self.capabilities.lora:
             super().unload_adapter(name)
-        self._at_boundary(partial(self._unload_adapter, name))
+        self._change_adapters(partial(self._adapters.unload, name))
 
-    def _load_adapter(self, name: str, path: str, pinned: bool, preload: bool) -> None:
-        self._adapters.load(name, path, pinned=pinned, preload=preload)
-        self._note_adapters()
+    def _change_adapters(self, change: Callable[[], None]) -> None:
+        def run() -> None:
+            change()
+            self._info = msgspec.structs.replace(self._info, adapters=self._adapters.names)
 
-    def _unload_adapter(self, name: str) -> None:
-        self._adapters.unload(name)
-        self._note_adapters()
-
-    def _note_adapters(self) -> None:
-        self._info = msgspec.structs.replace(self._info, adapters=self._adapters.names)
+        self._at_boundary(run)
 
     # The sequences that the engine has, and those that wait for it.
 
@@ -208,7 +203,7 @@ class DrivenExecutor(SteppedExecutor[Sequence], Generic[Work]):
     # One step.
 
     def _step(self) -> Step[Sequence] | None:
-        refused = self._hand_over()
+        refused = [sequence for sequence in self._turns.take(self._known) if not self._give(sequence)]
         try:
             outputs = self._engine.step() if self._known else ()
         except EngineStopped:
@@ -225,10 +220,6 @@ class DrivenExecutor(SteppedExecutor[Sequence], Generic[Work]):
             self._take(output, step)
         return step
 
-    def _hand_over(self) -> list[Sequence]:
-        """Give the engine the sequences that may run. Returns those that it refused."""
-        return [sequence for sequence in self._turns.take(self._known) if not self._give(sequence)]
-
     def _give(self, sequence: Sequence) -> bool:
         """Give the engine a sequence, or each of its running beams. Returns False if it was refused."""
         try:
@@ -236,7 +227,10 @@ class DrivenExecutor(SteppedExecutor[Sequence], Generic[Work]):
                 self._engine.add(self._work(sequence))
                 self._known[name_of(sequence)] = sequence
             else:
-                self._give_rows(sequence)
+                sequence.rows = sequence.rows or BeamRounds(sequence, name_of(sequence))
+                for row in _rounds(sequence).begin():
+                    self._engine.add(self._row_work(sequence, row))
+                    self._known[row.name] = sequence
         except Exception as error:
             if self._kind_of(error) is not ErrorKind.INVALID:
                 is_told = isinstance(error, LmiError)  # the client reads all that is known
@@ -244,13 +238,6 @@ class DrivenExecutor(SteppedExecutor[Sequence], Generic[Work]):
             self._refuse(sequence, error)
             return False
         return True
-
-    def _give_rows(self, sequence: Sequence) -> None:
-        if sequence.rows is None:
-            sequence.rows = BeamRounds(sequence, name_of(sequence))
-        for row in _rounds(sequence).begin():
-            self._engine.add(self._row_work(sequence, row))
-            self._known[row.name] = sequence
 
     def _take(self, output: SequenceOutput, step: Step[Sequence]) -> None:
         sequence = self._known.get(output.id)

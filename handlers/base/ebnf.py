@@ -133,7 +133,8 @@ class _GrammarReader:
         if self._num_nodes > MAX_NODES:
             raise self._fault(at, f"the grammar has more than {MAX_NODES} parts")
         if kind == "text":
-            return self._literal(written[1:-1], at + 1)
+            parts = tuple(Chars(((code, code),)) for code, _, _ in self._codes(written[1:-1], at + 1))
+            return parts[0] if len(parts) == 1 else Joined(parts)
         if kind == "chars":
             return Chars(self._ranges(written[1:-1], at + 1))
         if written == ".":
@@ -162,10 +163,6 @@ class _GrammarReader:
             self._next += 1
             node = Joined(()) if most == 0 else Repeat(node, least, most)
         return node
-
-    def _literal(self, text: str, at: int) -> Node:
-        parts = tuple(Chars(((code, code),)) for code, _, _ in self._codes(text, at))
-        return parts[0] if len(parts) == 1 else Joined(parts)
 
     def _ranges(self, text: str, at: int) -> Ranges:
         """The ranges of a class, whose brackets are away."""

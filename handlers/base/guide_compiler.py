@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from handlers.base.guide_protocol import (
+from handlers.base.guide_process import (
     COMPILED,
     MAX_COMPILE_S,
     MAX_TEXT_BYTES,
@@ -156,7 +156,9 @@ class GuideCompiler:
     def compile(self, params: GuidedDecodingParams, wait: Wait | None = None) -> Compiled:
         """Raises InvalidRequest for a guide that is wrong or too large, Unavailable if the process is not there."""
         text = self._text(params, wait or Wait())
-        vocabulary = self._known_vocabulary()
+        with self._vocabulary_lock:
+            assert self._config is not None  # the process has it
+            vocabulary = self._vocabulary = self._vocabulary or Vocabulary(self._config, self._vocab_size)
         return Compiled(_on_large_stack(lambda: _new_template(vocabulary, text)), vocabulary)
 
     def check(self, params: GuidedDecodingParams) -> None:
@@ -238,13 +240,6 @@ class GuideCompiler:
                 raise
         log.info("guided decoding: process %d compiles guides", popen.pid)
         return _Process(popen, ours, time.monotonic())
-
-    def _known_vocabulary(self) -> Vocabulary:
-        with self._vocabulary_lock:
-            if self._vocabulary is None:
-                assert self._config is not None
-                self._vocabulary = Vocabulary(self._config, self._vocab_size)
-            return self._vocabulary
 
 
 def _new_template(vocabulary: Vocabulary, text: str) -> LLMatcher:

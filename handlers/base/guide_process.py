@@ -3,7 +3,8 @@
 It has read the vocabulary once and forks for each guide. A fork has limits on its processor time, its time, its memory
 and its stack, and the kernel ends the fork that reaches one. So a guide that explodes harms nobody. Each guide has a
 connection of its own: the guide goes in, and what llguidance is to compile comes out. When the other side closes the
-connection the fork ends. No answer means that the fork was ended.
+connection the fork ends. No answer means that the fork was ended. The engine imports this module for the words and the
+limits, without llguidance.
 """
 
 from __future__ import annotations
@@ -15,66 +16,52 @@ import signal
 import socket
 import sys
 import threading
-import time
 from typing import TYPE_CHECKING, BinaryIO
 
 import msgspec
 
-from handlers.base.guide_protocol import (
-    COMPILED,
-    MAX_COMPILE_S,
-    MAX_TEXT_BYTES,
-    PROBE,
-    REFUSED,
-    Start,
-    max_compile_bytes,
-    read_all,
-)
-from handlers.base.guide_text import new_matcher, new_tokenizer, reason_of, texts_of
-from lmi.executor import GuidedDecodingParams
+from lmi.executor import GuidedDecodingConfig, GuidedDecodingParams
 from lmi.shared import linux
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher, LLTokenizer
+    from llguidance import LLTokenizer
 
+MAX_COMPILATIONS = 4  # at a time
+MAX_COMPILE_S = 2  # of processor time
+MAX_MEMORY_BYTES = 1 << 30  # of all compilations together, and at most an eighth of the container's
+MAX_TEXT_BYTES = 16 << 20  # of the answer
+COMPILED, REFUSED = b"+", b"-"
+PROBE = b""  # asks for nothing; its answer is COMPILED
 STACK_BYTES = 64 << 20  # less than in the engine, so that what ends with an overflow ends here
-MAX_MASK_S = 0.05  # of processor time
-NUM_TRIED = 4  # masks
-TOO_SLOW = f"to follow it takes more than {MAX_MASK_S * 1000:g} ms for a token"
 NICENESS = 5  # the engine's step goes first
 PAGE_BYTES = resource.getpagesize()
 
 
-def text_of(tokenizer: LLTokenizer, params: GuidedDecodingParams, *, is_compact: bool) -> str:
-    """The text of a guide that llguidance can follow. Raises ValueError."""
-    error: ValueError | None = None
-    for text in texts_of(params, is_compact=is_compact):
-        try:
-            _try(new_matcher(tokenizer, text))
-            return text
-        except ValueError as raised:
-            error = error or raised
-    assert error is not None
-    raise error
+class Start(msgspec.Struct):
+    """What the process reads first. `vocab_size` is the width of the logits, `max_compile_s` the time of a guide."""
+
+    config: GuidedDecodingConfig
+    vocab_size: int
+    max_compile_s: float
+    is_compact: bool
 
 
-def _try(matcher: LLMatcher) -> None:
-    """Compute the first masks, because they may explode too. Raises ValueError if one allows no token or is slow."""
-    for _ in range(NUM_TRIED):
-        started_s = time.thread_time()
-        mask = matcher.compute_bitmask()
-        spent_s = time.thread_time() - started_s
-        if matcher.is_error():
-            raise ValueError(reason_of(matcher))
-        if spent_s > MAX_MASK_S:
-            raise ValueError(TOO_SLOW)
-        if matcher.is_stopped() or matcher.is_accepting():
-            return
-        byte, bits = next((number, bits) for number, bits in enumerate(mask) if bits)
-        matcher.consume_token(8 * byte + (bits & -bits).bit_length() - 1)
+def max_compile_bytes() -> int:
+    """The memory that one compilation may take."""
+    return min(MAX_MEMORY_BYTES, linux.memory_bytes() // 8) // MAX_COMPILATIONS
+
+
+def read_all(connection: socket.socket) -> bytes:
+    """Read up to the end of the stream."""
+    parts = []
+    while part := connection.recv(1 << 16):
+        parts.append(part)
+    return b"".join(parts)
 
 
 def _answer(tokenizer: LLTokenizer, connection: socket.socket, start: Start, message: bytes) -> None:
+    from handlers.base.guide_text import text_of
+
     params = msgspec.msgpack.decode(message, type=GuidedDecodingParams)
     try:
         answer = COMPILED + text_of(tokenizer, params, is_compact=start.is_compact).encode()
@@ -133,6 +120,8 @@ def _next(control: socket.socket) -> socket.socket | None:
 
 
 def main(control: socket.socket, file: BinaryIO) -> None:
+    from handlers.base.guide_text import new_tokenizer
+
     linux.set_title("lmi-guides")
     linux.set_oom_score(1000)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal; the engine ends this process

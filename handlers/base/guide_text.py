@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -11,10 +12,8 @@ from typing import TYPE_CHECKING, Any
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from handlers.base.ebnf import read_grammar
-from handlers.base.ebnf_lark import lark_of_ebnf
-from handlers.base.guide_protocol import ANY_OBJECT
-from handlers.base.json_schemas import read_schema
-from handlers.base.regex_text import lark_of_regex
+from handlers.base.json_schemas import ANY_OBJECT, read_schema
+from handlers.base.lark import lark_of_ebnf, lark_of_regex
 from lmi.executor import GuidedDecodingConfig, GuidedDecodingParams, GuideType
 
 if TYPE_CHECKING:
@@ -25,6 +24,9 @@ NO_TEXT = "no text of this vocabulary fits it"
 PLACE = re.compile(r"^at \d+\(\d+\): ")  # in Lark, which the client does not know
 BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 WORD = "\u2581"  # marks the begin of a word
+MAX_MASK_S = 0.05  # of processor time
+NUM_TRIED = 4  # masks
+TOO_SLOW = f"to follow it takes more than {MAX_MASK_S * 1000:g} ms for a token"
 MAX_SPACES = 16  # between two values of JSON: a model that goes on writing spaces would never end
 LIMITS = LLParserLimits(
     initial_lexer_fuel=1_000_000,
@@ -36,7 +38,36 @@ LIMITS = LLParserLimits(
 )
 
 
-def texts_of(params: GuidedDecodingParams, *, is_compact: bool) -> list[str]:
+def text_of(tokenizer: LLTokenizer, params: GuidedDecodingParams, *, is_compact: bool) -> str:
+    """The text of a guide that llguidance can follow. Raises ValueError."""
+    error: ValueError | None = None
+    for text in _texts_of(params, is_compact=is_compact):
+        try:
+            _try(new_matcher(tokenizer, text))
+            return text
+        except ValueError as raised:
+            error = error or raised
+    assert error is not None
+    raise error
+
+
+def _try(matcher: LLMatcher) -> None:
+    """Compute the first masks, because they may explode too. Raises ValueError if one allows no token or is slow."""
+    for _ in range(NUM_TRIED):
+        started_s = time.thread_time()
+        mask = matcher.compute_bitmask()
+        spent_s = time.thread_time() - started_s
+        if matcher.is_error():
+            raise ValueError(reason_of(matcher))
+        if spent_s > MAX_MASK_S:
+            raise ValueError(TOO_SLOW)
+        if matcher.is_stopped() or matcher.is_accepting():
+            return
+        byte, bits = next((number, bits) for number, bits in enumerate(mask) if bits)
+        matcher.consume_token(8 * byte + (bits & -bits).bit_length() - 1)
+
+
+def _texts_of(params: GuidedDecodingParams, *, is_compact: bool) -> list[str]:
     """The texts of a guide for llguidance, of one meaning, the quickest first. Raises ValueError for a wrong guide.
 
     JSON that is compact has no spaces between its values.

@@ -22,7 +22,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from handlers.base.disjoint_schemas import are_disjoint
-from handlers.base.regex_text import rust_regex
+from handlers.base.lark import rust_regex
 
 Schema = dict[str, Any]
 
@@ -50,6 +50,7 @@ NO_RULES = frozenset(
 )
 DEPENDENT = ("dependentRequired", "dependentSchemas", "dependencies")
 OBJECT = {"type": "object"}
+ANY_OBJECT = '{"type": "object"}'  # what JSON means
 COMBINED = ("$ref", "anyOf", "oneOf", "allOf", *DEPENDENT)
 CONTROL = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f\ud800-\udfff]")  # what a string of an answer never has
 OF_PATTERNS = re.compile(r"\\(?:x[01][0-9A-Fa-f]|x7[Ff]|u00[01][0-9A-Fa-f]|u007[Ff]|[xu]\{|c|0)")
@@ -90,7 +91,10 @@ class _SchemaReader:
         if where and _is_resource(schema) and '"$ref"' in json.dumps(schema):
             raise _fault("$ref beside an $id that is not the whole schema's", where)
         out = _types(schema, where, is_alone=is_alone) | _values(schema, where) | _numbers(schema, where)
-        out |= _of_strings(schema, where)
+        if "pattern" in schema:
+            out["pattern"] = _pattern(schema["pattern"], where)
+        if schema.get("format") in FORMATS:
+            out["format"] = schema["format"]
         self._objects(schema, where, out, is_alone=is_alone)
         self._arrays(schema, where, out)
         self._combine(schema, where, out, is_alone=is_alone)
@@ -314,15 +318,6 @@ def _numbers(schema: Schema, where: str) -> Schema:
     step = out.get("multipleOf")
     if step is not None and not (step > 0 and Fraction(repr(step)).numerator <= MAX_MULTIPLE):
         raise _fault(f"multipleOf {step}, beyond {MAX_MULTIPLE},", where)
-    return out
-
-
-def _of_strings(schema: Schema, where: str) -> Schema:
-    out: Schema = {}
-    if "pattern" in schema:
-        out["pattern"] = _pattern(schema["pattern"], where)
-    if schema.get("format") in FORMATS:
-        out["format"] = schema["format"]
     return out
 
 

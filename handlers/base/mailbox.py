@@ -63,19 +63,16 @@ class Mailbox:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         with self._changed:
             if request_id is None:
-                return self._take_any(deadline)
+                self._changed.wait_for(lambda: self._ready or self._is_closed, _time_left(deadline))
+                batches, self._ready = self._ready, {}
+                for known, batch in batches.items():
+                    self._note_handed_out(known, batch)
+                return [response for batch in batches.values() for response in batch]
             if isinstance(request_id, int):
                 return self._take_one(request_id, deadline)
             for one in request_id:
                 self._check_known(one)
             return [self._take_one(one, deadline) for one in request_id]
-
-    def _take_any(self, deadline: float | None) -> list[Response]:
-        self._changed.wait_for(lambda: self._ready or self._is_closed, _time_left(deadline))
-        batches, self._ready = self._ready, {}
-        for request_id, batch in batches.items():
-            self._note_handed_out(request_id, batch)
-        return [response for batch in batches.values() for response in batch]
 
     def _take_one(self, request_id: int, deadline: float | None) -> list[Response]:
         self._check_known(request_id)

@@ -2,10 +2,15 @@
 
 The sequences of one request share a `Group`: each ends by itself, and all fail together. Every `SteppedExecutor` uses
 this module. It is plain Python and knows nothing of scheduling rules, tensors or text.
+
+A token is drawn with the uniform number of its sequence's seed and its index in the output: randomness without a state,
+which neighbours in the batch, preemption and recomputation cannot change. The mixing function is splitmix64 (Steele,
+Lea, Flood 2014).
 """
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
@@ -13,7 +18,6 @@ from typing import Self, TypeVar, cast
 
 from handlers.base.beams import AnyCandidate, Beam, BeamSearch, Continuation
 from handlers.base.captured import Captured, new_captured
-from handlers.base.randomness import fresh_seed
 from lmi.executor import (
     MAX_SEED,
     ErrorKind,
@@ -29,6 +33,8 @@ from lmi.executor import (
 
 AnySequence = TypeVar("AnySequence", bound="Sequence")
 
+_GOLDEN = 0x9E3779B97F4A7C15
+_MASK = 2**64 - 1
 _NOT_FINISHED = FinishReason.NOT_FINISHED  # to look it up in its class takes as long as the rest of `is_finished`
 
 
@@ -183,7 +189,8 @@ class Sequence:
         if num_generated > self.min_tokens:
             if token_id in self.end_ids and not self.request.ignore_eos:
                 return FinishReason.END_ID
-            if token_id in self.stop_words and _ends_with_any(token_ids, num_generated, self.stop_words[token_id]):
+            words = self.stop_words.get(token_id)
+            if words and any(len(word) <= num_generated and token_ids[-len(word) :] == word for word in words):
                 return FinishReason.STOP_WORDS
         return FinishReason.LENGTH if num_generated >= self.max_tokens else _NOT_FINISHED
 
@@ -258,7 +265,10 @@ class Sequence:
             self.group.num_owed -= is_finished
             result = self._result(start, index) if self.search is None else self._beam_result(start)
             if start == 0:
-                self._add_prompt(result)
+                result.num_cached_tokens = self.num_cached_tokens
+                wants_log_probs = request.output_config.num_prompt_log_probs is not None
+                if result.sequence_index == 0 and wants_log_probs and not self.lacks_prompt_log_probs:
+                    result.prompt_log_probs = self.prompt_log_probs
             if is_finished:
                 result.request_perf_metrics = self.perf_metrics
             responses.append(Response(self.id, result, None, request.client_id))
@@ -300,13 +310,6 @@ class Sequence:
             self.captured.add_beams_to(result, [beam.token_ids for beam in beams], is_first=num_sent == 0)
         return result
 
-    def _add_prompt(self, result: Result) -> None:
-        """Put what a sequence says of its prompt into its first Result."""
-        result.num_cached_tokens = self.num_cached_tokens
-        wants_log_probs = self.request.output_config.num_prompt_log_probs is not None
-        if result.sequence_index == 0 and wants_log_probs and not self.lacks_prompt_log_probs:
-            result.prompt_log_probs = self.prompt_log_probs
-
 
 def new_sequences(request_id: int, request: Request, max_sequence_length: int) -> list[Sequence]:
     return sequences_of(Sequence, request_id, request, max_sequence_length)
@@ -324,7 +327,7 @@ def sequences_of(
     num_answers = 1 if sampling.beam_width > 1 else sampling.num_return_sequences
     num_copies = num_answers if sampling.is_greedy else 1
     arrival_time = time.monotonic()
-    seed = fresh_seed() if sampling.seed is None else sampling.seed
+    seed = secrets.randbits(64) if sampling.seed is None else sampling.seed
     deadline = None if request.allotted_time_ms is None else arrival_time + request.allotted_time_ms / 1000
     has_metrics = request.output_config.return_perf_metrics
     excludes_prompt = request.output_config.exclude_input_from_output
@@ -360,7 +363,7 @@ def sequences_of(
 
 
 def _new_search(sequence: Sequence) -> BeamSearch:
-    end_ids: frozenset[int] = frozenset() if sequence.request.ignore_eos else sequence.end_ids
+    end_ids = frozenset[int]() if sequence.request.ignore_eos else sequence.end_ids
     return BeamSearch(
         sequence.request.sampling_config,
         sequence.max_tokens,
@@ -369,6 +372,13 @@ def _new_search(sequence: Sequence) -> BeamSearch:
     )
 
 
-def _ends_with_any(token_ids: list[int], num_generated: int, words: list[list[int]]) -> bool:
-    """Whether one of the words ends the generated tokens."""
-    return any(len(word) <= num_generated and token_ids[-len(word) :] == word for word in words)
+def uniform(seed: int, position: int) -> float:
+    """A number in [0, 1) with 24 bits, exact in float32. Scaled by any total it stays below that total."""
+    return (_mix(_mix(seed) + position * _GOLDEN) >> 40) * 2.0**-24
+
+
+def _mix(value: int) -> int:
+    value = (value + _GOLDEN) & _MASK
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+    return value ^ (value >> 31)

@@ -25,7 +25,7 @@ from threading import Event
 import numpy as np
 
 from handlers.base.guide_compiler import FIELD, RULE, Compiled, GuideCompiler, Wait, may_change
-from handlers.base.guide_protocol import MAX_COMPILATIONS
+from handlers.base.guide_process import MAX_COMPILATIONS
 from handlers.base.guide_vocabulary import WORD_BITS, Mask, read_config, why_no_guides
 from handlers.base.sequence import Sequence
 from handlers.lmi_dist.sequence import EmbeddedSequence

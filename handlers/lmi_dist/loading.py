@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from handlers.base.cache_budget import default_budget
+from handlers.base.configuration import default_budget
 from handlers.lmi_dist.about import MAX_NUM_SEQUENCES
 from handlers.lmi_dist.devices import choose_device
 from handlers.lmi_dist.facts import ModelFacts, read_facts

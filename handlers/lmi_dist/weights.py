@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 
-from handlers.base.pickled import pickled_files, refusal
+from handlers.base.configuration import pickled_files, refusal
 from handlers.lmi_dist.facts import ModelFacts, existing_file, read_json
 from handlers.lmi_dist.model_types import check_extra
 from handlers.lmi_dist.safetensors import Array, SafetensorsFile

@@ -17,8 +17,8 @@ from typing import Annotated, Any, get_args
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from tensorrt_llm.llmapi import TorchLlmArgs
 
+from handlers.base.configuration import pickled_files, refusal
 from handlers.base.engine_arguments import DTYPES, first_line, named, tell_unknown
-from handlers.base.pickled import pickled_files, refusal
 from handlers.lmi_trtllm import about
 from handlers.lmi_trtllm.about import Profile
 from handlers.lmi_trtllm.options import (

@@ -26,8 +26,8 @@ from tensorrt_llm.llmapi import RequestError, RequestOutput
 
 from handlers.base.adapters import LoadedAdapter
 from handlers.base.driven import EngineLoad
+from handlers.base.driven_outputs import SequenceOutput
 from handlers.base.engine_loop import EngineLoop, Processes
-from handlers.base.outputs import SequenceOutput
 from handlers.base.sequence import Sequence
 from handlers.base.stepped import EngineStopped
 from handlers.lmi_trtllm import adapters

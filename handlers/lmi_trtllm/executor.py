@@ -18,8 +18,8 @@ from tensorrt_llm import LLM
 
 from handlers.base.configuration import AnyConfig, settled
 from handlers.base.driven import DrivenExecutor, name_of
+from handlers.base.driven_outputs import SequenceOutput
 from handlers.base.guide_compiler import compile_limit_s
-from handlers.base.outputs import SequenceOutput
 from handlers.base.sequence import Sequence, new_sequences
 from handlers.base.stepped import Step
 from handlers.lmi_trtllm import adapters, guides, processors

@@ -16,8 +16,9 @@ from pathlib import Path
 from tensorrt_llm.llmapi import GuidedDecodingParams as TheirParams
 
 from handlers.base.guide_compiler import MAX_COMPILE_WAIT_S, GuideCompiler, may_change
-from handlers.base.guide_protocol import ANY_OBJECT, MAX_COMPILATIONS
+from handlers.base.guide_process import MAX_COMPILATIONS
 from handlers.base.guide_vocabulary import NO_TEXTS, read_config, why_no_guides
+from handlers.base.json_schemas import ANY_OBJECT
 from handlers.base.sequence import Sequence
 from lmi.errors import GenerationFailed, LmiError, Unsupported, cause_line
 from lmi.executor import GuidedDecodingParams, GuideType, Request

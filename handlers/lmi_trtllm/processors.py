@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from handlers.base.driven import name_of
-from handlers.base.outputs import SequenceOutput
+from handlers.base.driven_outputs import SequenceOutput
 from handlers.base.post_processor_file import BATCHED, load, said
 from handlers.base.sequence import Sequence
 from lmi.errors import BadConfiguration, GenerationFailed, Unsupported, shorten, writable

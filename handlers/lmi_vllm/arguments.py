@@ -22,9 +22,8 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-from handlers.base.cache_budget import default_budget
+from handlers.base.configuration import default_budget, pickled_files, refusal
 from handlers.base.engine_arguments import DTYPES, named, tell_unknown
-from handlers.base.pickled import pickled_files, refusal
 from handlers.lmi_vllm import process_setup
 from handlers.lmi_vllm.about import SPECULATIVE
 from lmi.errors import BadConfiguration, shorten

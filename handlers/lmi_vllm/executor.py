@@ -12,7 +12,7 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from handlers.base.configuration import AnyConfig, settled
 from handlers.base.driven import DrivenExecutor, name_of
-from handlers.base.driven_beams import BeamRow
+from handlers.base.driven_outputs import BeamRow
 from handlers.base.sequence import Sequence
 from handlers.lmi_vllm import vllm_log
 from handlers.lmi_vllm.about import ON_RAY

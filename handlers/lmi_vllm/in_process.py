@@ -19,7 +19,7 @@ from vllm.v1.sample import sampler
 
 from handlers.base.adapters import LoadedAdapter
 from handlers.base.driven import EngineLoad
-from handlers.base.outputs import SequenceOutput
+from handlers.base.driven_outputs import SequenceOutput
 from handlers.base.stepped import EngineStopped
 from handlers.lmi_vllm.translation import VllmWork, check_adapter, kv_cache_stats, lora_request, of_core
 

@@ -25,8 +25,8 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 
 from handlers.base.adapters import LoadedAdapter
 from handlers.base.driven import EngineLoad
+from handlers.base.driven_outputs import SequenceOutput
 from handlers.base.engine_loop import EngineLoop, Processes
-from handlers.base.outputs import SequenceOutput
 from handlers.base.stepped import EngineStopped
 from handlers.lmi_vllm import process_setup
 from handlers.lmi_vllm.start import starting

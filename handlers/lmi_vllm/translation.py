@@ -21,9 +21,9 @@ from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.outputs import LogprobsLists, LogprobsTensors
 
 from handlers.base.adapters import LoadedAdapter
+from handlers.base.driven_outputs import LogProbs, SequenceOutput
 from handlers.base.guide_vocabulary import NO_TEXTS
 from handlers.base.name_patterns import is_plain
-from handlers.base.outputs import LogProbs, SequenceOutput
 from handlers.base.sequence import Sequence
 from handlers.lmi_vllm import vllm_log
 from lmi.errors import InvalidRequest, shorten

@@ -13,8 +13,7 @@ import pytest
 
 from handlers.base.beams import Beam, Candidate
 from handlers.base.driven import DrivenExecutor
-from handlers.base.driven_beams import BeamRow
-from handlers.base.outputs import LogProbs, SequenceOutput
+from handlers.base.driven_outputs import BeamRow, LogProbs, SequenceOutput
 from handlers.base.sequence import Sequence, new_sequences
 from lmi.errors import InvalidParameter, Unsupported
 from lmi.executor import Capabilities, EngineInfo, ErrorKind, FinishReason, OutputConfig, Request, Result

@@ -10,8 +10,8 @@ import pytest
 from llguidance import LLMatcher
 
 from handlers.base.ebnf import Chars, Either, Joined, Node, Ref, Repeat, read_grammar
-from handlers.base.ebnf_lark import lark_of_ebnf
 from handlers.base.guide_text import new_matcher, new_tokenizer
+from handlers.base.lark import lark_of_ebnf
 from lmi.executor import GuidedDecodingConfig, GuideType
 from tests.handlers.base.guide_walks import accepts, matcher, tokenizer
 

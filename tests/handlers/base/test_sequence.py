@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handlers.base.randomness import uniform
-from handlers.base.sequence import Sequence, new_sequences
+from handlers.base.sequence import Sequence, new_sequences, uniform
 from lmi.executor import FinishReason, OutputConfig, PromptLogProb, Request, SamplingConfig
 
 

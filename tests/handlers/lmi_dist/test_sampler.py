@@ -20,7 +20,7 @@ from transformers import (
     TypicalLogitsWarper,
 )
 
-from handlers.base.randomness import uniform
+from handlers.base.sequence import uniform
 from handlers.lmi_dist import plain_sampling
 from handlers.lmi_dist.logits_rules import LogitsRules, RuledRow, add_rules, new_rules
 from handlers.lmi_dist.sampler import Sampler, filters_of, prompt_log_probs

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from handlers.base.outputs import SequenceOutput, feed
+from handlers.base.driven_outputs import SequenceOutput, feed
 from handlers.base.sequence import Sequence, new_sequences
 from lmi.executor import AdditionalModelOutput, FinishReason, OutputConfig, Request, Result
 from lmi.executor import Tensor as OurTensor

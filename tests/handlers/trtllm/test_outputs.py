@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from handlers.base.outputs import LogProbs, SequenceOutput, feed
+from handlers.base.driven_outputs import LogProbs, SequenceOutput, feed
 from handlers.base.sequence import Sequence, new_sequences
 from lmi.executor import FinishReason, OutputConfig, Request, SamplingConfig
 from tests.conformance.asking import run

@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from handlers.base.outputs import SequenceOutput
+from handlers.base.driven_outputs import SequenceOutput
 from handlers.base.sequence import Sequence, new_sequences
 from handlers.lmi_trtllm import processors
 from handlers.lmi_trtllm.processors import BadWords, Faults, PostProcessor

@@ -16,7 +16,7 @@ from typing import Any
 
 from handlers.base.adapters import LoadedAdapter
 from handlers.base.driven import DrivenExecutor, EngineLoad, name_of
-from handlers.base.outputs import LogProbs, SequenceOutput
+from handlers.base.driven_outputs import LogProbs, SequenceOutput
 from handlers.base.sequence import Sequence
 from lmi.executor import Capabilities, EngineInfo, FinishReason, KvCacheStats, Progress
 from lmi.settings.config import EngineConfig

@@ -1,4 +1,6 @@
-"""Beam search on a foreign engine, which gets each running beam of a search as a request of one token.
+"""What a foreign engine outputs for a sequence after a step, and the code that adds it to a Sequence.
+
+A beam search that the engine does not know gets each running beam as a request of one token:
 
     search ──a row for each running beam: one token, the best alternatives──▶ engine
            ◀──────────────────────────────the outputs of all rows────────────
@@ -14,37 +16,99 @@ import math
 import time
 from dataclasses import dataclass
 
-from handlers.base.beams import Candidate, num_candidates
-from handlers.base.outputs import LogProbs, SequenceOutput, best, note_prompt
+from handlers.base.beams import Beam, Candidate, num_candidates
 from handlers.base.sequence import Sequence
 from lmi.errors import InvalidParameter, Unsupported
-from lmi.executor import EngineInfo, Request
+from lmi.executor import EngineInfo, FinishReason, PromptLogProb, Request, TokenLogProb
+
+
+@dataclass(slots=True)
+class LogProbs:
+    """Log-probs at some positions, one list for each position.
+
+    A list starts with the token at its position. The best tokens follow in order and may repeat it. A list may be
+    longer than the request asked for.
+    """
+
+    token_ids: list[list[int]]
+    values: list[list[float]]
+
+
+@dataclass(slots=True)
+class SequenceOutput:
+    """The new tokens of one sequence. `log_probs` is parallel to `token_ids`.
+
+    `prompt_log_probs` begins at the prompt's second token. `end` is None while the sequence goes on, and an exception
+    if the engine gave it up. An engine that searches beams by itself reports all of them anew, the best first, in place
+    of new tokens.
+    """
+
+    id: str
+    token_ids: list[int]
+    log_probs: LogProbs | None = None
+    prompt_log_probs: LogProbs | None = None
+    end: FinishReason | Exception | None = None
+    num_cached_tokens: int = 0  # of the prompt, reported with its first token
+    beams: list[Beam] | None = None
+
+
+def feed(sequence: Sequence, output: SequenceOutput) -> None:
+    """Append the new tokens, or take the beams. End the sequence at its last token and drop the tokens after it."""
+    sequence.num_computed = sequence.num_tokens
+    if not sequence.num_generated:
+        sequence.count_cached(output.num_cached_tokens)
+    if output.prompt_log_probs is not None and sequence.lacks_prompt_log_probs:
+        note_prompt(sequence, output.prompt_log_probs)
+    if output.beams is not None:
+        sequence.restate(output.beams, is_over=isinstance(output.end, FinishReason))
+    known, num_top = output.log_probs, sequence.request.output_config.num_top_log_probs
+    for position, token_id in enumerate(output.token_ids):
+        if sequence.is_finished:
+            return
+        if known is None:
+            sequence.append(token_id)
+        else:
+            top = best(known, position, num_top) if num_top else None
+            sequence.append(token_id, known.values[position][0], top)
+    if isinstance(output.end, FinishReason) and not sequence.is_finished:
+        sequence.finish_reason = output.end
+
+
+def best(log_probs: LogProbs, position: int, num_top: int) -> list[TokenLogProb]:
+    pairs = list(zip(log_probs.token_ids[position], log_probs.values[position], strict=True))
+    others = pairs[1:]
+    if len(others) < num_top:  # the chosen token is among the best and was written only once
+        others = sorted(pairs, key=lambda pair: -pair[1])
+    return [TokenLogProb(token_id, log_prob) for token_id, log_prob in others[:num_top]]
+
+
+def note_prompt(sequence: Sequence, log_probs: LogProbs) -> None:
+    num_top = sequence.request.output_config.num_prompt_log_probs or 0
+    known = sequence.prompt_log_probs or [PromptLogProb(None)]
+    sequence.prompt_log_probs = known + [
+        PromptLogProb(values[0], best(log_probs, position, num_top)) for position, values in enumerate(log_probs.values)
+    ]
 
 
 def check_beams(request: Request, info: EngineInfo) -> None:
     """Raise Unsupported for a rule that a request cannot have beside beams, InvalidParameter for too many ends."""
     if request.sampling_config.beam_width == 1:
         return
-    for name, noun in _rules(request):
-        raise Unsupported(name, f"{info.name} has no {noun} in a beam search")
-    num_over = _num_candidates(request) - info.capabilities.max_top_log_probs
-    if num_over > 0:
-        num_ends = len(_ends(request))
-        rule = f"at most {num_ends - num_over} together with stop_words beside beams of this width"
-        raise InvalidParameter("end_ids", rule, num_ends)
-
-
-def _rules(request: Request) -> list[tuple[str, str]]:
-    """The rules of a request that change logits: the field, and what the engine lacks."""
     config = request.sampling_config
-    rules = [
+    for name, noun, is_given in (
         ("embedding_bias", "biases", bool(request.embedding_bias)),
         ("bad_words", "bad words", bool(request.bad_words)),
         ("repetition_penalty", "penalties", config.repetition_penalty not in (None, 1)),
         ("presence_penalty", "penalties", bool(config.presence_penalty)),
         ("frequency_penalty", "penalties", bool(config.frequency_penalty)),
-    ]
-    return [(name, noun) for name, noun, is_given in rules if is_given]
+    ):
+        if is_given:
+            raise Unsupported(name, f"{info.name} has no {noun} in a beam search")
+    num_over = _num_candidates(request) - info.capabilities.max_top_log_probs
+    if num_over > 0:
+        num_ends = len(_ends(request))
+        rule = f"at most {num_ends - num_over} together with stop_words beside beams of this width"
+        raise InvalidParameter("end_ids", rule, num_ends)
 
 
 def _ends(request: Request) -> set[int]:
@@ -108,17 +172,14 @@ class BeamRounds:
         if len(outputs) < len(self._outputs):
             return False
         if not self._sequence.num_generated:
-            self._note_first(outputs[0])
+            self._sequence.count_cached(outputs[0].num_cached_tokens)
+            if outputs[0].prompt_log_probs is not None and self._sequence.lacks_prompt_log_probs:
+                note_prompt(self._sequence, outputs[0].prompt_log_probs)
         self._sequence.num_computed = self._sequence.num_tokens
         known = [one.log_probs for one in outputs if one.log_probs is not None]
         tops = [best(one, 0, self._num_top) for one in known] if self._num_top else None
         self._sequence.advance([self._candidates(one) for one in known], tops)
         return True
-
-    def _note_first(self, output: SequenceOutput) -> None:
-        self._sequence.count_cached(output.num_cached_tokens)
-        if output.prompt_log_probs is not None and self._sequence.lacks_prompt_log_probs:
-            note_prompt(self._sequence, output.prompt_log_probs)
 
     def _candidates(self, known: LogProbs) -> list[Candidate]:
         is_early = self._sequence.num_generated < self._min_tokens
