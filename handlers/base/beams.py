@@ -1,20 +1,7 @@
 """Beam search: which of the candidates for the next tokens run on, and which hypotheses are kept. Plain Python.
 
-The search knows no model. An engine computes the next token's log-probs of each running beam, and the search says which
-beams run next and which beam each of them continues:
-
-    candidates = [the best `num_candidates` of each beam in `search.running`]
-    for step in search.advance(candidates): ...  # the next beam continues the beam `step.parent` with `step.token_id`
-
-Sequences and scores are those of transformers' beam search. The score of a hypothesis is the sum of its log-probs over
-its length to the power of `length_penalty` (1 by default). The search ends when no beam runs any more, or when
-`beam_width` hypotheses are finished and
-
-- `early_stopping` is 1, or
-- it is 0 (the default) and the best running beam, if it ended now, would not be better than the worst of them, or
-- it is over 1, and that holds also if the beam ended at any later length.
-
-Temperature and what else makes sampling random have no effect.
+Sequences and scores are those of transformers' beam search, which knows no model: an engine computes the next token's
+log-probs of each running beam. Temperature and what else makes sampling random have no effect.
 """
 
 from __future__ import annotations
@@ -65,7 +52,12 @@ class Beam:
 
 
 class BeamSearch:
-    """The state of one request's search. `running` and `finished` are sorted, the best beam first."""
+    """The state of one request's search. `running` and `finished` are sorted, the best beam first.
+
+    The score of a hypothesis is the sum of its log-probs over its length to the power of `length_penalty`. The search
+    ends when no beam runs, or when `beam_width` are finished and `early_stopping` is 1, or it is 0 and the best running
+    beam, if it ended now, would not be better than the worst of them, or it is over 1 and that holds at any length.
+    """
 
     def __init__(
         self,
@@ -94,9 +86,7 @@ class BeamSearch:
         return not self.running
 
     def advance(
-        self,
-        candidates: SequenceOf[SequenceOf[AnyCandidate]],
-        tops: SequenceOf[list[TokenLogProb]] | None = None,
+        self, candidates: SequenceOf[SequenceOf[AnyCandidate]], tops: SequenceOf[list[TokenLogProb]] | None = None
     ) -> list[Continuation]:
         """Continue the search, and return what runs next, parallel to the new `running`. It is empty at the end.
 
@@ -105,7 +95,14 @@ class BeamSearch:
         """
         steps: list[Continuation] = []
         running: list[Beam] = []
-        for rank, (parent, candidate) in enumerate(self._ranked(candidates)):
+        sums = [
+            (beam.sum + candidate[1], parent, candidate)
+            for parent, (beam, own) in enumerate(zip(self.running, candidates, strict=True))
+            for candidate in own
+            if math.isfinite(candidate[1])
+        ]
+        sums.sort(key=itemgetter(0), reverse=True)
+        for rank, (_, parent, candidate) in enumerate(sums):
             if rank >= self.beam_width and len(running) == self.beam_width:
                 break
             beam = self._continued(self.running[parent], candidate, tops[parent] if tops else None)
@@ -127,17 +124,6 @@ class BeamSearch:
         """At most `num_beams` hypotheses, the best by score: finished ones, and running ones while there are any."""
         beams = sorted(self.finished + self.running, key=self._score, reverse=True)
         return beams[:num_beams]
-
-    def _ranked(self, candidates: SequenceOf[SequenceOf[AnyCandidate]]) -> list[tuple[int, AnyCandidate]]:
-        """The candidates of all beams, each with its parent, the best sum first."""
-        sums = [
-            (beam.sum + candidate[1], parent, candidate)
-            for parent, (beam, own) in enumerate(zip(self.running, candidates, strict=True))
-            for candidate in own
-            if math.isfinite(candidate[1])
-        ]
-        sums.sort(key=itemgetter(0), reverse=True)
-        return [(parent, candidate) for _, parent, candidate in sums]
 
     def _continued(self, beam: Beam, candidate: AnyCandidate, top: list[TokenLogProb] | None) -> Beam:
         token_id, score, log_prob = candidate

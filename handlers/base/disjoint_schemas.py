@@ -47,11 +47,14 @@ def _have_other_values(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool
 
 def _have_other_properties(one: Mapping[str, Any], other: Mapping[str, Any], resolve: Resolve, level: int) -> bool:
     """Whether a property that one of two objects must have tells them apart."""
-    return any(
-        _lacks(against, name) or are_disjoint(_property(part, name), _property(against, name), resolve, level + 1)
-        for part, against in ((one, other), (other, one))
-        for name in part.get("required", ())
-    )
+    for part, against in ((one, other), (other, one)):
+        is_closed = against.get("additionalProperties") is False and "patternProperties" not in against
+        for name in part.get("required", ()):
+            if is_closed and name not in against.get("properties", {}):
+                return True
+            if are_disjoint(_property(part, name), _property(against, name), resolve, level + 1):
+                return True
+    return False
 
 
 def _types(schema: Mapping[str, Any]) -> set[str]:
@@ -81,9 +84,3 @@ def _plain(value: object) -> object:
 def _property(schema: Mapping[str, Any], name: object) -> object:
     properties = schema.get("properties")
     return properties.get(name) if isinstance(properties, dict) else None
-
-
-def _lacks(schema: Mapping[str, Any], name: object) -> bool:
-    """Whether no value of a schema has a property."""
-    is_closed = schema.get("additionalProperties") is False and "patternProperties" not in schema
-    return is_closed and name not in schema.get("properties", {})

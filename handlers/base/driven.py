@@ -2,11 +2,8 @@
 
     a library's engine ──Engine (a dozen small methods)──▶ DrivenExecutor ──▶ the contract
 
-An engine's package implements `Engine` and subclasses `DrivenExecutor` with the translation of a sequence (`_work`).
-This class knows which sequences the engine has, decides when it gets the next ones, and applies its outputs to them.
-`SteppedExecutor` does queue, cancel, deadlines, answers and statistics. `Sequence` decides when a sequence ends, as for
-the embedded engine. A step that raises leaves the engine's state in doubt: sequences that ran end with an error, and
-sequences that waited are given to the engine again.
+A step that raises leaves the engine's state in doubt: sequences that ran end with an error, and sequences that waited
+are given to the engine again.
 """
 
 from __future__ import annotations
@@ -24,9 +21,9 @@ import msgspec
 from handlers.base.adapters import AdapterEngine, Adapters, AdapterTurns
 from handlers.base.driven_outputs import BeamRounds, BeamRow, SequenceOutput, check_beams, feed
 from handlers.base.sequence import Sequence
-from handlers.base.stepped import MAX_STATS, EngineStopped, Step, SteppedExecutor
-from lmi.errors import InvalidRequest, LmiError, OutOfMemory, Unavailable, UnknownAdapter
-from lmi.executor import EngineInfo, ErrorKind, KvCacheStats, Request
+from handlers.base.stepped import EngineStopped, Step, SteppedExecutor
+from lmi.errors import InvalidRequest, LmiError, OutOfMemory, Unavailable, UnknownAdapter, is_out_of_memory
+from lmi.executor import EngineInfo, ErrorKind, ExecutorConfig, KvCacheStats, Request
 
 log = logging.getLogger(__name__)
 
@@ -81,16 +78,17 @@ class DrivenExecutor(SteppedExecutor[Sequence], Generic[Work]):
         self,
         engine: Engine[Work],
         info: EngineInfo,
+        settings: ExecutorConfig,
         *,
         max_resident_adapters: int = 0,
         mixes_adapters: bool = True,
-        max_queue_size: int | None = None,
-        max_stats: int = MAX_STATS,
-        max_request_stats: int = 0,
     ) -> None:
         """`mixes_adapters` says that one batch may hold sequences with and without an adapter."""
         super().__init__(
-            Sequence, max_queue_size=max_queue_size, max_stats=max_stats, max_request_stats=max_request_stats
+            Sequence,
+            max_queue_size=settings.max_queue_size,
+            max_stats=settings.iter_stats_max_iterations,
+            max_request_stats=settings.request_stats_max_iterations,
         )
         self._engine = engine
         self._info = info
@@ -115,7 +113,7 @@ class DrivenExecutor(SteppedExecutor[Sequence], Generic[Work]):
         self._fail(sequence, error, str(error))
 
     def _kind_of(self, error: Exception) -> ErrorKind:
-        if isinstance(error, MemoryError | OutOfMemory):
+        if is_out_of_memory(error) or isinstance(error, OutOfMemory):
             return ErrorKind.OUT_OF_MEMORY
         if isinstance(error, Unavailable):
             return ErrorKind.UNAVAILABLE

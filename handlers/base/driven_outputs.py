@@ -1,13 +1,8 @@
 """What a foreign engine outputs for a sequence after a step, and the code that adds it to a Sequence.
 
-A beam search that the engine does not know gets each running beam as a request of one token:
-
-    search ──a row for each running beam: one token, the best alternatives──▶ engine
-           ◀──────────────────────────────the outputs of all rows────────────
-
-That is one round. The engine's prefix cache holds what earlier rounds have computed, so a row costs little more than
-its last tokens. The engine reports log-probs from before its rules. So a request with beams cannot have rules that
-change logits, except for `min_tokens`, which is kept here.
+A beam search that the engine does not know is made of rounds: each running beam is a request of one token, and the best
+alternatives of all continue the search. The engine reports log-probs from before its rules, so a request with beams has
+no rule that changes logits, except for `min_tokens`, which is kept here.
 """
 
 from __future__ import annotations
@@ -54,11 +49,8 @@ class SequenceOutput:
 
 def feed(sequence: Sequence, output: SequenceOutput) -> None:
     """Append the new tokens, or take the beams. End the sequence at its last token and drop the tokens after it."""
+    _note_prompt(sequence, output)
     sequence.num_computed = sequence.num_tokens
-    if not sequence.num_generated:
-        sequence.count_cached(output.num_cached_tokens)
-    if output.prompt_log_probs is not None and sequence.lacks_prompt_log_probs:
-        note_prompt(sequence, output.prompt_log_probs)
     if output.beams is not None:
         sequence.restate(output.beams, is_over=isinstance(output.end, FinishReason))
     known, num_top = output.log_probs, sequence.request.output_config.num_top_log_probs
@@ -82,12 +74,16 @@ def best(log_probs: LogProbs, position: int, num_top: int) -> list[TokenLogProb]
     return [TokenLogProb(token_id, log_prob) for token_id, log_prob in others[:num_top]]
 
 
-def note_prompt(sequence: Sequence, log_probs: LogProbs) -> None:
-    num_top = sequence.request.output_config.num_prompt_log_probs or 0
-    known = sequence.prompt_log_probs or [PromptLogProb(None)]
-    sequence.prompt_log_probs = known + [
-        PromptLogProb(values[0], best(log_probs, position, num_top)) for position, values in enumerate(log_probs.values)
-    ]
+def _note_prompt(sequence: Sequence, output: SequenceOutput) -> None:
+    """Note what an output says of the prompt, before its tokens are appended."""
+    if not sequence.num_generated:
+        sequence.count_cached(output.num_cached_tokens)
+    if (new := output.prompt_log_probs) is not None and sequence.lacks_prompt_log_probs:
+        num_top = sequence.request.output_config.num_prompt_log_probs or 0
+        known = sequence.prompt_log_probs or [PromptLogProb(None)]
+        sequence.prompt_log_probs = known + [
+            PromptLogProb(values[0], best(new, position, num_top)) for position, values in enumerate(new.values)
+        ]
 
 
 def check_beams(request: Request, info: EngineInfo) -> None:
@@ -171,10 +167,7 @@ class BeamRounds:
         outputs = [one for one in self._outputs.values() if one is not None]
         if len(outputs) < len(self._outputs):
             return False
-        if not self._sequence.num_generated:
-            self._sequence.count_cached(outputs[0].num_cached_tokens)
-            if outputs[0].prompt_log_probs is not None and self._sequence.lacks_prompt_log_probs:
-                note_prompt(self._sequence, outputs[0].prompt_log_probs)
+        _note_prompt(self._sequence, outputs[0])
         self._sequence.num_computed = self._sequence.num_tokens
         known = [one.log_probs for one in outputs if one.log_probs is not None]
         tops = [best(one, 0, self._num_top) for one in known] if self._num_top else None

@@ -65,7 +65,14 @@ class EngineLoop:
 
     def cancel_all(self, timeout_s: float | None = None) -> None:
         """Cancel every task of the loop and wait until they have ended. Raises TimeoutError."""
-        asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop).result(timeout_s)
+
+        async def cancel_others() -> None:
+            tasks = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+        asyncio.run_coroutine_threadsafe(cancel_others(), self._loop).result(timeout_s)
 
     def close(self, timeout_s: float | None = None) -> None:
         """Stop the loop. One that hangs is left behind."""
@@ -117,10 +124,3 @@ class Processes:
         for fd in self._fds:
             os.close(fd)
         self._fds.clear()
-
-
-async def _cancel_others() -> None:
-    tasks = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)

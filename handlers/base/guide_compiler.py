@@ -16,16 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from handlers.base.guide_process import (
-    COMPILED,
-    MAX_COMPILE_S,
-    MAX_TEXT_BYTES,
-    PROBE,
-    REFUSED,
-    Start,
-    max_compile_bytes,
-    read_all,
-)
+from handlers.base.guide_process import COMPILED, PROBE, REFUSED, Start, over_limits, read_all
 from handlers.base.guide_vocabulary import Vocabulary
 from lmi.errors import InvalidRequest, Unavailable, cause_line
 from lmi.executor import GuidedDecodingConfig, GuidedDecodingParams
@@ -185,10 +176,7 @@ class GuideCompiler:
             raise Unavailable("the process that compiles guides has ended; the next guide starts it again")
         if time.monotonic() - asked_s >= self.max_compile_s:
             raise TooSlow(f"{RULE}: to compile it takes more than {self.max_compile_s:g} s here", FIELD)
-        raise _refusal(
-            f"to compile it takes more than {MAX_COMPILE_S} s, or {max_compile_bytes() >> 20} MiB, "
-            f"or it is larger than {MAX_TEXT_BYTES >> 20} MiB then"
-        )
+        raise _refusal(over_limits())
 
     def close(self) -> None:
         """End the process, with all that it compiles."""

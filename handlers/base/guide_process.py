@@ -1,10 +1,7 @@
 """The process that compiles guides before the engine does: a compilation cannot be stopped otherwise.
 
-It has read the vocabulary once and forks for each guide. A fork has limits on its processor time, its time, its memory
-and its stack, and the kernel ends the fork that reaches one. So a guide that explodes harms nobody. Each guide has a
-connection of its own: the guide goes in, and what llguidance is to compile comes out. When the other side closes the
-connection the fork ends. No answer means that the fork was ended. The engine imports this module for the words and the
-limits, without llguidance.
+It has read the vocabulary once and forks for each guide, which comes over a connection of its own. The kernel ends a
+fork that reaches a limit, and no answer means that. The engine imports this module too, without llguidance.
 """
 
 from __future__ import annotations
@@ -49,6 +46,14 @@ class Start(msgspec.Struct):
 def max_compile_bytes() -> int:
     """The memory that one compilation may take."""
     return min(MAX_MEMORY_BYTES, linux.memory_bytes() // 8) // MAX_COMPILATIONS
+
+
+def over_limits() -> str:
+    """Why a fork ended that gave no answer in time."""
+    return (
+        f"to compile it takes more than {MAX_COMPILE_S} s, or {max_compile_bytes() >> 20} MiB, "
+        f"or it is larger than {MAX_TEXT_BYTES >> 20} MiB then"
+    )
 
 
 def read_all(connection: socket.socket) -> bytes:

@@ -27,7 +27,15 @@ WORD = "\u2581"  # marks the begin of a word
 MAX_MASK_S = 0.05  # of processor time
 NUM_TRIED = 4  # masks
 TOO_SLOW = f"to follow it takes more than {MAX_MASK_S * 1000:g} ms for a token"
-MAX_SPACES = 16  # between two values of JSON: a model that goes on writing spaces would never end
+SPACES = r"[\x20\x0A\x0D\x09]{1,16}"  # between two values of JSON: a model that goes on writing spaces would never end
+JSON_OPTIONS: JsonCompileOptions = {
+    "item_separator": ",",
+    "key_separator": ":",
+    "coerce_one_of": False,
+    "lenient": False,
+    "json_allowed_escapes": 'nrbtf\\"',  # without \u, a name cannot be written in another form
+    "json_allow_general_unicode_escapes": False,
+}
 LIMITS = LLParserLimits(
     initial_lexer_fuel=1_000_000,
     step_lexer_fuel=30_000,
@@ -74,8 +82,14 @@ def _texts_of(params: GuidedDecodingParams, *, is_compact: bool) -> list[str]:
     """
     guide = params.guide or ""
     if params.guide_type in (GuideType.JSON, GuideType.JSON_SCHEMA):
+        spaces = None if is_compact else SPACES
+        options: JsonCompileOptions = {
+            **JSON_OPTIONS,
+            "whitespace_flexible": not is_compact,
+            "whitespace_pattern": spaces,
+        }
         schema = ANY_OBJECT if params.guide_type is GuideType.JSON else guide
-        return [LLMatcher.grammar_from_json_schema(read_schema(schema), overrides=_json_options(is_compact))]
+        return [LLMatcher.grammar_from_json_schema(read_schema(schema), overrides=options)]
     if params.guide_type is GuideType.REGEX:
         return [LLMatcher.grammar_from_lark(lark_of_regex(guide))]
     rules = read_grammar(guide)
@@ -98,20 +112,6 @@ def reason_of(matcher: LLMatcher) -> str:
         return NO_TEXT
     of_regex = next((line.removeprefix("error: ") for line in lines if line.startswith("error: ")), None)
     return PLACE.sub("", lines[0] if lines else "") if of_regex is None else f"its regular expression: {of_regex}"
-
-
-def _json_options(is_compact: bool) -> JsonCompileOptions:
-    spaces = None if is_compact else rf"[\x20\x0A\x0D\x09]{{1,{MAX_SPACES}}}"
-    return {
-        "whitespace_flexible": not is_compact,
-        "whitespace_pattern": spaces,
-        "item_separator": ",",
-        "key_separator": ":",
-        "coerce_one_of": False,
-        "lenient": False,
-        "json_allowed_escapes": 'nrbtf\\"',  # without \u, a name cannot be written in another form
-        "json_allow_general_unicode_escapes": False,
-    }
 
 
 def new_tokenizer(config: GuidedDecodingConfig, vocab_size: int) -> LLTokenizer:

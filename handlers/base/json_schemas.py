@@ -1,8 +1,4 @@
-"""Writes a client's JSON schema so that llguidance follows all of it, or refuses it.
-
-llguidance itself refuses most of what it does not follow. This module refuses what it would leave out in silence or
-round, bounds what would take it long, writes rules in the forms that it knows, and drops what asks for nothing. Each
-schema that is referred to comes into `$defs`. Written against llguidance 1.9.1.
+"""Writes a client's JSON schema so that llguidance follows all of it, or refuses it. Written against llguidance 1.9.1.
 
 Where no other schema says something of the same value, it is read narrowly: `properties` without `type` mean an object,
 `items` an array, and an object has only the properties that have a name, unless the schema says something of others. A

@@ -1,18 +1,7 @@
 """Writes clients' grammars in EBNF and regular expressions as llguidance reads them: its Lark and Rust's `regex` crate.
 
-llguidance reads an answer in lexemes, each as long as possible: with the lexeme `[a-z]+` no text fits `[a-z]+ "b"`. One
-character is always a right lexeme, but a mask of a long text by characters takes milliseconds. So a regular part of the
-grammar becomes a lexeme where that changes nothing:
-
-- What may follow it begins with no byte that may also go on with it, so it ends in one place.
-- While it is read, nothing outside it can read the same characters.
-
-A `place` is a character of the grammar, and a set of places an integer with a bit for each. Which places follow which
-is known without regard to where a rule is called from. So more may follow here than does, and then a part that might
-be a lexeme is none.
-
-In a regular expression `\\d`, `\\w` and `\\s` are of ASCII in some languages and of Unicode in others: what is written
-fits both. In a class `[`, `&&`, `--` and `~~` are letters, as in Python and JavaScript.
+llguidance reads an answer in lexemes, each as long as possible. One character is always a right lexeme, but a mask of a
+long text by characters takes milliseconds. So a regular part of a grammar becomes a lexeme where that changes nothing.
 """
 
 from __future__ import annotations
@@ -39,7 +28,11 @@ OF_A_LINE = r"[^\n\x00-\x07\x0b\x0e-\x1f\x7f]"
 
 
 def lark_of_ebnf(rules: dict[str, Node], *, has_lexemes: bool = True) -> str:
-    """Without lexemes it reads by characters."""
+    """Without lexemes it reads by characters. A part may be a lexeme under two conditions.
+
+    What may follow it begins with no byte that may also go on with it, so it ends in one place: with the lexeme
+    `[a-z]+` no text fits `[a-z]+ "b"`. And while it is read, nothing outside it can read the same characters.
+    """
     regexes = _regexes(rules) if has_lexemes else {}
     while regexes:
         places = _Places(rules, regexes)
@@ -115,7 +108,11 @@ def _letter(code: int) -> str:
 
 
 class _Places:
-    """The automaton of a grammar without a stack: states, steps between them that read nothing, and places."""
+    """The automaton of a grammar without a stack: states, steps between them that read nothing, and places.
+
+    A place is a character of the grammar, and a set of places an integer with a bit for each. More may follow here than
+    does, since nobody asks where a rule is called from; then a part that might be a lexeme is none.
+    """
 
     def __init__(self, rules: dict[str, Node], regexes: dict[int, str]) -> None:
         self._rules, self._regexes = rules, regexes
@@ -281,7 +278,11 @@ def _bits(places: int) -> Iterator[int]:
 
 
 def rust_regex(pattern: str, *, is_in_json: bool = False) -> str:
-    """Raises ValueError for what Rust would read as something else."""
+    r"""Raises ValueError for what Rust would read as something else.
+
+    `\d`, `\w` and `\s` are of ASCII in some languages and of Unicode in others: what is written fits both. In a class
+    `[`, `&&`, `--` and `~~` are letters, as in Python and JavaScript.
+    """
     begin, end = ("[", f"&&{WRITABLE}]") if is_in_json else ("", "")
     written: list[str] = []
     inside: list[str] = []  # of the class that is open

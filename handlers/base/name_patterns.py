@@ -1,9 +1,7 @@
 """Patterns of names in an adapter's configuration, which a stranger may have written.
 
-Python's `re` tries one way after another, and some patterns have more ways than a machine can ever try, in one call
-that stops every other thread. Here plain names are compared. Any other pattern is followed in all its ways at once: for
-each part of it, from the places of the name where the part may begin to those where it may end. Source of the forms:
-PEFT, which writes names, `.*\\.name` and groups of alternatives, and lets its users write any expression.
+Some patterns would keep Python's `re` busy for ever, so any that is more than a name is followed in all its ways at
+once: for each part of it, from the places of the name where the part may begin to those where it may end.
 """
 
 from __future__ import annotations

@@ -1,11 +1,7 @@
 """One sequence of a request on its way through an engine: its tokens, its progress, and why it ended.
 
-The sequences of one request share a `Group`: each ends by itself, and all fail together. Every `SteppedExecutor` uses
-this module. It is plain Python and knows nothing of scheduling rules, tensors or text.
-
-A token is drawn with the uniform number of its sequence's seed and its index in the output: randomness without a state,
-which neighbours in the batch, preemption and recomputation cannot change. The mixing function is splitmix64 (Steele,
-Lea, Flood 2014).
+The sequences of one request share a `Group`: each ends by itself, and all fail together. This module is plain Python
+and knows nothing of scheduling rules, tensors or text.
 """
 
 from __future__ import annotations
@@ -142,9 +138,7 @@ class Sequence:
         self.finish_reason = self.reason_after(self.token_ids, self.num_generated)
 
     def advance(
-        self,
-        candidates: SequenceOf[SequenceOf[AnyCandidate]],
-        tops: SequenceOf[list[TokenLogProb]] | None = None,
+        self, candidates: SequenceOf[SequenceOf[AnyCandidate]], tops: SequenceOf[list[TokenLogProb]] | None = None
     ) -> list[Continuation]:
         """Give all running beams their next token: see `BeamSearch.advance`. Sets `finish_reason` at the search's end.
 
@@ -373,7 +367,11 @@ def _new_search(sequence: Sequence) -> BeamSearch:
 
 
 def uniform(seed: int, position: int) -> float:
-    """A number in [0, 1) with 24 bits, exact in float32. Scaled by any total it stays below that total."""
+    """A number in [0, 1) with 24 bits, exact in float32. Scaled by any total it stays below that total.
+
+    A token's depends only on its sequence's seed and its index in the output, so neighbours in the batch, preemption
+    and recomputation cannot change it. The mixing function is splitmix64 (Steele, Lea, Flood 2014).
+    """
     return (_mix(_mix(seed) + position * _GOLDEN) >> 40) * 2.0**-24
 
 

@@ -1,13 +1,6 @@
 """TensorRT-LLM's PyTorch engine behind the Executor contract, token ids in, token ids out.
 
-    from handlers.lmi_trtllm import Executor
-
-    with Executor("path/to/model") as executor:
-        request_id = executor.enqueue_request(Request(input_token_ids=(1, 2, 3), max_tokens=8))
-        [response] = executor.await_responses(request_id)
-
-It stands on `tensorrt_llm.LLM`: upstream has removed the Executor class, whose words the contract keeps. It is checked
-against published signatures and has never run on the real package. Importing this package does not import
+It stands on `tensorrt_llm.LLM`, and has never run on the real package. Importing this package does not import
 tensorrt_llm; naming `Executor` does.
 """
 

@@ -1,9 +1,7 @@
 """What is known of TensorRT-LLM without importing it: its Handler record, its versions, and why it does not start.
 
-The version of the installed package decides what it has, candidates of a release included, and where a signature says
-it, the signature; argument names are read from its source text. The facts come from the published sources of main of
-October 2025, those of main of August 2026, pages of 1.3.0rc24 and rc26, and pull requests between them; none is of a
-release. The words of errors are those of these sources, of PyTorch, and of the dynamic linker.
+All modules of this package were written from the published sources of main of October 2025 and of August 2026, pages of
+1.3.0rc24 and rc26, and pull requests between them; none is of a release.
 """
 
 from __future__ import annotations
@@ -134,18 +132,14 @@ def _lacking(config: EngineConfig) -> list[tuple[str, str]]:
     faults = []
     for name in config.options.keys() & (OPTIONS.keys() | LACKING.keys()):
         row = OPTIONS.get(name, Translated(name))
-        if isinstance(row, Translated) and not _has(classes, row.target):
+        if not isinstance(row, Translated):
+            continue
+        argument, _, field = row.target.partition(".")
+        own, name_there = (CONFIG_CLASSES.get(argument, ""), field) if field else (ARGUMENT_CLASSES[-1], argument)
+        if name_there not in classes.get(own, {name_there}):  # what the text does not show counts as existing
             why = LACKING.get(row.target)
             faults.append((name, f"nothing: this TensorRT-LLM has no {row.target}" + (f", {why}" if why else "")))
     return sorted(faults)
-
-
-def _has(classes: Mapping[str, frozenset[str]], target: str) -> bool:
-    """Whether an argument exists. What the text does not show counts as existing."""
-    argument, _, field = target.partition(".")
-    if not field:
-        return argument in classes.get(ARGUMENT_CLASSES[-1], {argument})
-    return field in classes.get(CONFIG_CLASSES.get(argument, ""), {field})
 
 
 def environment(config: EngineConfig, environ: Mapping[str, str], slot: int, folder: str) -> Mapping[str, str]:

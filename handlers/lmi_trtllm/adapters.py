@@ -1,10 +1,7 @@
-"""LoRA adapters as TensorRT-LLM has them: it reads one when the first request names it.
+"""LoRA adapters as TensorRT-LLM has them: it reads one when a request names it, and no call adds or removes one.
 
-There is no call that adds, pins or removes an adapter. So an adapter is read by a request of one token, which also
-shows that it fits. `max_loras` and `max_cpu_loras` of `lora_config` say how many stay ready on the device and beside
-it: those that were used last. What was read is not freed before the engine ends, also after an unload.
-
-What the engine would leave out of an adapter with no more than a line in its log is refused here.
+So an adapter is read by a request of one token, which also shows that it fits. What the engine would leave out of an
+adapter with no more than a line in its log is refused here.
 """
 
 from __future__ import annotations

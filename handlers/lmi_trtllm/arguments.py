@@ -1,8 +1,7 @@
-"""Translates an EngineConfig to the arguments of `tensorrt_llm.LLM`, each with its type.
+"""Translates an EngineConfig to the arguments of `tensorrt_llm.LLM`, each with its type. It knows nothing of requests.
 
 Every field of `TorchLlmArgs` can be given as option.<name>; a nested configuration is JSON, and some of its fields have
-options of their own. Each value is read as the type of its pydantic field, here and before anything starts. This module
-knows nothing of requests. Checked against the published sources of main of October 2025 and of August 2026.
+options of their own. Each value is read as the type of its pydantic field, here and before anything starts.
 """
 
 from __future__ import annotations
@@ -21,14 +20,7 @@ from handlers.base.configuration import pickled_files, refusal
 from handlers.base.engine_arguments import DTYPES, first_line, named, tell_unknown
 from handlers.lmi_trtllm import about
 from handlers.lmi_trtllm.about import Profile
-from handlers.lmi_trtllm.options import (
-    LACKING,
-    OPTIONS,
-    OURS,
-    QUANTISE_BEFORE,
-    UPSTREAMS,
-    Translated,
-)
+from handlers.lmi_trtllm.options import LACKING, OPTIONS, OURS, QUANTISE_BEFORE, UPSTREAMS, Translated
 from lmi.adapters.files import is_enabled
 from lmi.errors import BadConfiguration, ModelUnusable, shorten
 from lmi.settings.config import EngineConfig
@@ -79,20 +71,17 @@ def llm_arguments(config: EngineConfig, model_path: str, profile: Profile) -> di
     typed = {name: _typed(name, values, config, profile, faults) for name, values in given.items()}
     if faults:
         raise BadConfiguration("\n".join(faults))
-    _tell_short_context(config, typed.get("max_input_len"), typed.get("max_seq_len"))
-    defaults = {} if typed.get("skip_tokenizer_init") else DEFAULTS  # guides need the tokenizer
-    if (config.max_beam_width or 1) > 1:  # a search may answer once, at its end; its iterations show that it goes on
-        defaults = {**defaults, "enable_iter_perf_stats": True}
-    return {**defaults, **typed, "dtype": DTYPES[config.dtype], "model": model_path}
-
-
-def _tell_short_context(config: EngineConfig, max_prompt: int | None, max_length: int | None) -> None:
+    max_prompt, max_length = typed.get("max_input_len"), typed.get("max_seq_len")
     if max_prompt is not None and max_length is not None and max_prompt >= max_length:
         log.warning(
             "%s: a prompt has at most %d tokens, because prompt and answer together have at most %d "
             "(option.max_model_len, which option.max_output_len sets too)",
             *(named(config, "max_input_len"), max_length - 1, max_length),
         )
+    defaults = {} if typed.get("skip_tokenizer_init") else DEFAULTS  # guides need the tokenizer
+    if (config.max_beam_width or 1) > 1:  # a search may answer once, at its end; its iterations show that it goes on
+        defaults = {**defaults, "enable_iter_perf_stats": True}
+    return {**defaults, **typed, "dtype": DTYPES[config.dtype], "model": model_path}
 
 
 def _check_folder(folder: Path, config: EngineConfig) -> None:

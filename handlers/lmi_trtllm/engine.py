@@ -1,11 +1,7 @@
 """TensorRT-LLM's `LLM`, driven by an event loop on its own thread.
 
-    executor's thread ──Work──▶ event loop: one task for each sequence ──▶ LLM, its processes
-                      ◀──────────outputs, batched────────────────────
-
 A request that TensorRT-LLM refuses or gives up ends by itself. Any other error means that it cannot go on, and so does
-the end of one of its processes. After a cancel nobody waits for it. Checked against the published
-sources of main of October 2025 and of August 2026.
+the end of one of its processes. After a cancel nobody waits for it.
 """
 
 from __future__ import annotations
@@ -294,14 +290,12 @@ def ranks() -> Processes:
 
     When this process ends, so do they: Open MPI's daemon, or their pipe, sees to it.
     """
-    pids = linux.descendants(os.getpid())
-    return Processes(pid for pid in pids if any(word in _command_line(pid) for word in STARTERS))
-
-
-def _command_line(pid: int) -> bytes:
-    with contextlib.suppress(OSError):  # it has ended
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    return b""
+    pids = []
+    for pid in linux.descendants(os.getpid()):
+        with contextlib.suppress(OSError):  # it has ended
+            command_line = Path(f"/proc/{pid}/cmdline").read_bytes()
+            pids += [pid] * any(word in command_line for word in STARTERS)
+    return Processes(pids)
 
 
 def _count(values: Mapping[str, object], name: str) -> int:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import torch
 from tensorrt_llm import LLM
 
 from handlers.base.configuration import AnyConfig, settled
@@ -30,16 +29,7 @@ from handlers.lmi_trtllm.guides import GuideChecks
 from handlers.lmi_trtllm.outputs import TrtllmOutput, note_rows
 from handlers.lmi_trtllm.sampling import TrtllmSampler, check_beams, refuse_rules, retention, sampling_params
 from lmi.errors import ModelUnusable, PromptTooLong, Unsupported
-from lmi.executor import (
-    Capabilities,
-    EngineInfo,
-    ErrorKind,
-    ExecutorConfig,
-    OutputConfig,
-    Progress,
-    Request,
-    SamplingConfig,
-)
+from lmi.executor import Capabilities, EngineInfo, ExecutorConfig, OutputConfig, Progress, Request, SamplingConfig
 from lmi.settings.config import EngineConfig
 
 MAX_TOP_LOG_PROBS = 20
@@ -105,14 +95,8 @@ class TrtllmExecutor(DrivenExecutor[TrtllmWork]):
         known = self._trtllm.arguments
         self._sampler = sampler_of(known, self._profile, folder)
         info = describe(known, self._sampler, folder, settings, options)
-        super().__init__(
-            self._trtllm,
-            info,
-            max_resident_adapters=known.max_loras if info.capabilities.lora else 0,
-            max_queue_size=settings.max_queue_size,
-            max_stats=settings.iter_stats_max_iterations,
-            max_request_stats=settings.request_stats_max_iterations,
-        )
+        max_loras = known.max_loras if info.capabilities.lora else 0
+        super().__init__(self._trtllm, info, settings, max_resident_adapters=max_loras)
 
     def _warm_up(self) -> None:
         """Run the first steps, which set up kernels, one with every output that a request may ask for.
@@ -145,18 +129,12 @@ class TrtllmExecutor(DrivenExecutor[TrtllmWork]):
         functions = processors.of(sequence, self._file, self._trtllm.faults.path)
         token_ids = [int(token_id) for token_id in sequence.request.input_token_ids]
         params = sampling_params(sequence, self._sampler, functions)
-        more, is_streamed = self._more(sequence), self._is_streamed(sequence)
-        return TrtllmWork(name_of(sequence), token_ids, params, more, sequence, is_streamed)
-
-    def _is_streamed(self, sequence: Sequence) -> bool:
-        """Whether each step may be told, not only the end.
-
-        A step of a search restates its beams and appends to their log-probs, which are then those of other tokens. A
-        step of a stream has the row of its last token only.
-        """
+        # Each step is told, not only the end, but for outputs of several steps, which have only the row of the last,
+        # and for a search, whose steps restate its beams and append to the log-probs of other tokens.
+        is_streamed = sequence.captured is None or self._trtllm.arguments.stream_interval == 1
         if sequence.search is not None and sequence.request.output_config.return_log_probs:
-            return False
-        return sequence.captured is None or self._trtllm.arguments.stream_interval == 1
+            is_streamed = False
+        return TrtllmWork(name_of(sequence), token_ids, params, self._more(sequence), sequence, is_streamed)
 
     def _more(self, sequence: Sequence) -> dict[str, Any]:
         """The further arguments of a submit. A prompt of which every token needs a row shares no cache."""
@@ -182,11 +160,6 @@ class TrtllmExecutor(DrivenExecutor[TrtllmWork]):
     @property
     def is_waiting_for_guides(self) -> bool:
         return self._trtllm.is_waiting_for_guides
-
-    def _kind_of(self, error: Exception) -> ErrorKind:
-        if isinstance(error, torch.OutOfMemoryError):
-            return ErrorKind.OUT_OF_MEMORY
-        return super()._kind_of(error)
 
 
 def _warm_up_requests(info: EngineInfo) -> list[Request]:
@@ -230,11 +203,7 @@ def sampler_of(arguments: Effective, profile: Profile, folder: str) -> TrtllmSam
 
 
 def describe(
-    arguments: Effective,
-    sampler: TrtllmSampler,
-    folder: str,
-    settings: ExecutorConfig,
-    options: EngineConfig,
+    arguments: Effective, sampler: TrtllmSampler, folder: str, settings: ExecutorConfig, options: EngineConfig
 ) -> EngineInfo:
     config = read_config(folder)
     dtype = arguments.get("dtype")

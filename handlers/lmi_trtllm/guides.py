@@ -1,8 +1,7 @@
 """Structures that TensorRT-LLM follows: which of its backends has which kind, and a check before each is submitted.
 
 The engine compiles a structure in the process that steps all requests, with no limit of time, and counts each wrong one
-towards the errors after which it ends itself. So a structure is compiled here first, on the CPU, in a process with
-limits. The engine's event loop awaits that, and no other request waits. Sources: the grammar matchers of TensorRT-LLM.
+towards the errors after which it ends itself. So a structure is compiled first in a process with limits.
 """
 
 from __future__ import annotations
@@ -27,10 +26,7 @@ from lmi.settings.kinds import is_true
 
 OPTION, XGRAMMAR, LLGUIDANCE = "guided_decoding_backend", "xgrammar", "llguidance"
 # llguidance reads what is called a grammar as one of Lark, which is another language than EBNF.
-KINDS = {
-    XGRAMMAR: tuple(GuideType),
-    LLGUIDANCE: (GuideType.JSON, GuideType.JSON_SCHEMA, GuideType.REGEX),
-}
+KINDS = {XGRAMMAR: tuple(GuideType), LLGUIDANCE: (GuideType.JSON, GuideType.JSON_SCHEMA, GuideType.REGEX)}
 MAX_KEPT = 256  # outcomes
 MAX_KEPT_CHARS = 32 << 20  # of their structures
 

@@ -1,8 +1,7 @@
-"""The options of the reference for TensorRT-LLM, and what becomes of each: translated, refused or ignored.
+"""The options of the reference for TensorRT-LLM, and what becomes of each. It does not import tensorrt_llm.
 
 The names are those of djl-serving's guide for TensorRT-LLM in all its revisions, of its class of properties, and of the
 script with which it built engines. An option that has a row in the table of lmi is not here, unless its values differ.
-Every further argument of `tensorrt_llm.LLM` can be given as option.<name>. This module does not import tensorrt_llm.
 """
 
 from __future__ import annotations
@@ -74,106 +73,77 @@ def _policy(text: str) -> str:
     return text.upper()
 
 
+# Arguments of LLM, and fields of its nested configurations, that the reference has by the same name.
+SAME = (
+    "max_input_len tokenizer tokenizer_mode tokenizer_revision skip_tokenizer_init context_parallel_size "
+    "moe_tensor_parallel_size moe_expert_parallel_size enable_attention_dp load_format enable_chunked_prefill "
+    "guided_decoding_backend iter_stats_max_iterations gather_generation_logits attn_backend enable_lora"
+).split()
+OF_KV_CACHE = (
+    "tokens_per_block max_attention_window sink_token_length free_gpu_memory_fraction host_cache_size "
+    "onboard_blocks cross_kv_cache_fraction secondary_offload_min_priority event_buffer_max_size"
+).split()
+OF_LORA = "max_loras max_lora_rank max_cpu_loras".split()
+# What the reference's builds of engines, its quantisation and its tables of models read.
+OF_BUILDS = (
+    "trtllm_checkpoint_path num_checkpoint_workers num_engine_workers load_by_shard use_fused_mlp "
+    "embedding_parallel_mode fast_build enable_build_cache"
+).split()
+OF_QUANTISATION = (
+    "smoothquant_alpha smoothquant_per_token smoothquant_per_channel multi_query_mode awq_format awq_calib_size "
+    "awq_block_size q_format calib_size calib_batch_size group_size smoothquant_val clamp_val use_meta_recipe "
+    "has_zero_point pre_quant_scales exclude_modules calib_dataset calib_batches calib_max_seq_length random_seed "
+    "tokenizer_max_seq_length"
+).split()
+OF_MODELS = "baichuan_model_version chatglm_model_version gpt_model_version".split()
+OF_NODES = "node_rank master_addr master_port".split()
+
 OPTIONS: dict[str, Row] = {
+    **{name: Translated(name) for name in SAME},
+    **{name: Translated(f"kv_cache_config.{name}") for name in OF_KV_CACHE},
+    **{name: Translated(f"lora_config.{name}") for name in OF_LORA},
+    **dict.fromkeys(OF_BUILDS, Ignored(NOTHING_IS_BUILT)),
+    **dict.fromkeys(OF_QUANTISATION, Ignored(NOTHING_IS_QUANTISED)),
+    **dict.fromkeys(OF_MODELS, Ignored(MODEL_SAYS)),
+    **dict.fromkeys(OF_NODES, Ignored(ON_ONE_MACHINE)),
     # The guide.
-    "max_input_len": Translated("max_input_len"),
     "max_output_len": Translated("option.max_model_len"),  # the guide: it maps to max_seq_len
     "max_num_tokens": Translated("option.max_rolling_batch_prefill_tokens"),
     "max_num_sequences": Translated("option.max_rolling_batch_size"),
     "enable_kv_cache_reuse": Translated("option.enable_prefix_caching"),
-    "tokens_per_block": Translated("kv_cache_config.tokens_per_block"),
     "kv_cache_free_gpu_mem_fraction": Translated("kv_cache_config.free_gpu_memory_fraction"),
     "batch_scheduler_policy": Translated("scheduler_config.capacity_scheduler_policy", _policy),
     "enable_trt_overlap": Ignored("it overlapped TensorRT's engines; option.enable_overlap_scheduler is PyTorch's"),
-    "baichuan_model_version": Ignored(MODEL_SAYS),
-    "chatglm_model_version": Ignored(MODEL_SAYS),
-    "gpt_model_version": Ignored(MODEL_SAYS),
     "logits_dtype": Ignored("it had an effect only on T5"),
     "rotary_base": Forbidden("nothing: write rope_theta into config.json of the model"),
     "rotary_dim": Forbidden("nothing: write rotary_dim into config.json of the model"),
     "rotary_scaling_type": Forbidden("nothing: write rope_scaling into config.json of the model"),
     "rotary_scaling_factor": Forbidden("nothing: write rope_scaling into config.json of the model"),
-    "trtllm_checkpoint_path": Ignored(NOTHING_IS_BUILT),
-    "num_checkpoint_workers": Ignored(NOTHING_IS_BUILT),
-    "num_engine_workers": Ignored(NOTHING_IS_BUILT),
-    "load_by_shard": Ignored(NOTHING_IS_BUILT),
-    "use_fused_mlp": Ignored(NOTHING_IS_BUILT),
     "use_custom_all_reduce": Ignored("option.allreduce_strategy chooses how ranks add up"),
     "multi_block_mode": Ignored("the kernels of attention choose it"),
     "use_fp8_context_fmha": Ignored("option.kv_cache_dtype=fp8 stores keys and values in 8 bits"),
-    "smoothquant_alpha": Ignored(NOTHING_IS_QUANTISED),
-    "smoothquant_per_token": Ignored(NOTHING_IS_QUANTISED),
-    "smoothquant_per_channel": Ignored(NOTHING_IS_QUANTISED),
-    "multi_query_mode": Ignored(NOTHING_IS_QUANTISED),
-    "awq_format": Ignored(NOTHING_IS_QUANTISED),
-    "awq_calib_size": Ignored(NOTHING_IS_QUANTISED),
-    "awq_block_size": Ignored(NOTHING_IS_QUANTISED),
-    "q_format": Ignored(NOTHING_IS_QUANTISED),
-    "calib_size": Ignored(NOTHING_IS_QUANTISED),
-    "calib_batch_size": Ignored(NOTHING_IS_QUANTISED),
     # The class of properties.
-    "tokenizer": Translated("tokenizer"),
-    "tokenizer_mode": Translated("tokenizer_mode"),
-    "tokenizer_revision": Translated("tokenizer_revision"),
-    "skip_tokenizer_init": Translated("skip_tokenizer_init"),
-    "context_parallel_size": Translated("context_parallel_size"),
-    "moe_tensor_parallel_size": Translated("moe_tensor_parallel_size"),
-    "moe_expert_parallel_size": Translated("moe_expert_parallel_size"),
-    "enable_attention_dp": Translated("enable_attention_dp"),
-    "load_format": Translated("load_format"),
-    "enable_chunked_prefill": Translated("enable_chunked_prefill"),
     "enable_chunked_context": Translated("enable_chunked_prefill"),
-    "guided_decoding_backend": Translated("guided_decoding_backend"),
-    "iter_stats_max_iterations": Translated("iter_stats_max_iterations"),
-    "gather_generation_logits": Translated("gather_generation_logits"),
     "max_batch_size": Translated("option.max_rolling_batch_size"),
     "max_seq_len": Translated("option.max_model_len"),
     "auto_parallel": Forbidden("false: option.tensor_parallel_degree says how many GPUs share a layer", ("false",)),
     "auto_parallel_world_size": Ignored("option.tensor_parallel_degree says how many GPUs share a layer"),
-    "embedding_parallel_mode": Ignored(NOTHING_IS_BUILT),
-    "fast_build": Ignored(NOTHING_IS_BUILT),
-    "enable_build_cache": Ignored(NOTHING_IS_BUILT),
     "batching_type": Forbidden("inflight", ("inflight", "INFLIGHT")),
     "normalize_log_probs": Ignored("log-probabilities are the model's own, not divided by a length"),
     "extended_runtime_perf_knob_config": Ignored("it was TensorRT's engines'; option.cuda_graph_config is PyTorch's"),
     "backend": Forbidden("pytorch: TensorRT's engines are not served", ("pytorch",)),
     "enable_block_reuse": Translated("option.enable_prefix_caching"),
     "max_tokens": Translated("option.max_kv_cache_tokens"),
-    "max_attention_window": Translated("kv_cache_config.max_attention_window"),
-    "sink_token_length": Translated("kv_cache_config.sink_token_length"),
-    "free_gpu_memory_fraction": Translated("kv_cache_config.free_gpu_memory_fraction"),
-    "host_cache_size": Translated("kv_cache_config.host_cache_size"),
-    "onboard_blocks": Translated("kv_cache_config.onboard_blocks"),
-    "cross_kv_cache_fraction": Translated("kv_cache_config.cross_kv_cache_fraction"),
-    "secondary_offload_min_priority": Translated("kv_cache_config.secondary_offload_min_priority"),
-    "event_buffer_max_size": Translated("kv_cache_config.event_buffer_max_size"),
     "enable_overlap_scheduler": Translated("disable_overlap_scheduler", lambda text: not _boolean(text)),
     "kv_cache_dtype": Translated("kv_cache_config.dtype"),
-    "attn_backend": Translated("attn_backend"),
     "use_cuda_graph": Translated("cuda_graph_config", lambda text: UPSTREAMS if _boolean(text) else None),
     "moe_backend": Translated("moe_config.backend"),
     # The script that built engines, and its quantisation.
     "quant_algo": Forbidden(QUANTISE_BEFORE),
     "kv_cache_quant_algo": Translated("kv_cache_config.dtype", str.lower),
-    "group_size": Ignored(NOTHING_IS_QUANTISED),
-    "smoothquant_val": Ignored(NOTHING_IS_QUANTISED),
-    "clamp_val": Ignored(NOTHING_IS_QUANTISED),
-    "use_meta_recipe": Ignored(NOTHING_IS_QUANTISED),
-    "has_zero_point": Ignored(NOTHING_IS_QUANTISED),
-    "pre_quant_scales": Ignored(NOTHING_IS_QUANTISED),
-    "exclude_modules": Ignored(NOTHING_IS_QUANTISED),
-    "calib_dataset": Ignored(NOTHING_IS_QUANTISED),
-    "calib_batches": Ignored(NOTHING_IS_QUANTISED),
-    "calib_max_seq_length": Ignored(NOTHING_IS_QUANTISED),
-    "random_seed": Ignored(NOTHING_IS_QUANTISED),
-    "tokenizer_max_seq_length": Ignored(NOTHING_IS_QUANTISED),
     "max_draft_len": Ignored("option.speculative_config says how many tokens are guessed"),
     # The reference's options for all engines.
     "enforce_eager": Translated("cuda_graph_config", lambda text: None if _boolean(text) else UPSTREAMS),
-    "enable_lora": Translated("enable_lora"),
-    "max_loras": Translated("lora_config.max_loras"),
-    "max_lora_rank": Translated("lora_config.max_lora_rank"),
-    "max_cpu_loras": Translated("lora_config.max_cpu_loras"),
     "gpu_memory_utilization": Ignored(
         "option.kv_cache_free_gpu_mem_fraction is the KV cache's share of what the weights leave"
     ),
@@ -183,9 +153,6 @@ OPTIONS: dict[str, Row] = {
     ),
     "speculative_length": Ignored("option.speculative_config says it, as max_draft_len"),
     "nnodes": Forbidden("1: the ranks are on one machine; vLLM serves a model over several", ("1",)),
-    "node_rank": Ignored(ON_ONE_MACHINE),
-    "master_addr": Ignored(ON_ONE_MACHINE),
-    "master_port": Ignored(ON_ONE_MACHINE),
     # Arguments of LLM that this handler sets, or that no text can name.
     "model": Forbidden("nothing: option.model_id names the model"),
     "build_config": Forbidden(f"nothing: {NOTHING_IS_BUILT}"),

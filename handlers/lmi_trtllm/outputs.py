@@ -1,8 +1,7 @@
 """Reads what is new in a RequestOutput, the object that TensorRT-LLM changes in place at each step of a request.
 
-A `Cursor` knows how much of it was read. Tokens wait until their log-probs are there, and those of the prompt. It does
-not rely on how the engine reports: the token that ended a sequence may have been cut off, and is put back, and the
-reason of the end may be missing. Checked against the published sources of main of October 2025 and of August 2026.
+Tokens wait until their log-probs are there, and those of the prompt. The token that ended a sequence may have been cut
+off, and is put back, and the reason of the end may be missing.
 """
 
 from __future__ import annotations

@@ -1,13 +1,7 @@
 """Functions that change a sequence's logits, which the processes of TensorRT-LLM call before they draw a token.
 
-A `SamplingParams` takes them as objects and sends them to every rank with the request. So they are small and picklable,
-and a rank reads the file of post-processors itself, once. An error that leaves such an object ends every request that
-runs. So none does: the error goes through a `Faults` to the process of the executor, which ends only this request.
-
-The engine calls an object with its own request id, the logits (num_beams, 1, vocab), the tokens of each beam together
-with the prompt, and two arguments that are always None. With its overlap scheduler the last token is not among them,
-so functions that look at tokens need an engine without it. Sources: the LogitsProcessor of TensorRT-LLM's LLM API, and
-the model engine that calls it.
+They are small and picklable, because a `SamplingParams` sends them to every rank. An error that leaves one ends every
+request that runs, so it goes through a `Faults` to the process of the executor, which ends only this request.
 """
 
 from __future__ import annotations
@@ -82,7 +76,9 @@ class Faults:
 class PostProcessor:
     """Calls a function of the user's file as the contract says: see LogitsPostProcessor in lmi.executor.
 
-    The engine ignores its own batched form. So the batched function is called with a batch of one.
+    The engine calls it with its own request id, the logits (num_beams, 1, vocab), the tokens of each beam together with
+    the prompt, and two arguments that are always None; with its overlap scheduler the last token is not among them. It
+    ignores its own batched form, so the batched function is called with a batch of one.
     """
 
     file: str

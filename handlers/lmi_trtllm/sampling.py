@@ -1,11 +1,7 @@
 """Translates a Request to TensorRT-LLM's SamplingParams. Every value gets its exact type.
 
 `handlers/base/sequence.py` decides when a sequence ends. TensorRT-LLM gets the same rules as far as it has them, so
-that it stops at the same token. It knows one end token, and stop words of one token: further end tokens are stop words
-there. Its own `ignore_eos` would drop the stop words too, so a sequence without an end gets an end token that no
-vocabulary has. Its `min_tokens` holds back only the end token: where it is given, TensorRT-LLM gets no stop words.
-
-Checked against the published sources of main of October 2025 and of August 2026.
+that it stops at the same token.
 """
 
 from __future__ import annotations
@@ -26,12 +22,7 @@ from handlers.lmi_trtllm import guides
 from handlers.lmi_trtllm.about import CPP_SAMPLER, Profile
 from handlers.lmi_trtllm.processors import BadWords, PostProcessor
 from lmi.errors import InvalidParameter, Unsupported
-from lmi.executor import (
-    KvCacheRetentionConfig,
-    OutputConfig,
-    Request,
-    SamplingConfig,
-)
+from lmi.executor import KvCacheRetentionConfig, OutputConfig, Request, SamplingConfig
 
 NO_END = -1  # the end token of a sequence that has none
 MAX_SIGNED = 2**63 - 1  # torch's seeds are signed: two seeds that differ by 2^63 become one
@@ -56,9 +47,10 @@ class TrtllmSampler:
 def sampling_params(
     sequence: Sequence, sampler: TrtllmSampler, functions: list[PostProcessor | BadWords] | None = None
 ) -> SamplingParams:
-    """Translate the request of a sequence into parameters that only this sequence uses.
+    """Translate the request of a sequence into parameters that only this sequence uses. `functions` change its logits.
 
-    `functions` change its logits.
+    TensorRT-LLM knows one end token, and stop words of one token: further end tokens are stop words there. Its own
+    `ignore_eos` would drop the stop words too, so a sequence without an end gets an end token that no vocabulary has.
     """
     request, output = sequence.request, sequence.request.output_config
     end_id, min_tokens = end_token(sequence), min(int(sequence.min_tokens), int(sequence.max_tokens)) or None
@@ -88,7 +80,7 @@ def end_token(sequence: Sequence) -> int | None:
 
 
 def stop_token_ids(sequence: Sequence) -> list[int]:
-    """Every other single token that ends the sequence there."""
+    """Every other single token that ends the sequence there; none beside `min_tokens`, which holds back only ends."""
     if sequence.min_tokens:
         return []
     ends = [] if sequence.request.ignore_eos else sorted(sequence.end_ids - {end_token(sequence)})

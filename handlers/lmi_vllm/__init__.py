@@ -1,11 +1,5 @@
 """The vLLM engine: its scheduler, kernels and models behind the Executor contract, token ids in, token ids out.
 
-    from handlers.lmi_vllm import Executor
-
-    with Executor("path/to/model") as executor:
-        request_id = executor.enqueue_request(Request(input_token_ids=(1, 2, 3), max_tokens=8))
-        [response] = executor.await_responses(request_id)
-
 Importing this package does not import vllm; naming `Executor` does.
 """
 
@@ -14,8 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from handlers.lmi_vllm.executor import VllmExecutor
-    from handlers.lmi_vllm.multi_process import Follower
+    from handlers.lmi_vllm.executor import Follower, VllmExecutor
     from lmi.executor import Progress
     from lmi.settings.config import EngineConfig
 
@@ -27,12 +20,10 @@ def load(config: EngineConfig, model_path: str, progress: Progress) -> VllmExecu
     from handlers.lmi_vllm import process_setup
 
     process_setup.prepare(config)
-    from handlers.lmi_vllm.executor import VllmExecutor
+    from handlers.lmi_vllm.executor import Follower, VllmExecutor
 
     process_setup.calm_torch()
     if int(config.options.get("node_rank") or 0) > 0:
-        from handlers.lmi_vllm.multi_process import Follower
-
         return Follower(model_path, config, progress)
     return VllmExecutor(model_path, config, progress=progress)
 

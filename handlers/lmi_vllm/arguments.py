@@ -1,8 +1,7 @@
-"""Translates an EngineConfig to vLLM's `AsyncEngineArgs`, each argument with its type.
+"""Translates an EngineConfig to vLLM's `AsyncEngineArgs`, each argument with its type. It knows nothing of requests.
 
 Every field of `AsyncEngineArgs` can be given as option.<name>. A text is read as vLLM's command line reads the field's
-flag, so 8k, JSON and lists mean the same in both. A field that this vLLM does not have is reported with the closest one
-that it has. This module knows nothing of requests. Written against vLLM 0.30 to 0.33.
+flag, so 8k, JSON and lists mean the same in both.
 """
 
 from __future__ import annotations
@@ -49,13 +48,18 @@ DEFAULTS: dict[str, Any] = {
     "use_tqdm_on_load": False,
 }
 
-# The options of lmi that set a field of vLLM, for messages.
-OUR_NAMES = {
-    "max_num_seqs": "max_rolling_batch_size",
-    "max_num_batched_tokens": "max_rolling_batch_prefill_tokens",
-    "tensor_parallel_size": "tensor_parallel_degree",
-    "pipeline_parallel_size": "pipeline_parallel_degree",
-    "quantization": "quantize",
+# The fields of vLLM that an option of lmi sets: the option, for messages, and its field of an EngineConfig.
+OURS = {
+    "max_num_seqs": ("max_rolling_batch_size", "max_num_sequences"),
+    "max_num_batched_tokens": ("max_rolling_batch_prefill_tokens", "max_prefill_tokens"),
+    "max_model_len": ("max_model_len", "max_sequence_length"),
+    "quantization": ("quantize", "quantize"),
+    "enable_prefix_caching": ("enable_prefix_caching", "enable_prefix_caching"),
+    "tensor_parallel_size": ("tensor_parallel_degree", "tensor_parallel_degree"),
+    "pipeline_parallel_size": ("pipeline_parallel_degree", "pipeline_parallel_degree"),
+    "trust_remote_code": ("trust_remote_code", "trust_remote_code"),
+}
+OUR_NAMES = {field: option for field, (option, _) in OURS.items()} | {
     "num_gpu_blocks_override": "max_kv_cache_tokens",
     "cache_dtype": "kv_cache_dtype",
 }
@@ -71,11 +75,16 @@ def engine_arguments(config: EngineConfig, model_path: str, memory_bytes: int | 
     """
     typed = _typed(config)
     _check(config, Path(model_path), typed.get("load_format", "auto"))
-    arguments = {**DEFAULTS, "model": model_path, **_ours(config), **typed}
+    ours = {field: getattr(config, name) for field, (_, name) in OURS.items() if getattr(config, name) is not None}
+    arguments = {**DEFAULTS, "model": model_path, "dtype": DTYPES[config.dtype], **ours, **typed}
     if config.max_beam_width > 1 and arguments["max_logprobs"] != UNLIMITED:
         arguments["max_logprobs"] = max(arguments["max_logprobs"], 2 * config.max_beam_width)  # a beam's candidates
     if current_platform.is_cpu():
-        arguments |= _mode_on_cpu(config) | _cache_on_cpu(config, arguments, memory_bytes or linux.memory_bytes())
+        arguments |= _cache_on_cpu(config, arguments, memory_bytes or linux.memory_bytes())
+        if "enforce_eager" not in config.options and process_setup.is_eager(config.options):
+            if why := process_setup.why_no_compiler():  # vLLM compiles by default and would not start
+                log.warning("vLLM runs the model eagerly, which is up to a quarter slower: %s", why)
+            arguments["enforce_eager"] = True
     elif config.max_kv_cache_tokens is not None:
         arguments |= _cache_in_blocks(config, config.max_kv_cache_tokens, typed.get("block_size") or TOKENS_PER_BLOCK)
     return arguments
@@ -99,22 +108,6 @@ def _check(config: EngineConfig, folder: Path, load_format: str) -> None:
     is_pickled = takes_any or load_format in ("pt", "npcache")
     if is_pickled and not config.allow_pickle and (files := pickled_files(folder)):
         raise refusal(files[0])
-
-
-def _ours(config: EngineConfig) -> dict[str, Any]:
-    given = {
-        "max_num_seqs": config.max_num_sequences,
-        "max_num_batched_tokens": config.max_prefill_tokens,
-        "max_model_len": config.max_sequence_length,
-        "quantization": config.quantize,
-        "enable_prefix_caching": config.enable_prefix_caching,
-    }
-    return {name: value for name, value in given.items() if value is not None} | {
-        "dtype": DTYPES[config.dtype],
-        "tensor_parallel_size": config.tensor_parallel_degree,
-        "pipeline_parallel_size": config.pipeline_parallel_degree,
-        "trust_remote_code": config.trust_remote_code,
-    }
 
 
 def _typed(config: EngineConfig) -> dict[str, Any]:
@@ -148,8 +141,14 @@ def _flags() -> dict[str, argparse.Action]:
 
 def _value(name: str, text: str, flag: argparse.Action | None) -> Any:
     """Read a text as vLLM's flag does. Raises ValueError with the allowed values."""
-    if flag is None:
-        return _of_hint(FIELDS[name], text)
+    if flag is None:  # vLLM's command line leaves the field out
+        hint: Any = FIELDS[name]
+        is_plain = dataclasses.is_dataclass(hint) or isinstance(hint, type)
+        try:
+            adapter = TypeAdapter(hint, config=None if is_plain else ConfigDict(arbitrary_types_allowed=True))
+            return adapter.validate_json(text) if text[:1] in "{[" else adapter.validate_python(text)
+        except ValidationError as error:
+            raise ValueError(shorten(error.errors()[0]["msg"], 200)[1:-1]) from None
     if isinstance(flag, argparse.BooleanOptionalAction) or flag.nargs == 0:
         return _boolean(text)
     if flag.nargs in ("+", "*") or isinstance(flag.nargs, int):
@@ -191,16 +190,6 @@ def _boolean(text: str) -> bool:
         raise ValueError("true or false") from None
 
 
-def _of_hint(hint: Any, text: str) -> Any:
-    """Read the value of a field that vLLM's command line leaves out."""
-    is_plain = dataclasses.is_dataclass(hint) or isinstance(hint, type)
-    try:
-        adapter = TypeAdapter(hint, config=None if is_plain else ConfigDict(arbitrary_types_allowed=True))
-        return adapter.validate_json(text) if text[:1] in "{[" else adapter.validate_python(text)
-    except ValidationError as error:
-        raise ValueError(shorten(error.errors()[0]["msg"], 200)[1:-1]) from None
-
-
 def _words(text: str) -> list[str]:
     """Read a list, in JSON or as words with commas or blanks between."""
     if text.startswith("["):
@@ -233,15 +222,6 @@ def _speculation(config: EngineConfig, faults: list[str]) -> dict[str, Any]:
             else:
                 faults.append(f"{named_for(config, name, text)}: allowed is a whole number 1..1023")
     return {"speculative_config": {"model": draft, **numbers}}
-
-
-def _mode_on_cpu(config: EngineConfig) -> dict[str, Any]:
-    """Run the model eagerly if a compiler is missing: vLLM compiles by default and would not start."""
-    if "enforce_eager" in config.options or not process_setup.is_eager(config.options):
-        return {}
-    if why := process_setup.why_no_compiler():
-        log.warning("vLLM runs the model eagerly, which is up to a quarter slower: %s", why)
-    return {"enforce_eager": True}
 
 
 def _cache_on_cpu(config: EngineConfig, arguments: Mapping[str, Any], memory_bytes: int) -> dict[str, Any]:

@@ -1,29 +1,96 @@
-"""vLLM behind the contract. `DrivenExecutor` does all around the engine, an `InProcess` or a `MultiProcess`."""
+"""vLLM behind the contract: its start, its executor, and that of a further node.
+
+A failed start is explained in one line that says what to change. `DrivenExecutor` does all around the engine.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
+import re
+import threading
+import warnings
+from collections.abc import Iterator
+from collections.abc import Sequence as SequenceOf
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-import torch
+from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
 from handlers.base.configuration import AnyConfig, settled
 from handlers.base.driven import DrivenExecutor, name_of
 from handlers.base.driven_outputs import BeamRow
+from handlers.base.engine_arguments import refusal
 from handlers.base.sequence import Sequence
-from handlers.lmi_vllm import vllm_log
-from handlers.lmi_vllm.about import ON_RAY
-from handlers.lmi_vllm.in_process import InProcess
-from handlers.lmi_vllm.multi_process import MultiProcess
-from handlers.lmi_vllm.start import explained, starting
+from handlers.lmi_vllm import process_setup, vllm_log
+from handlers.lmi_vllm.about import ON_RAY, environment
+from handlers.lmi_vllm.arguments import engine_arguments, named_for
+from handlers.lmi_vllm.drivers import InProcess, MultiProcess, NodeHeartbeat
 from handlers.lmi_vllm.translation import VllmWork, describe, lora_request, priority, row_params, sampling_params
-from lmi.errors import LmiError, Unsupported
-from lmi.executor import ErrorKind, Progress
+from handlers.lmi_vllm.vllm_log import START, StartupLog, new_file
+from lmi.errors import (
+    BadConfiguration,
+    LmiError,
+    ModelUnusable,
+    NoMemory,
+    StartError,
+    Unavailable,
+    Unsupported,
+    is_out_of_memory,
+    shorten,
+)
+from lmi.executor import (
+    EngineInfo,
+    ErrorKind,
+    Executor,
+    IterationStats,
+    Progress,
+    Request,
+    RequestStatsPerIteration,
+    Response,
+)
+from lmi.settings.config import EngineConfig
 
 NUM_WARM_UP_TOKENS = 4
+OUT_OF_MEMORY = (
+    "set option.gpu_memory_utilization, option.max_model_len or option.max_rolling_batch_size lower, or "
+    "option.tensor_parallel_degree higher"
+)
+LACKS_MEMORY = re.compile(r"Free memory on device|out of memory|can't allocate memory|No available memory", re.I)
+# Texts of vLLM 0.30 to 0.33, and the options that help.
+ADVICE = (
+    (
+        re.compile(r"max seq len.*KV cache|KV cache.*max seq len|larger than the maximum number of tokens", re.S),
+        "set option.max_model_len lower or option.max_kv_cache_tokens higher",
+    ),
+    (
+        re.compile(r"No available memory for the cache blocks|kv_cache_memory|KV cache", re.I),
+        "set option.max_kv_cache_tokens or option.max_model_len lower, or option.gpu_memory_utilization higher",
+    ),
+    (LACKS_MEMORY, OUT_OF_MEMORY),
+    (re.compile(r"max_model_len .* greater than"), "set option.max_model_len lower"),
+    (
+        re.compile(r"CppCompileError|InductorError|C\+\+ compile", re.I),
+        "set option.enforce_eager=true, or mend the C++ compiler (CXX names another one)",
+    ),
+    (
+        re.compile(r"running Ray instance"),
+        "start Ray on this machine first (ray start), or leave option.distributed_executor_backend out: nodes work "
+        "together without Ray too (option.nnodes)",
+    ),
+    (
+        re.compile(r"import Ray|not support ray"),
+        "or leave option.distributed_executor_backend out: nodes work together without Ray too (option.nnodes)",
+    ),
+)
+OF_RAY = re.compile(r"running Ray instance|not support ray")
+OF_THE_MODEL = re.compile(r"architecture|checkpoint")
+
+log = logging.getLogger("lmi.vllm")
 
 
 class VllmExecutor(DrivenExecutor[VllmWork]):
@@ -58,11 +125,9 @@ class VllmExecutor(DrivenExecutor[VllmWork]):
         super().__init__(
             engine,
             info,
+            settings,
             max_resident_adapters=0 if lora is None else lora.max_loras,
             mixes_adapters=info.device != "cpu",  # on a CPU vLLM computes wrong rows for the base model beside adapters
-            max_queue_size=settings.max_queue_size,
-            max_stats=settings.iter_stats_max_iterations,
-            max_request_stats=settings.request_stats_max_iterations,
         )
         progress("warm-up", 0.0)
         try:
@@ -98,8 +163,6 @@ class VllmExecutor(DrivenExecutor[VllmWork]):
             sequence.fail(vllm_log.refusal(error), self._kind_of(error), vllm_log.GUIDE_FIELD)
 
     def _kind_of(self, error: Exception) -> ErrorKind:
-        if isinstance(error, torch.OutOfMemoryError):
-            return ErrorKind.OUT_OF_MEMORY
         return ErrorKind.INVALID if isinstance(error, VLLMValidationError) else super()._kind_of(error)
 
 
@@ -119,3 +182,104 @@ def _warm_up(engine: InProcess | MultiProcess) -> None:
             if isinstance(output.end, Exception):
                 raise output.end
             num_open -= output.end is not None
+
+
+class Follower(Executor):
+    """A further node of an engine that spans several machines: its ranks get their work from node 0.
+
+    It takes no requests: it loads this node's part of the model and waits until the group ends. Its options are vLLM's:
+    nnodes, node_rank, master_addr, master_port.
+    """
+
+    def __init__(self, model: str, config: EngineConfig, progress: Progress) -> None:
+        with starting(model, config, progress) as arguments:
+            settings = arguments.create_engine_config(headless=True)
+            self._ranks = MultiprocExecutor(settings, monitor_workers=False)
+        process_setup.unlink_shared_memory()
+        self._has_lost_rank = threading.Event()
+        self._ranks.register_failure_callback(self._has_lost_rank.set)
+        self._ranks.start_worker_monitor()
+        rank, num_nodes, leader = arguments.node_rank, arguments.nnodes, arguments.master_addr
+        self._heartbeat = NodeHeartbeat(leader, settings.parallel_config.master_port, rank, num_nodes)
+        self._info = describe(settings, config.max_beam_width)
+        self._is_closing = threading.Event()
+        self._refusal = f"this is node {rank} of {num_nodes} and takes no requests; node 0, {leader}, does"
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._info
+
+    def can_enqueue_requests(self) -> bool:
+        """Whether the group is whole. Requests are refused in any case."""
+        return not self._has_lost_rank.is_set() and self._heartbeat.is_whole
+
+    def enqueue_request(self, request: Request) -> int:
+        raise Unavailable(self._refusal)
+
+    def await_responses(
+        self, request_id: int | SequenceOf[int] | None = None, timeout_s: float | None = None
+    ) -> list[Response] | list[list[Response]]:
+        self._is_closing.wait(timeout_s)
+        return []
+
+    def get_num_responses_ready(self, request_id: int | None = None) -> int:
+        return 0
+
+    def cancel_request(self, request_id: int) -> None:
+        return None
+
+    def get_latest_iteration_stats(self) -> list[IterationStats]:
+        return []
+
+    def get_latest_request_stats(self) -> list[RequestStatsPerIteration]:
+        return []
+
+    def shutdown(self) -> None:
+        """Shut down cleanly if the group is whole. Otherwise the ranks die with this process."""
+        is_whole = self.can_enqueue_requests()
+        self._is_closing.set()
+        self._heartbeat.close()
+        if is_whole:
+            self._ranks.shutdown()
+
+
+@contextmanager
+def starting(model: str, config: EngineConfig, progress: Progress) -> Iterator[AsyncEngineArgs]:
+    """Yield vLLM's arguments, and report the stages of the start that the caller makes with them.
+
+    Ranks find their cores in the environment meanwhile. Raises StartError with one line that says why vLLM does not
+    start.
+    """
+    progress("configuration", 0.0)
+    startup_log = StartupLog(new_file(START))
+    added = environment(config, os.environ, 0, "")  # nothing in a server, whose engines share the cores
+    os.environ.update(added)
+    try:
+        arguments = AsyncEngineArgs(**engine_arguments(config, model))
+        # The warnings name functions that torch will drop; they are for vLLM's authors.
+        with startup_log.reported_to(progress), warnings.catch_warnings(action="ignore"):
+            yield arguments
+    except Exception as error:
+        log.debug("vLLM did not start", exc_info=error)
+        raise explained(error, model, config, startup_log.cause) from error
+    finally:
+        for name in added:
+            del os.environ[name]
+
+
+def explained(error: Exception, model: str, config: EngineConfig, cause: str | None = None) -> StartError:
+    """Explain `error`, which ended the start of vLLM. `cause` is what one of vLLM's processes reported, if any."""
+    if isinstance(error, StartError):
+        return error
+    refused = refusal(error, lambda place: named_for(config, str(place[-1])))
+    text = str(refused or cause or error).strip()
+    advice = next((advice for pattern, advice in ADVICE if pattern.search(text)), None)
+    if refused is not None and not OF_THE_MODEL.search(text):
+        return BadConfiguration(text + (f"; {advice}" if advice else ""))
+    said = shorten(text.partition("\n")[0].partition(". Supported ")[0] or type(error).__name__, 400)[1:-1]
+    if lacks_memory := is_out_of_memory(error) or LACKS_MEMORY.search(text) is not None:
+        advice = advice or OUT_OF_MEMORY
+    said += f"; {advice}" if advice else ""
+    if OF_RAY.search(text):
+        return BadConfiguration(f"option.distributed_executor_backend=ray: vLLM cannot start: {said}")
+    return (NoMemory if lacks_memory else ModelUnusable)(f"{model}: vLLM cannot start: {said}")

@@ -1,8 +1,7 @@
 """Prepares this process, and those that vLLM starts from it, before vllm is imported.
 
-vLLM reads its environment when it is imported. Its processes are spawned, never forked, and run this module as their
-main module. There it hides packages that break an import, sets up logging as in the parent, and makes the process die
-with its parent, which vLLM does not ensure. It imports neither torch nor vllm. Written against vLLM 0.30 to 0.33.
+vLLM's processes are spawned, never forked, and run this module as their main module: it hides packages that break an
+import, sets up logging as in the parent, and makes the process die with its parent, which vLLM does not ensure.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """A sequence as vLLM gets it, its outputs as `handlers/base` has them, and what the loaded engine can do.
 
-Every value gets its exact type: a wrong type ends vLLM silently. `handlers/base/sequence.py` decides when a sequence
-ends. vLLM gets the same rules, so that it stops at the same token, except for stop words of several tokens, which it
-does not know. Written against vLLM 0.30 to 0.33.
+Every value gets its exact type: a wrong type ends vLLM silently. vLLM gets the rules by which `handlers/base` ends a
+sequence, so that it stops at the same token, except for stop words of several tokens, which it does not know.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """What vLLM reports only in its log: the stages of a start, why a process failed, why a structure was not followed.
 
-This module listens to those loggers and writes what it hears to files in memory, whose paths every process of the
-engine inherits. It relies on the names of vLLM's loggers and on a request's id as the first argument of a line, never
-on their texts. Written against vLLM 0.30 to 0.33.
+What its loggers say is written to files in memory, whose paths every process of the engine inherits. This relies on the
+names of the loggers and on a request's id as the first argument of a line, never on their texts.
 """
 
 from __future__ import annotations

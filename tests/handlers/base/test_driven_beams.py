@@ -16,7 +16,16 @@ from handlers.base.driven import DrivenExecutor
 from handlers.base.driven_outputs import BeamRow, LogProbs, SequenceOutput
 from handlers.base.sequence import Sequence, new_sequences
 from lmi.errors import InvalidParameter, Unsupported
-from lmi.executor import Capabilities, EngineInfo, ErrorKind, FinishReason, OutputConfig, Request, Result
+from lmi.executor import (
+    Capabilities,
+    EngineInfo,
+    ErrorKind,
+    ExecutorConfig,
+    FinishReason,
+    OutputConfig,
+    Request,
+    Result,
+)
 from lmi.executor import SamplingConfig as Sampling
 from tests.conformance.asking import TIMEOUT_S, finish
 from tests.system.engines import foreign_engine
@@ -105,7 +114,7 @@ class Executor(DrivenExecutor[foreign_engine.Work]):
                 perf_metrics=True,
             ),
         )
-        super().__init__(self.engine, info, max_request_stats=1000)
+        super().__init__(self.engine, info, ExecutorConfig(request_stats_max_iterations=1000))
         self._start()
 
     def _work(self, sequence: Sequence) -> Work:

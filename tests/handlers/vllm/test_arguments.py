@@ -321,7 +321,7 @@ def test_a_build_for_the_other_device_is_refused(arguments: ModuleType, folder: 
 def test_what_vllms_classes_refuse_names_our_option_and_its_source(arguments: ModuleType, folder: Path) -> None:
     from pydantic import ValidationError
 
-    from handlers.lmi_vllm.start import explained
+    from handlers.lmi_vllm.executor import explained
 
     sources = {"gpu_memory_utilization": "OPTION_GPU_MEMORY_UTILIZATION"}
     engine = config({"gpu_memory_utilization": "7"}, option_sources=sources)

@@ -47,7 +47,7 @@ def test_only_steps_that_need_or_fill_a_block_ask_vllms_allocation(executor: Vll
         asked.append(request.num_computed_tokens)
         return own(manager, request, num_new_tokens, **more)
 
-    from handlers.lmi_vllm.in_process import skipping as make
+    from handlers.lmi_vllm.drivers import skipping as make
 
     manager.allocate_slots = make(counted, manager.coordinator.single_type_managers[0], manager.empty_kv_cache_blocks)
     try:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from handlers.base.adapters import LoadedAdapter
+from handlers.base.configuration import executor_config
 from handlers.base.driven import DrivenExecutor, EngineLoad, name_of
 from handlers.base.driven_outputs import LogProbs, SequenceOutput
 from handlers.base.sequence import Sequence
@@ -132,13 +133,7 @@ class Executor(DrivenExecutor[Work]):
         )
         max_adapters = int(config.options.get("max_loras", MAX_ADAPTERS))
         self.engine = Engine()
-        super().__init__(
-            self.engine,
-            info,
-            max_resident_adapters=max_adapters,
-            max_queue_size=config.max_queue_size,
-            max_request_stats=config.request_stats_max_iterations,
-        )
+        super().__init__(self.engine, info, executor_config(config), max_resident_adapters=max_adapters)
         self._start()
 
     def _work(self, sequence: Sequence) -> Work:
