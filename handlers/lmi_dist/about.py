@@ -1,21 +1,63 @@
-"""The Handler record of the embedded engine. This module imports none of the engine's libraries."""
+"""The Handler record of the embedded engine, and its options of adapters, which have vLLM's names.
+
+This module imports none of the engine's libraries.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from handlers.lmi_dist import lora_limits, model_types
+from handlers.lmi_dist import model_types
 from handlers.lmi_dist.native import variants
+from lmi.errors import BadConfiguration
 from lmi.settings.config import EngineConfig
 from lmi.settings.handler import Auto, Handler
+from lmi.settings.kinds import BOOLEAN, Kind, integer
 from lmi.settings.options import ENGINE_KEYS
 
 MAX_NUM_SEQUENCES = 64
 MAX_PREFILL_TOKENS = 1024
 ONE_DEVICE = "1 on lmi-dist, which runs on one device; more with option.rolling_batch=vllm, once installed"
 DRAFT_KEYS = ("option.speculative_draft_model", "option.speculative_config")
-OWN_KEYS = frozenset({"option.disable_any_whitespace", *(f"option.{name}" for name in lora_limits.KINDS)})
+LORA_KINDS: dict[str, Kind] = {
+    "enable_lora": BOOLEAN,
+    "max_loras": integer(1, 1024),
+    "max_lora_rank": integer(1, 1024),
+    "max_cpu_loras": integer(1),
+}
+OWN_KEYS = frozenset({"option.disable_any_whitespace", *(f"option.{name}" for name in LORA_KINDS)})
+
+
+@dataclass(frozen=True)
+class LoraLimits:
+    max_in_batch: int = 4  # adapters that the running sequences use together
+    max_rank: int = 16
+    max_in_memory: int | None = None  # adapters whose weights stay; None: all that are loaded
+
+    @staticmethod
+    def of(options: Mapping[str, str]) -> LoraLimits | None:
+        """The limits that the options of an engine give, or None if they do not enable adapters.
+
+        Raises BadConfiguration with a line for each fault.
+        """
+        values: dict[str, Any] = {}
+        faults = []
+        for name in LORA_KINDS.keys() & options.keys():
+            try:
+                values[name] = LORA_KINDS[name].parse(options[name])
+            except ValueError:
+                faults.append(f"option.{name}={options[name]}: allowed is {LORA_KINDS[name].allowed}")
+        if faults:
+            raise BadConfiguration("\n".join(sorted(faults)))
+        if not values.get("enable_lora"):
+            return None
+        num_each, num_kept = values.get("max_loras", LoraLimits.max_in_batch), values.get("max_cpu_loras")
+        if num_kept is not None and num_kept < num_each:
+            raise BadConfiguration(f"option.max_cpu_loras={num_kept}: allowed is at least option.max_loras, {num_each}")
+        return LoraLimits(num_each, values.get("max_lora_rank", LoraLimits.max_rank), num_kept)
 
 
 def check(config: EngineConfig) -> Mapping[str, str]:

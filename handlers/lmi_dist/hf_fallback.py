@@ -24,11 +24,10 @@ from transformers.utils import logging as transformers_logging
 
 from handlers.lmi_dist.captured import HIDDEN_STATES, declared_names, layer_name
 from handlers.lmi_dist.facts import ModelFacts
-from handlers.lmi_dist.linear import PackedLinear, Weight, pack_linears
 from handlers.lmi_dist.lora_sites import Module, Piece, Site
 from handlers.lmi_dist.model_types import KEEPS_ITS_OWN, unsupported
 from handlers.lmi_dist.operations import Adapter
-from handlers.lmi_dist.placement import Placement
+from handlers.lmi_dist.placement import Placement, Weight
 from handlers.lmi_dist.runner import Chunk, Plan
 from handlers.lmi_dist.torch_model import StepInputs
 from lmi.errors import BadConfiguration, ModelUnusable, cause_line
@@ -187,6 +186,28 @@ def _attend(
     return answer.view(1, len(answer), -1, query.shape[-1]), None
 
 
+class PackedLinear(nn.Module):
+    """A linear with a packed weight, as the module that transformers expects."""
+
+    def __init__(self, linear: nn.Linear, pack: Callable[[Tensor], Weight]) -> None:
+        super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self._weight, self._bias = pack(linear.weight.detach()), linear.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(…, in_features) to (…, out_features)."""
+        return self._weight(x.reshape(-1, self.in_features), self._bias).view(*x.shape[:-1], self.out_features)
+
+
+def pack_linears(model: nn.Module, pack: Callable[[Tensor], Weight]) -> None:
+    """Put a PackedLinear in the place of each linear."""
+    for name, child in model.named_children():
+        if type(child) is nn.Linear:
+            setattr(model, name, PackedLinear(child, pack))
+        else:
+            pack_linears(child, pack)
+
+
 class ModuleAdapters:
     def __init__(self, linears: Mapping[str, PackedLinear], step: Callable[[], StepInputs]) -> None:
         """`linears` are modules by their paths; `step` gives the current step."""
@@ -232,7 +253,11 @@ class ModuleOutputs:
 
     def __init__(self, model: PreTrainedModel, num_layers: int, config: EngineConfig) -> None:
         """Raises BadConfiguration if the model has no module of a declared name."""
-        modules = {path: module for path, module in model.named_modules() if path} | _hidden(model, num_layers)
+        modules: dict[str, nn.Module] = {path: module for path, module in model.named_modules() if path}
+        modules[HIDDEN_STATES] = model.base_model
+        lists = [one for one in model.modules() if isinstance(one, nn.ModuleList) and len(one) == num_layers]
+        if lists:  # the first that has all layers
+            modules |= {layer_name(layer): module for layer, module in enumerate(lists[0])}
         self.names = declared_names(config, modules)
         self._given: dict[str, object] = {}
         for name in self.names:
@@ -263,10 +288,3 @@ class ModuleOutputs:
         """Keep a module's output: a tensor, or the first of several."""
         first = given[0] if isinstance(given, tuple | list) and given else given
         self._given[name] = getattr(first, "last_hidden_state", first)
-
-
-def _hidden(model: PreTrainedModel, num_layers: int) -> dict[str, nn.Module]:
-    """The modules that give the hidden states: the base model, and the layers of its first list that has them all."""
-    lists = [one for one in model.modules() if isinstance(one, nn.ModuleList) and len(one) == num_layers]
-    layers = {layer_name(layer): module for layer, module in enumerate(lists[0])} if lists else {}
-    return {HIDDEN_STATES: model.base_model, **layers}

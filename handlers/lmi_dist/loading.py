@@ -1,4 +1,7 @@
-"""Loads a checkpoint for the runner that fits the machine, with the limits that its memory allows."""
+"""Loads a checkpoint for the device and the runner that fit the machine, with the limits that its memory allows.
+
+torch is imported only where there may be a GPU, or where it runs the model.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +15,18 @@ from tempfile import TemporaryDirectory
 
 from handlers.base.configuration import default_budget
 from handlers.lmi_dist.about import MAX_NUM_SEQUENCES
-from handlers.lmi_dist.devices import choose_device
 from handlers.lmi_dist.facts import ModelFacts, read_facts
-from handlers.lmi_dist.native.library import Library
+from handlers.lmi_dist.model_types import INSTALL_TORCH
 from handlers.lmi_dist.native_runner import NativeRunner, choose_library
 from handlers.lmi_dist.post_processors import ARRAYS, PostProcessors
 from handlers.lmi_dist.runner import Runner
 from handlers.lmi_dist.sampler import MAX_TOP_LOG_PROBS
-from lmi.errors import ModelUnusable
+from lmi.errors import BadConfiguration, ModelUnusable
 from lmi.executor import Capabilities, EngineInfo, ExecutorConfig, GuideType, Progress
 from lmi.executor.checks import broken
 from lmi.settings.config import EngineConfig
+from lmi.settings.handler import folder_of
+from lmi.settings.machine import Machine
 from lmi.shared import linux
 
 log = logging.getLogger(__name__)
@@ -116,20 +120,35 @@ def load_runner(path: str, config: EngineConfig, progress: Progress) -> tuple[Ru
     library = choose_library(facts, device, config)
     if library is None:
         return _load_torch(facts, device, config, progress)
-    return _load_native(facts, library, config, progress)
+    size = NativeRunner.tokens_per_block
+    token_bytes = library.block_bytes(facts.num_layers, facts.num_kv_heads, facts.head_dim) // size
+    limits = choose_limits(config, facts.context_length, size, token_bytes=token_bytes)
+    num_blocks, max_length = limits.num_cache_tokens // size, limits.max_length
+    return NativeRunner(facts, library, config, num_blocks=num_blocks, max_length=max_length, progress=progress), limits
 
 
-def _load_native(
-    facts: ModelFacts, library: Library, config: EngineConfig, progress: Progress
-) -> tuple[Runner, Limits]:
-    block_bytes = library.block_bytes(facts.num_layers, facts.num_kv_heads, facts.head_dim)
-    per_block = NativeRunner.tokens_per_block
-    limits = choose_limits(config, facts.context_length, per_block, token_bytes=block_bytes // per_block)
-    num_blocks = limits.num_cache_tokens // per_block
-    runner = NativeRunner(
-        facts, library, config, num_blocks=num_blocks, max_length=limits.max_length, progress=progress
-    )
-    return runner, limits
+def choose_device(config: EngineConfig) -> str:
+    """ "cuda" or "cpu"; raises BadConfiguration if the configuration wants what is not there."""
+    device = "cuda" if config.device != "cpu" and _has_cuda(config) else "cpu"
+    if config.quantize is not None and (config.quantize != "int8" or device != "cpu"):
+        raise BadConfiguration(f"option.quantize={config.quantize} on {device}: only int8 on cpu is built")
+    return device
+
+
+def _has_cuda(config: EngineConfig) -> bool:
+    is_wanted = config.device == "cuda"
+    if not is_wanted and not Machine.here(os.environ).gpus:
+        return False
+    if folder_of("torch") is None:
+        if is_wanted:
+            raise BadConfiguration(f"option.device=cuda needs torch, which is not installed: {INSTALL_TORCH}")
+        log.warning("the CPU computes although a GPU is here: without torch lmi-dist cannot use it; %s", INSTALL_TORCH)
+        return False
+    import torch
+
+    if not torch.cuda.is_available() and is_wanted:
+        raise BadConfiguration("option.device=cuda, but torch sees no CUDA device here; use cpu or auto")
+    return torch.cuda.is_available()
 
 
 def _load_torch(facts: ModelFacts, device: str, config: EngineConfig, progress: Progress) -> tuple[Runner, Limits]:

@@ -22,7 +22,7 @@ from msgspec import Meta
 from handlers.base import name_patterns
 from handlers.base.configuration import refusal
 from handlers.base.name_patterns import PatternRefused, is_plain
-from handlers.lmi_dist.lora_limits import LoraLimits
+from handlers.lmi_dist.about import LoraLimits
 from handlers.lmi_dist.lora_sites import Module, Site
 from handlers.lmi_dist.model_types import check_extra
 from handlers.lmi_dist.operations import Adapter, LowRank, Pack, Packed

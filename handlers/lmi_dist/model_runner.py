@@ -14,16 +14,14 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from handlers.lmi_dist.attention import Attention
+from handlers.lmi_dist.about import LoraLimits
+from handlers.lmi_dist.attention import Attention, KvSlots
 from handlers.lmi_dist.captured import declared_names, hidden_names
 from handlers.lmi_dist.facts import ModelFacts
 from handlers.lmi_dist.hf_fallback import HuggingFaceModel
-from handlers.lmi_dist.kv_slots import KvSlots
-from handlers.lmi_dist.linear import packer
 from handlers.lmi_dist.lora import Adaptable, AnyLoader, LoraLoader
-from handlers.lmi_dist.lora_limits import LoraLimits
 from handlers.lmi_dist.lora_sites import Site, adapted, sites_of
-from handlers.lmi_dist.placement import Placement, to_array, to_tensor
+from handlers.lmi_dist.placement import Placement, packer, to_array, to_tensor
 from handlers.lmi_dist.program import PlaceArray, build
 from handlers.lmi_dist.runner import Plan
 from handlers.lmi_dist.safetensors import BFLOAT16, Array

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import logging
 
+from handlers.lmi_dist.about import LoraLimits
 from handlers.lmi_dist.captured import declared_names, hidden_names
 from handlers.lmi_dist.facts import ModelFacts
 from handlers.lmi_dist.lora import LoraLoader
-from handlers.lmi_dist.lora_limits import LoraLimits
 from handlers.lmi_dist.lora_sites import adapted, sites_of
 from handlers.lmi_dist.model_types import check_extra
 from handlers.lmi_dist.native.library import (

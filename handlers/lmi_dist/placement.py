@@ -1,22 +1,45 @@
-"""The device and the dtype of a model that torch runs, chosen once, at load; and arrays of numpy as tensors and back.
+"""The device of a model that torch runs, its dtype, and the form of its weights; arrays of numpy as tensors and back.
 
-Only what runs with torch imports this module.
+On a CPU oneDNN packs a constant weight once. It is then read at memory speed in every batch size, and the same call
+applies an activation. A packed weight is opaque: it cannot be sliced, saved or copied.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from handlers.lmi_dist.safetensors import BFLOAT16, Array
 from lmi.settings.config import EngineConfig
 
 log = logging.getLogger(__name__)
 
+_reorder = torch.ops.mkldnn._reorder_linear_weight
+_pointwise: Callable[..., Tensor] = torch.ops.mkldnn._linear_pointwise.default
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "none": lambda x: x,
+    "silu": functional.silu,
+    "relu": functional.relu,
+    "gelu": functional.gelu,
+    "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
+}
+# The name of an activation -> oneDNN's name and algorithm.
+_POST_OPS = {
+    "none": ("none", ""),
+    "silu": ("swish", ""),
+    "relu": ("relu", ""),
+    "gelu": ("gelu", "none"),
+    "gelu_tanh": ("gelu", "tanh"),
+}
+_PACK_ROWS = 64  # the batch size that oneDNN packs for; every other batch size works as well
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -45,6 +68,44 @@ def choose_dtype(config: EngineConfig, device: torch.device, checkpoint_dtype: t
     if config.dtype == "fp16":
         log.warning("float32 instead of float16: this CPU has no arithmetic for it")
     return torch.bfloat16 if config.dtype == "bf16" else torch.float32
+
+
+class Weight(Protocol):
+    """A weight (N, K) in the form that its product needs."""
+
+    def __call__(self, x: Tensor, bias: Tensor | None = None, activation: str = "none") -> Tensor:
+        """activation(x W^T + bias), from (rows, K) to (rows, N)."""
+
+
+class DenseWeight:
+    """The plain product, for CUDA and for dtypes that oneDNN does not pack."""
+
+    def __init__(self, weight: Tensor) -> None:
+        self._weight = weight
+
+    def __call__(self, x: Tensor, bias: Tensor | None = None, activation: str = "none") -> Tensor:
+        return ACTIVATIONS[activation](functional.linear(x, self._weight, bias))
+
+
+class PackedWeight:
+    """oneDNN's packed product."""
+
+    def __init__(self, weight: Tensor) -> None:
+        self._weight = _reorder(weight.contiguous(), _PACK_ROWS)
+
+    def __call__(self, x: Tensor, bias: Tensor | None = None, activation: str = "none") -> Tensor:
+        post_op, algorithm = _POST_OPS[activation]
+        return _pointwise(x, self._weight, bias, post_op, [], algorithm)
+
+
+def packer(placement: Placement) -> Callable[[Tensor], Weight]:
+    """The function that takes a weight in the dtype of the checkpoint and gives its form on the device."""
+    kind: type[PackedWeight | DenseWeight] = DenseWeight
+    if placement.device.type == "cpu" and torch.backends.mkldnn.is_available():
+        has_bfloat16 = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        if placement.dtype == torch.float32 or (placement.dtype == torch.bfloat16 and has_bfloat16):
+            kind = PackedWeight
+    return lambda weight: kind(weight.to(placement.device, placement.dtype))
 
 
 def to_tensor(array: Array) -> Tensor:

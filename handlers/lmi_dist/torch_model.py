@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from handlers.lmi_dist.attention import Attention
-from handlers.lmi_dist.linear import ACTIVATIONS, Weight
 from handlers.lmi_dist.operations import Adapter, Attend, Cap, Embed, Gather, Linear, LowRank, Norm, Program, Shrink
+from handlers.lmi_dist.placement import ACTIVATIONS, Weight
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from handlers.lmi_dist.about import LoraLimits
 from handlers.lmi_dist.facts import read_facts
 from handlers.lmi_dist.lora import NotUsable, PeftConfig, read_adapter, read_config
-from handlers.lmi_dist.lora_limits import LoraLimits
 from handlers.lmi_dist.lora_sites import sites_of
 from handlers.lmi_dist.placement import to_tensor
 from handlers.lmi_dist.weights import own_tensors

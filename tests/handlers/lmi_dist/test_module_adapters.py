@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from handlers.lmi_dist.attention import Attention
-from handlers.lmi_dist.hf_fallback import ModuleAdapters
-from handlers.lmi_dist.linear import DenseWeight, PackedLinear
+from handlers.lmi_dist.hf_fallback import ModuleAdapters, PackedLinear
 from handlers.lmi_dist.operations import LowRank
+from handlers.lmi_dist.placement import DenseWeight
 from handlers.lmi_dist.torch_model import AdaptedRows, StepInputs
 
 
