@@ -14,8 +14,8 @@ import numpy as np
 from handlers.base.captured import LOGITS, CapturedRows
 from handlers.base.configuration import CONTEXT
 from handlers.lmi_dist.runner import Chunk, Runner
-from handlers.lmi_dist.safetensors import Array
 from handlers.lmi_dist.sequence import EmbeddedSequence
+from handlers.lmi_dist.weights import Array
 from lmi.errors import BadConfiguration, shorten
 from lmi.settings.config import EngineConfig
 
@@ -69,22 +69,19 @@ class Capture:
 
     def take_draws(self, logits: Array, rows: list[int], sequences: list[EmbeddedSequence]) -> None:
         """Keep the row of `logits` (num_logits, vocab) from which each sequence draws its next token."""
-        asking = [(row, one) for row, one in zip(rows, sequences, strict=True) if one.captured is not None]
-        for row, sequence in asking:
-            self._take_draw(logits, row, sequence)
-
-    def _take_draw(self, logits: Array, row: int, sequence: EmbeddedSequence) -> None:
-        captured = sequence.captured
-        assert captured is not None
-        for name, kept in captured.generation.items():
-            if (rows := self._rows(name, logits)) is None:
-                captured.fault = _missing(name)
-            elif sequence.request.sampling_config.beam_width > 1:
-                captured.beams[name].put(sequence.token_ids[sequence.num_prompt_tokens :], _block(rows[row : row + 1]))
-            else:
-                kept.put(sequence.num_generated, _block(rows[row : row + 1]))
-        if captured.fault is not None:
-            sequence.fail(captured.fault)
+        for row, sequence in zip(rows, sequences, strict=True):
+            if (captured := sequence.captured) is None:
+                continue
+            for name, kept in captured.generation.items():
+                if (given := self._rows(name, logits)) is None:
+                    captured.fault = _missing(name)
+                elif sequence.request.sampling_config.beam_width > 1:
+                    own_ids = sequence.token_ids[sequence.num_prompt_tokens :]
+                    captured.beams[name].put(own_ids, _block(given[row : row + 1]))
+                else:
+                    kept.put(sequence.num_generated, _block(given[row : row + 1]))
+            if captured.fault is not None:
+                sequence.fail(captured.fault)
 
     def _rows(self, name: str, logits: Array) -> Array | None:
         """(num_logits, …), or None if the model gave no such rows in this step."""

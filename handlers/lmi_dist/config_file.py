@@ -107,10 +107,6 @@ _GPT2_NAMES = {
 _KEPT_NULLS = {"sliding_window", "attn_logit_softcapping", "final_logit_softcapping", "num_key_value_heads"}
 
 
-def _is_count(value: Any) -> bool:
-    return type(value) is int and 1 <= value < 1 << 31
-
-
 def _is_number(value: Any, over: float = 0.0) -> bool:
     return type(value) in (int, float) and over < value < 1e30
 
@@ -119,7 +115,7 @@ def _is_number(value: Any, over: float = 0.0) -> bool:
 _RULES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     (
         "a whole number of at least 1",
-        _is_count,
+        lambda value: type(value) is int and 1 <= value < 1 << 31,
         "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim "
         "max_position_embeddings original_max_position_embeddings n_embd n_head n_inner n_layer n_positions "
         "ffn_dim word_embed_proj_dim sliding_window sliding_window_pattern",
@@ -170,9 +166,9 @@ _ROPE_NEEDS = {
 
 
 def read_config(file: Path, name: str, raw: Mapping[str, Any]) -> SimpleNamespace | None:
-    """The values of `file`, whose JSON is `raw`, for the class `name`. None: only transformers knows this type."""
-    defaults = DEFAULTS.get(name)
-    if defaults is None or raw.get("model_type") != defaults["model_type"] or raw.get("per_layer_config"):
+    """The values of `file`, whose JSON is `raw`, for a class of DEFAULTS. None: only transformers knows this type."""
+    defaults = DEFAULTS[name]
+    if raw.get("model_type") != defaults["model_type"] or raw.get("per_layer_config"):
         return None
     given = _checked(file, raw)
     if name == "GPT2LMHeadModel":
@@ -212,9 +208,8 @@ def _set_layer_types(file: Path, defaults: Mapping[str, Any], values: dict[str, 
         pattern = values["sliding_window_pattern"]
         is_full = [index % pattern == pattern - 1 for index in range(num_layers)]
     elif "max_window_layers" in defaults:
-        is_full = [
-            values["sliding_window"] is None or index < values["max_window_layers"] for index in range(num_layers)
-        ]
+        num_full = num_layers if values["sliding_window"] is None else values["max_window_layers"]
+        is_full = [index < num_full for index in range(num_layers)]
     else:
         return
     values["layer_types"] = ["full_attention" if full else "sliding_attention" for full in is_full]

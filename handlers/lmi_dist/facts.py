@@ -6,7 +6,6 @@ knows. A fault of the file is reported in one line that names it and the cause.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from handlers.lmi_dist.config_file import DEFAULTS, read_config
 from handlers.lmi_dist.families import Architecture, describe
 from handlers.lmi_dist.model_types import check_config, check_extra, class_name, unsupported
 from handlers.lmi_dist.rotary import stable_context_length
+from handlers.lmi_dist.weights import existing_file, read_json
 from lmi.errors import ModelUnusable, cause_line, shorten
 
 _DTYPES = ("float16", "bfloat16", "float32", "float64")
@@ -129,23 +129,3 @@ def _check_rotaries(file: Path, architecture: Architecture) -> None:
             raise ModelUnusable(
                 f"{file}: heads of {architecture.head_dim} channels cannot rotate {num_channels} of them"
             )
-
-
-def existing_file(folder: Path, name: str) -> Path:
-    if not folder.is_dir():
-        raise ModelUnusable(f"{folder}: the model folder does not exist")
-    file = folder / name
-    if not file.is_file():
-        is_empty = not any(folder.iterdir())
-        raise ModelUnusable(f"{folder}: the model folder is empty" if is_empty else f"{file}: missing")
-    return file
-
-
-def read_json(file: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(file.read_bytes())
-    except (ValueError, OSError) as error:
-        raise ModelUnusable(f"{file}: not JSON: {cause_line(error)}") from error
-    if not isinstance(content, dict):
-        raise ModelUnusable(f"{file}: not a JSON object")
-    return content

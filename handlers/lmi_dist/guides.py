@@ -159,7 +159,12 @@ class Guides:
             return True
         outcome = self._kept.get(params)
         if outcome is None:
-            self._await(params, sequence)
+            if params not in self._awaited:
+                wait = Wait()
+                future = self._pool.submit(self._compiler.compile, params, wait)
+                self._awaited[params] = Awaited(future, wait)
+                future.add_done_callback(lambda _: self._note_done(params))
+            self._awaited[params].sequences.append(sequence)
             return False
         equip(sequence, outcome)
         return sequence.error is None
@@ -216,14 +221,6 @@ class Guides:
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._follower.shutdown()
         self._compiler.close()
-
-    def _await(self, params: GuidedDecodingParams, sequence: EmbeddedSequence) -> None:
-        if params not in self._awaited:
-            wait = Wait()
-            future = self._pool.submit(self._compiler.compile, params, wait)
-            self._awaited[params] = Awaited(future, wait)
-            future.add_done_callback(lambda _: self._note_done(params))
-        self._awaited[params].sequences.append(sequence)
 
     def _note_done(self, params: GuidedDecodingParams) -> None:
         """Runs on the thread that has compiled the guide."""

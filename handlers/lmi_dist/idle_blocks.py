@@ -40,8 +40,9 @@ def _of_token(config: KvCacheRetentionConfig, token: int, num_prompt_tokens: int
 
 
 def _retention(priority: int, duration_ms: int | None) -> Retention:
-    is_bounded = duration_ms is not None and priority != DEFAULT_RETENTION_PRIORITY
-    return Retention(priority, duration_ms / 1000 if is_bounded and duration_ms is not None else None)
+    if duration_ms is None or priority == DEFAULT_RETENTION_PRIORITY:
+        return Retention(priority)
+    return Retention(priority, duration_ms / 1000)
 
 
 DEFAULT = Retention(DEFAULT_RETENTION_PRIORITY)

@@ -20,14 +20,23 @@ import numpy as np
 from msgspec import Meta
 
 from handlers.base import name_patterns
-from handlers.base.configuration import refusal
 from handlers.base.name_patterns import PatternRefused, is_plain
 from handlers.lmi_dist.about import LoraLimits
+from handlers.lmi_dist.facts import ModelFacts
 from handlers.lmi_dist.lora_sites import Module, Site
-from handlers.lmi_dist.model_types import check_extra
 from handlers.lmi_dist.operations import Adapter, LowRank, Pack, Packed
-from handlers.lmi_dist.safetensors import BFLOAT16, Array, SafetensorsFile, as_float32, dtype_name, is_float
+from handlers.lmi_dist.weights import (
+    BFLOAT16,
+    Array,
+    Checkpoint,
+    SafetensorsFile,
+    as_float32,
+    dtype_name,
+    is_float,
+    pickle_reader,
+)
 from lmi.adapters.files import CONFIG, PICKLED, WEIGHTS
+from lmi.settings.config import EngineConfig
 
 Number = TypeVar("Number", int, float)
 Own: TypeAlias = Callable[[str], Array | None]  # the model's own tensor of a name, if it has one
@@ -35,6 +44,7 @@ Own: TypeAlias = Callable[[str], Array | None]  # the model's own tensor of a na
 ANY_LAYERS = r"[^.]*"
 _NAME = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_([AB])(?:\.default)?\.weight")
 _BASE = re.compile(r"(?:base_model\.model\.)?(.+?)(?:\.base_layer)?\.(weight|bias)")
+_HEAD, _TABLES = "lm_head.weight", ("embed_tokens.weight", "embed_in.weight", "wte.weight")
 _EMBEDDINGS = ("embed_tokens", "wte", "wpe", "embed_positions")
 # Names of methods of initialisation that also change the weights of the base model.
 _CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
@@ -132,22 +142,6 @@ def read_config(folder: Path, sites: tuple[Site, ...], max_rank: int) -> PeftCon
     return config
 
 
-def read_adapter(
-    folder: Path,
-    sites: tuple[Site, ...],
-    pack: Pack[Packed],
-    own: Own,
-    *,
-    max_rank: int,
-    allow_pickle: bool = False,
-) -> Adapter[Packed]:
-    """Read an adapter for the sites of a model. Raises what `read_config` raises, and SecurityRefused for a pickle."""
-    config = read_config(folder, sites, max_rank)
-    weights = _Weights(_open(folder, allow_pickle), own)
-    weights.check(config, sites)
-    return tuple(_site(site, weights, config, pack) for site in sites)
-
-
 def _reasons(raw: Mapping[str, Any], config: PeftConfig) -> Iterator[str]:
     if config.peft_type.upper() != "LORA":
         yield f"it is an adapter of type {config.peft_type}, and only LORA is supported"
@@ -165,12 +159,7 @@ def _open(folder: Path, allow_pickle: bool) -> Mapping[str, Array]:
     """The tensors of an adapter by name."""
     if (folder / WEIGHTS).is_file() or not (folder / PICKLED).is_file():
         return SafetensorsFile(folder / WEIGHTS)
-    if not allow_pickle:
-        raise refusal(folder / PICKLED)
-    check_extra(folder / PICKLED, "torch reads pickled weights")
-    from handlers.lmi_dist.placement import load_pickled
-
-    return load_pickled(folder / PICKLED)
+    return pickle_reader(folder / PICKLED, allow_pickle)(folder / PICKLED)
 
 
 class _Weights:
@@ -284,38 +273,40 @@ class Adaptable(Protocol[Packed]):
 
 
 class LoraLoader(Generic[Packed]):
-    """Any thread may check and read; `put` and `drop` belong to the thread that makes steps."""
+    """Reads adapters for the sites of a model, on any thread; `model` belongs to the thread that makes steps."""
 
     def __init__(
         self,
+        facts: ModelFacts,
+        config: EngineConfig,
+        limits: LoraLimits,
         sites: tuple[Site, ...],
         model: Adaptable[Packed],
         new_pack: Callable[[], Pack[Packed]],
-        own: Own,
-        limits: LoraLimits,
-        *,
-        allow_pickle: bool = False,
     ) -> None:
-        """`new_pack` gives what packs the weights of one adapter; `own` the model's weights, as its files have them."""
-        self.limits, self._own = limits, own
-        self._sites, self._model, self._new_pack, self._allow_pickle = sites, model, new_pack, allow_pickle
+        """`new_pack` gives what packs the weights of one adapter."""
+        self.limits, self.model = limits, model
+        self._facts, self._allow_pickle, self._sites, self._new_pack = facts, config.allow_pickle, sites, new_pack
 
     def check(self, path: str) -> None:
-        """Read the configuration of the adapter in folder `path`. Raises what `lora.read_config` raises."""
+        """Read the configuration of the adapter in folder `path`. Raises what `read_config` raises."""
         read_config(Path(path), self._sites, self.limits.max_rank)
 
     def read(self, path: str) -> Adapter[Packed]:
-        """Read the weights of the adapter in folder `path`. Raises what `lora.read_adapter` raises."""
-        pack, max_rank = self._new_pack(), self.limits.max_rank
-        return read_adapter(
-            Path(path), self._sites, pack, self._own, max_rank=max_rank, allow_pickle=self._allow_pickle
-        )
+        """Read the adapter in folder `path`. Raises what `read_config` raises, and SecurityRefused for a pickle."""
+        folder, pack = Path(path), self._new_pack()
+        config = read_config(folder, self._sites, self.limits.max_rank)
+        weights = _Weights(_open(folder, self._allow_pickle), self._own)
+        weights.check(config, self._sites)
+        return tuple(_site(site, weights, config, pack) for site in self._sites)
 
-    def put(self, number: int, adapter: Adapter[Packed]) -> None:
-        self._model.put_adapter(number, adapter)
-
-    def drop(self, number: int) -> None:
-        self._model.drop_adapter(number)
+    def _own(self, name: str) -> Array | None:
+        """The model's own tensor by its name in transformers, if it has one. Each call opens the model's files."""
+        checkpoint = Checkpoint(self._facts.path, allow_pickle=self._allow_pickle)
+        names = [name, name.partition(".")[2]]  # a checkpoint of the model without its head lacks the first word
+        if self._facts.is_tied and name == _HEAD:
+            names += [one for one in checkpoint.names if one.endswith(_TABLES)]
+        return next((checkpoint.read(one) for one in names if one in checkpoint), None)
 
 
 AnyLoader: TypeAlias = LoraLoader[Any]

@@ -113,12 +113,12 @@ class LoraAdapters(Adapters):
 
     def add_adapter(self, adapter: LoadedAdapter) -> None:
         if adapter.number not in self._resident:
-            self._loader.put(adapter.number, self._prepared.weights or self._loader.read(adapter.path))
+            self._loader.model.put_adapter(adapter.number, self._prepared.weights or self._loader.read(adapter.path))
         self._resident[adapter.number] = adapter
 
     def remove_adapter(self, adapter: LoadedAdapter) -> None:
         self._resident.pop(adapter.number, None)
-        self._loader.drop(adapter.number)
+        self._loader.model.drop_adapter(adapter.number)
 
 
 def _kind_of(error: Exception) -> ErrorKind:

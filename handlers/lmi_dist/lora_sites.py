@@ -43,8 +43,11 @@ class Site:
 
 
 def sites_of(architecture: Architecture) -> tuple[Site, ...]:
-    layers = range(architecture.num_layers)
-    return (*(site for layer in layers for site in _layer(architecture, layer)), _head(architecture))
+    a = architecture
+    path, shape = a.names["head"], (a.hidden_size, a.vocab_size)
+    # The head cannot be changed where its weight is joined with a projection.
+    head = Site(*shape, () if "project_out" in a.names else (Module(path, *shape, (Piece(0, a.vocab_size, 0),)),))
+    return (*(site for layer in range(a.num_layers) for site in _layer(a, layer)), head)
 
 
 def adapted(program: Program[Packed], max_rank: int) -> Program[Packed]:
@@ -59,9 +62,12 @@ def adapted(program: Program[Packed], max_rank: int) -> Program[Packed]:
         if isinstance(operation, Linear):
             low = logits + (operation.output in program.wanted)
             operations.append(Shrink(operation.input, low, num_sites))
-            operation = replace(operation, site=num_sites, low=low)
+            output = logits + 2 if operation.output == logits else operation.output
+            operation = replace(operation, output=output, site=num_sites, low=low)
             num_sites += 1
-        operations.append(_moved(operation, logits, logits + 2))
+        elif isinstance(operation, Cap):
+            operation = replace(operation, buffer=logits + 2)
+        operations.append(operation)
     return replace(
         program,
         operations=tuple(operations),
@@ -69,13 +75,6 @@ def adapted(program: Program[Packed], max_rank: int) -> Program[Packed]:
         wanted=program.wanted - {logits} | {logits + 1, logits + 2},
         num_sites=num_sites,
     )
-
-
-def _moved(operation: Operation[Packed], before: int, after: int) -> Operation[Packed]:
-    """The operation with another number for the buffer of the logits."""
-    if isinstance(operation, Cap):
-        return replace(operation, buffer=after) if operation.buffer == before else operation
-    return replace(operation, output=after) if operation.output == before else operation
 
 
 def _layer(a: Architecture, layer: int) -> Iterator[Site]:
@@ -96,9 +95,3 @@ def _layer(a: Architecture, layer: int) -> Iterator[Site]:
     yield Site(num_heads, a.hidden_size, (module("o", num_heads, Piece(0, a.hidden_size, 0)),))
     yield Site(a.hidden_size, inner, tuple(first))
     yield Site(inner, a.hidden_size, (module("down", inner, Piece(0, a.hidden_size, 0)),))
-
-
-def _head(a: Architecture) -> Site:
-    """The head, unless its weight is joined with a projection."""
-    path, shape = a.names["head"], (a.hidden_size, a.vocab_size)
-    return Site(*shape, () if "project_out" in a.names else (Module(path, *shape, (Piece(0, a.vocab_size, 0),)),))

@@ -9,8 +9,6 @@ beside one busy process are ten times slower.
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 from torch import Tensor
 
@@ -20,13 +18,12 @@ from handlers.lmi_dist.captured import declared_names, hidden_names
 from handlers.lmi_dist.facts import ModelFacts
 from handlers.lmi_dist.hf_fallback import HuggingFaceModel
 from handlers.lmi_dist.lora import Adaptable, AnyLoader, LoraLoader
-from handlers.lmi_dist.lora_sites import Site, adapted, sites_of
+from handlers.lmi_dist.lora_sites import adapted, sites_of
 from handlers.lmi_dist.placement import Placement, packer, to_array, to_tensor
-from handlers.lmi_dist.program import PlaceArray, build
+from handlers.lmi_dist.program import build
 from handlers.lmi_dist.runner import Plan
-from handlers.lmi_dist.safetensors import BFLOAT16, Array
 from handlers.lmi_dist.torch_model import AdaptedRows, DecoderModel, StepInputs, TorchModel
-from handlers.lmi_dist.weights import Checkpoint, own_tensors
+from handlers.lmi_dist.weights import BFLOAT16, Array, Checkpoint
 from lmi.errors import BadConfiguration
 from lmi.executor import Progress
 from lmi.settings.config import EngineConfig
@@ -51,8 +48,6 @@ class ModelRunner:
             raise BadConfiguration(
                 f"option.quantize={config.quantize}: only the native kernels have it, and torch runs"
             )
-        if max_length > facts.context_length:
-            raise ValueError(f"max_length must be at most {facts.context_length}, given {max_length}")
         self.vocab_size, self.context_length = facts.vocab_size, facts.context_length
         self.dtype, self.device = str(placement.dtype).removeprefix("torch."), str(placement.device)
         self._device = placement.device
@@ -80,21 +75,28 @@ class ModelRunner:
         progress: Progress,
     ) -> DecoderModel:
         """The program of an architecture that is known, else the modules of transformers."""
-        pack, dtype, limits = packer(placement), placement.dtype, LoraLimits.of(config.options)
-        loader = partial(_loader, facts, placement, limits, config)
+        pack, limits = packer(placement), LoraLimits.of(config.options)
+
+        def place(array: Array, *, is_embedding: bool = False) -> Tensor:
+            dtype = torch.bfloat16 if is_embedding and array.dtype == BFLOAT16 else placement.dtype
+            return to_tensor(array).to(placement.device, dtype)
+
+        model: DecoderModel
+        adaptable: Adaptable[Tensor] | None
         if (a := facts.architecture) is not None:
             outputs = declared_names(config, hidden_names(facts.num_layers))
-            program = build(
-                a, checkpoint, lambda weight: pack(to_tensor(weight)), max_length, _placer(placement), outputs
-            )
-            decoder = TorchModel(program if limits is None else adapted(program, limits.max_rank), dtype)
-            self.adapters = loader(sites_of(a), decoder)
-            return decoder
-        model = HuggingFaceModel(facts, placement, pack, config, progress)
-        adapters = None if limits is None else model.with_adapters()
-        model.check(lambda plan: model(self._prepare(plan)))
-        self.release(0)
-        self.adapters = None if adapters is None else loader(adapters.sites(), adapters)
+            program = build(a, checkpoint, lambda weight: pack(to_tensor(weight)), max_length, place, outputs)
+            program = program if limits is None else adapted(program, limits.max_rank)
+            model = adaptable = TorchModel(program, placement.dtype)
+            sites = sites_of(a)
+        else:
+            model = decoder = HuggingFaceModel(facts, placement, pack, config, progress)
+            adaptable = modules = None if limits is None else decoder.with_adapters()
+            decoder.check(lambda plan: decoder(self._prepare(plan)))
+            self.release(0)
+            sites = () if modules is None else modules.sites()
+        if limits is not None and adaptable is not None:
+            self.adapters = LoraLoader(facts, config, limits, sites, adaptable, lambda: place)
         return model
 
     @torch.inference_mode()
@@ -148,30 +150,3 @@ class ModelRunner:
 
     def _indices(self, rows: list[int]) -> Tensor:
         return torch.tensor(rows, dtype=torch.int64, device=self._device)
-
-
-def _placer(placement: Placement) -> PlaceArray:
-    def place(array: Array, *, is_embedding: bool = False) -> Tensor:
-        dtype = torch.bfloat16 if is_embedding and array.dtype == BFLOAT16 else placement.dtype
-        return to_tensor(array).to(placement.device, dtype)
-
-    return place
-
-
-def _loader(
-    facts: ModelFacts,
-    placement: Placement,
-    limits: LoraLimits | None,
-    config: EngineConfig,
-    sites: tuple[Site, ...],
-    model: Adaptable[Tensor],
-) -> AnyLoader | None:
-    """What reads adapters for a model, if they are enabled."""
-    if limits is None:
-        return None
-
-    def place(weight: Array) -> Tensor:
-        return to_tensor(weight).to(placement.device, placement.dtype)
-
-    own = own_tensors(facts, allow_pickle=config.allow_pickle)
-    return LoraLoader(sites, model, lambda: place, own, limits, allow_pickle=config.allow_pickle)

@@ -7,6 +7,7 @@ depend only on the tokens before it: not on the batch, on how its prompt was cut
 from __future__ import annotations
 
 import logging
+from functools import partial
 
 from handlers.lmi_dist.about import LoraLimits
 from handlers.lmi_dist.captured import declared_names, hidden_names
@@ -27,18 +28,16 @@ from handlers.lmi_dist.native.library import (
     load,
     num_threads,
 )
-from handlers.lmi_dist.operations import Pack
 from handlers.lmi_dist.program import build
 from handlers.lmi_dist.runner import Plan
-from handlers.lmi_dist.safetensors import BFLOAT16, Array
-from handlers.lmi_dist.weights import Checkpoint, own_tensors
+from handlers.lmi_dist.weights import BFLOAT16, Array, Checkpoint
 from lmi.errors import BadConfiguration
 from lmi.executor import Progress
 from lmi.settings.config import EngineConfig
 
 log = logging.getLogger(__name__)
 
-_ADAPTER_BYTES = 2 << 20  # that are taken at a time for the weights of an adapter
+_ADAPTER_BYTES = 2 << 20  # that are taken at a time for the weights of an adapter, and go with it
 
 
 class NativeRunner:
@@ -67,9 +66,15 @@ class NativeRunner:
         self._num_wanted = 0  # rows of the last step
         self.adapters = None
         if limits is not None:
-            sites, new_pack = sites_of(facts.architecture), lambda: _adapter_packer(library)
-            own = own_tensors(facts, allow_pickle=config.allow_pickle)
-            self.adapters = LoraLoader(sites, self._model, new_pack, own, limits, allow_pickle=config.allow_pickle)
+            sites = sites_of(facts.architecture)
+            self.adapters = LoraLoader(
+                facts,
+                config,
+                limits,
+                sites,
+                self._model,
+                lambda: partial(library.pack, format=F32, arena=Arena(_ADAPTER_BYTES)),
+            )
         self.vocab_size, self.context_length = facts.vocab_size, facts.context_length
         self.dtype, self.kernels = pack.dtype, f"native {library.kind}"
 
@@ -88,12 +93,6 @@ class NativeRunner:
 
     def release(self, slot: int) -> None:
         """Nothing lies in a slot: the pool of blocks keeps its memory."""
-
-
-def _adapter_packer(library: Library) -> Pack[Panels]:
-    """Packs the weights of one adapter, on any thread: in float32, and in memory that goes with the adapter."""
-    arena = Arena(_ADAPTER_BYTES)
-    return lambda weight: library.pack(weight, F32, arena)
 
 
 class _Packer:
@@ -125,7 +124,11 @@ class _Packer:
 def choose_library(facts: ModelFacts, device: str, config: EngineConfig) -> Library | None:
     """The native kernels, or None if the model or the machine needs torch. A line of the log says which, and why."""
     try:
-        library = _library_for(facts, device)
+        if device != "cpu":
+            raise NotAvailable(f"the native kernels do not run on {device}")
+        if facts.architecture is None:
+            raise NotAvailable(f"only the modules of transformers know {facts.name}")
+        library = load()
     except NotAvailable as error:
         if config.quantize == "int8":
             raise BadConfiguration(f"option.quantize=int8 needs the native kernels, but {error}") from error
@@ -134,11 +137,3 @@ def choose_library(facts: ModelFacts, device: str, config: EngineConfig) -> Libr
         return None
     log.info("kernels: native %s, on %d threads", library.kind, num_threads())
     return library
-
-
-def _library_for(facts: ModelFacts, device: str) -> Library:
-    if device != "cpu":
-        raise NotAvailable(f"the native kernels do not run on {device}")
-    if facts.architecture is None:
-        raise NotAvailable(f"only the modules of transformers know {facts.name}")
-    return load()

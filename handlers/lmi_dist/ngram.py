@@ -33,15 +33,12 @@ class Drafter:
 
     def draft(self, token_ids: list[int]) -> list[int]:
         """The tokens that followed when the sequence last ended as it does now, or [] if it never did."""
-        self._catch_up(token_ids)
-        end = self._earlier[len(token_ids)]
-        return _continued(token_ids, self._best(token_ids, end)) if end else []
-
-    def _catch_up(self, token_ids: list[int]) -> None:
         for end in range(len(self._earlier), len(token_ids) + 1):
             pair = token_ids[end - 2], token_ids[end - 1]
             self._earlier.append(self._ends.get(pair, 0))
             self._ends[pair] = end
+        end = self._earlier[len(token_ids)]
+        return _continued(token_ids, self._best(token_ids, end)) if end else []
 
     def _best(self, token_ids: list[int], end: int) -> int:
         """Where the longest n-gram with which the sequence ends, ended before: the latest, among a few ends."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeAlias, TypeVar
 
-from handlers.lmi_dist.safetensors import Array
+from handlers.lmi_dist.weights import Array
 
 Table: TypeAlias = Any  # what `place` gave
 Packed = TypeVar("Packed")
@@ -116,7 +116,7 @@ class Gather:
 
 @dataclass(frozen=True, slots=True)
 class Cap:
-    """buffer = cap * tanh(buffer / cap)"""
+    """buffer = cap * tanh(buffer / cap), of the logits"""
 
     buffer: int
     cap: float

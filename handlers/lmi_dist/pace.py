@@ -50,15 +50,13 @@ class Pace:
 
     def num_prompt_tokens(self, num_decodes: int, num_prompts: int = 1) -> int:
         """The most prompt tokens for a step with so many decodes, while so many prompts are not computed."""
-        if num_decodes == 0 or self._gives_way(num_decodes, num_prompts):
+        is_crowd = self._max_step_s is None and num_prompts >= max(num_decodes, MIN_CROWD)
+        if num_decodes == 0 or is_crowd:
             return self._max_tokens
         decode_s, row_s = self.seconds(num_decodes), self._seconds_per_row(num_decodes + MIN_PIECE)
         limit_s = self._max_step_s or LIMIT_IN_DECODE_STEPS * decode_s
         num_tokens = int((limit_s - decode_s) / row_s) if row_s else 0
         return min(max(MIN_PIECE, num_tokens), self._max_tokens)
-
-    def _gives_way(self, num_decodes: int, num_prompts: int) -> bool:
-        return self._max_step_s is None and num_prompts >= max(num_decodes, MIN_CROWD)
 
     def _seconds_per_row(self, num_rows: int) -> float:
         """What one more row costs at the measured sizes around `num_rows`. 0 with fewer than two sizes."""

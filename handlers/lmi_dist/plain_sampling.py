@@ -95,9 +95,7 @@ def keep(weights: Floats, powers: Floats, wish: Any) -> None:
     if wish["top_p"] < 1:
         weights[weights < -_last_taken(-weights, weights, wish["top_p"])] = 0
     weights[weights < wish["min_p"]] = 0
-    if (
-        wish["typical_p"] < 1
-    ):  # locally typical sampling (Meister et al. 2022): the surprise is a constant less the power
+    if wish["typical_p"] < 1:  # Meister et al. 2022; the surprise is a constant less the power
         known = np.where(weights > 0, powers, 0)
         mean = np.float32((weights * known.astype(np.float64)).sum() / weights.sum(dtype=np.float64))
         distances = np.maximum(np.abs(mean - powers), _LEAST_DISTANCE)

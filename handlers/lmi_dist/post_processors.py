@@ -57,7 +57,7 @@ class PostProcessors:
         The beams of a search are neighbours among the sequences. A sequence whose function fails has an error then.
         """
         batched = []  # the batched function is called last, and once
-        for piece in _pieces(_as_given(logits), sequences):
+        for piece in _pieces(logits, sequences):
             if piece.sequence.error is not None:
                 continue  # the function has failed for a sibling
             if piece.sequence.request.logits_post_processor_name == BATCHED:
@@ -103,22 +103,18 @@ def new_post_processors(settings: ExecutorConfig, options: EngineConfig, model: 
     return None if config is None else PostProcessors(config)
 
 
-def _as_given(logits: Floats) -> Any:
-    """The same memory, as what the functions get."""
-    if ARRAYS == "numpy":
-        return logits
-    import torch
+def _pieces(logits: Floats, sequences: list[EmbeddedSequence]) -> Iterator[SequenceLogits]:
+    """A piece for each sequence, or for all beams of a search, in the same memory."""
+    given: Any = logits
+    if ARRAYS == "torch":
+        import torch
 
-    return torch.from_numpy(logits)
-
-
-def _pieces(logits: Any, sequences: list[EmbeddedSequence]) -> Iterator[SequenceLogits]:
-    """A piece for each sequence, or for all beams of a search."""
+        given = torch.from_numpy(logits)
     for _, group in groupby(range(len(sequences)), key=lambda row: (sequences[row].id, sequences[row].index)):
         own = list(group)
         beams = [sequences[row] for row in own]
         token_ids = [beam.token_ids[beam.num_prompt_tokens :] for beam in beams]
-        yield SequenceLogits(beams[0], logits[own[0] : own[-1] + 1][None], token_ids)
+        yield SequenceLogits(beams[0], given[own[0] : own[-1] + 1][None], token_ids)
 
 
 def _replace(logits: Any, changed: Any) -> None:

@@ -29,8 +29,7 @@ from handlers.lmi_dist.operations import (
     Program,
     Table,
 )
-from handlers.lmi_dist.safetensors import BFLOAT16, Array, as_float32
-from handlers.lmi_dist.weights import Checkpoint
+from handlers.lmi_dist.weights import BFLOAT16, Array, Checkpoint, as_float32
 
 
 class PlaceArray(Protocol):
@@ -196,14 +195,11 @@ class _WeightReader(Generic[Packed]):
         a, table = self.architecture, self._embedding
         if "project_in" in a.names:
             table = as_float32(table) @ as_float32(self._matrix("project_in", (a.hidden_size, a.embedding_size))).T
-        return Embed(output, self._place(table, is_embedding=True), a.embedding_scale, self._positions())
-
-    def _positions(self) -> Table | None:
-        a = self.architecture
-        if "positions" not in a.names:
-            return None
-        table = self._matrix("positions", (a.context_length + a.position_offset, a.hidden_size))
-        return self._place(table[a.position_offset :][: self._max_length])
+        table, positions = self._place(table, is_embedding=True), None
+        if "positions" in a.names:
+            rows = self._matrix("positions", (a.context_length + a.position_offset, a.hidden_size))
+            positions = self._place(rows[a.position_offset :][: self._max_length])
+        return Embed(output, table, a.embedding_scale, positions)
 
     def norm(self, name: str, input: int, output: int, layer: int | None = None, adds: bool = False) -> Norm:
         a, path = self.architecture, self._path(name, layer)

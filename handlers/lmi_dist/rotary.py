@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from handlers.lmi_dist.safetensors import Array
+from handlers.lmi_dist.weights import Array
 
 log = logging.getLogger(__name__)
 
@@ -101,11 +101,8 @@ def _linear(config: Any, parameters: Mapping[str, Any], head_dim: int) -> Rotary
 def _llama3(config: Any, parameters: Mapping[str, Any], head_dim: int) -> Rotary:
     """Slow rotations are slowed further by `factor`, fast ones stay, and those between are mixed."""
     frequencies, factor = 1 / _wavelengths(parameters, head_dim), parameters["factor"]
-    low, high, length = (
-        parameters["low_freq_factor"],
-        parameters["high_freq_factor"],
-        _original_length(config, parameters),
-    )
+    low, high = parameters["low_freq_factor"], parameters["high_freq_factor"]
+    length = _original_length(config, parameters)
     wavelengths = 1 / frequencies * (2 * math.pi)
     share = (1 / wavelengths * length - low) / (high - low)
     mixed = (1 - share) * frequencies / factor + share * frequencies

@@ -9,7 +9,7 @@ from typing import Protocol
 import msgspec
 
 from handlers.lmi_dist.lora import AnyLoader
-from handlers.lmi_dist.safetensors import Array
+from handlers.lmi_dist.weights import Array
 
 
 class Chunk(msgspec.Struct):

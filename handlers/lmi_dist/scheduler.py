@@ -213,25 +213,22 @@ class Scheduler:
             self._forks += forks
 
     def _grow(self, sequence: EmbeddedSequence) -> None:
-        """Give a sequence, or a row of a search, room for all its tokens."""
+        """Give a sequence, or a row of a search, room for all its tokens, or preempt the last in rank.
+
+        A search that needs more than the whole cache fails.
+        """
         slot, owner = sequence.slot, sequence.owner
         assert slot is not None
         while owner.slot is not None and not self.cache.grow(slot, sequence.num_tokens):
             if self.running == [owner] and owner.search is not None:
-                self._give_up(owner)
+                owner.fail_for_room(self.cache, f"after {owner.num_generated} tokens of each beam")
+                self.remove(owner)
+                self._failed.append(owner)
             else:
-                self._preempt(self.running[-1])  # perhaps itself; all sequences before it have their blocks
-
-    def _give_up(self, search: EmbeddedSequence) -> None:
-        """Fail a search that needs more than the whole cache."""
-        search.fail_for_room(self.cache, f"after {search.num_generated} tokens of each beam")
-        self.remove(search)
-        self._failed.append(search)
-
-    def _preempt(self, sequence: EmbeddedSequence) -> None:
-        self.remove(sequence)
-        sequence.restart()
-        self.add(sequence)  # its age puts it before all sequences that came later
+                last = self.running[-1]  # perhaps itself; all sequences before it have their blocks
+                self.remove(last)
+                last.restart()
+                self.add(last)  # its age puts it before all sequences that came later
 
     def _add_drafts(self, decodes: list[Chunk], decoding: list[EmbeddedSequence]) -> None:
         """Add the drafts that are worth their rows. A draft fits in the blocks that its sequence has."""
@@ -260,9 +257,13 @@ class Scheduler:
         budget = self.pace.num_prompt_tokens(num_decode_tokens, num_prompts)
         leaders: list[EmbeddedSequence] = []
         for sequence, match in self._prefilling():
-            self._share(sequence, match)
-            if self._waits(sequence, leaders):
-                continue
+            num_tokens = len(match.blocks) * self.cache.tokens_per_block
+            if sequence.slot is not None and num_tokens > sequence.num_computed:
+                self.cache.share(sequence.slot, match.blocks)
+                self._reuse(sequence, num_tokens)
+            if sequence.can_reuse and self.cache.reuses_prefixes:
+                if any(_computes_for(leader, sequence, self.cache.tokens_per_block) for leader in leaders):
+                    continue
             chunk = self._next_chunk(sequence, match, budget)
             yield sequence, chunk
             leaders.append(sequence)
@@ -317,12 +318,6 @@ class Scheduler:
         insort(self.running, sequence, key=_rank)
         return True
 
-    def _waits(self, sequence: EmbeddedSequence, leaders: list[EmbeddedSequence]) -> bool:
-        """Whether one of the leaders computes what a sequence needs and can reuse."""
-        if not (sequence.can_reuse and self.cache.reuses_prefixes):
-            return False
-        return any(_computes_for(leader, sequence, self.cache.tokens_per_block) for leader in leaders)
-
     def _next_chunk(self, sequence: EmbeddedSequence, match: Match, budget: int) -> Chunk:
         slot = sequence.slot
         assert slot is not None
@@ -343,12 +338,6 @@ class Scheduler:
             return Match([])
         match = self.cache.find(_root(sequence), sequence.token_ids, sequence.num_prefill - 1)
         return Match(match.blocks) if sequence.lacks_context else match
-
-    def _share(self, sequence: EmbeddedSequence, match: Match) -> None:
-        num_tokens = len(match.blocks) * self.cache.tokens_per_block
-        if sequence.slot is not None and num_tokens > sequence.num_computed:
-            self.cache.share(sequence.slot, match.blocks)
-            self._reuse(sequence, num_tokens)
 
     def _copy(self, sequence: EmbeddedSequence, slot: int, match: Match) -> None:
         num_tokens = len(match.blocks) * self.cache.tokens_per_block + match.num_partial

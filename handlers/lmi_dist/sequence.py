@@ -97,33 +97,29 @@ class BeamRows:
 
     def advance(self, steps: SequenceOf[Continuation]) -> None:
         """Make the rows of what the search runs next. The first beam that continues a row keeps its slot."""
-        first = {step.parent: index for index, step in reversed(list(enumerate(steps)))}
-        kept_slots = {self.rows[parent].slot for parent in first}
+        kept_slots = {self.rows[step.parent].slot for step in steps}
         free = iter([slot for slot in self.slots if slot not in kept_slots])
-        forked = {
-            index: self._fork(self.rows[step.parent], step.token_id, next(free))
-            for index, step in enumerate(steps)
-            if index != first[step.parent]
-        }
-        self.rows = [
-            forked[index] if index in forked else self._continue(self.rows[step.parent], step.token_id)
-            for index, step in enumerate(steps)
-        ]
+        rows: list[EmbeddedSequence] = []
+        continued: set[int] = set()
+        for step in steps:
+            row = self.rows[step.parent]
+            if step.parent in continued:
+                row = self._fork(row, next(free))
+            elif row is self.head:
+                row = _copy(row)
+            row.token_ids.append(step.token_id)
+            rows.append(row)
+            continued.add(step.parent)
+        self.rows = rows
 
-    def _fork(self, row: EmbeddedSequence, token_id: int, slot: int) -> EmbeddedSequence:
+    def _fork(self, row: EmbeddedSequence, slot: int) -> EmbeddedSequence:
         assert row.slot is not None
         self.forks.append(Fork(row.slot, slot, row.num_computed))
         forked = _copy(row)
         forked.slot = slot
-        forked.token_ids.append(token_id)
         if row.sampler_state is not None:
             forked.sampler_state = row.sampler_state.fork()
         return forked
-
-    def _continue(self, row: EmbeddedSequence, token_id: int) -> EmbeddedSequence:
-        row = _copy(row) if row is self.head else row
-        row.token_ids.append(token_id)
-        return row
 
     def take_forks(self) -> list[Fork]:
         forks, self.forks = self.forks, []

@@ -90,7 +90,8 @@ class TorchModel:
                 case Gather():
                     buffers[operation.output] = buffers[operation.input].index_select(0, step.wanted)
                 case Cap():
-                    buffers[operation.buffer] = _cap(operation, buffers[operation.buffer])
+                    logits = buffers[operation.buffer].float()
+                    buffers[operation.buffer] = logits.div_(operation.cap).tanh_().mul_(operation.cap)
         self._outputs = {name: buffers[index] for name, index in self._program.outputs.items()}
         return buffers[self._logits].float()
 
@@ -184,11 +185,6 @@ def _multiply_adapted(operation: Linear[Weight], x: Tensor, low: list[_Low]) -> 
         if one.weights.gate is not None:
             gate.index_add_(0, one.rows, functional.linear(one.x, one.weights.gate))
     return activate(gate).mul_(y)
-
-
-def _cap(operation: Cap, x: Tensor) -> Tensor:
-    """Any shape, in float32: (rows, width) to the same shape."""
-    return x.float().div_(operation.cap).tanh_().mul_(operation.cap)
 
 
 def _spread(rotations: Tensor) -> Tensor:

@@ -1,23 +1,62 @@
-"""The tensors of a model folder, one at a time: model.safetensors, or shards with an index.
+"""Tensors of checkpoints as numpy arrays: a model folder's files one tensor at a time, and the format safetensors.
 
-A fault of a folder is reported in one line that names the file, the tensor and the cause. Pickled weights can run code
-when they are read, so they are refused unless the caller allows them. This module knows nothing of layers or devices.
+numpy has no bfloat16: an array of uint16 is the bits of such numbers. Pickled weights can run code when they are read,
+so they are refused unless the caller allows them. A fault of a folder is one line with the file, the tensor and the
+cause.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+import json
+import math
+import mmap
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any, TypeAlias
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from handlers.base.configuration import pickled_files, refusal
-from handlers.lmi_dist.facts import ModelFacts, existing_file, read_json
 from handlers.lmi_dist.model_types import check_extra
-from handlers.lmi_dist.safetensors import Array, SafetensorsFile
 from lmi.errors import ModelUnusable, cause_line
 from lmi.executor import Progress
 
-_HEAD, _EMBEDDINGS = "lm_head.weight", ("embed_tokens.weight", "embed_in.weight", "wte.weight")
+Array: TypeAlias = npt.NDArray[Any]
+
+BFLOAT16 = np.dtype(np.uint16)
+NAMES = {np.dtype(np.float32): "float32", BFLOAT16: "bfloat16", np.dtype(np.float16): "float16"}
+MAX_HEADER_BYTES = 100_000_000
+DTYPES: dict[str, np.dtype[Any]] = {
+    "F64": np.dtype(np.float64),
+    "F32": np.dtype(np.float32),
+    "F16": np.dtype(np.float16),
+    "BF16": BFLOAT16,
+    "I64": np.dtype(np.int64),
+    "I32": np.dtype(np.int32),
+    "I16": np.dtype(np.int16),
+    "I8": np.dtype(np.int8),
+    "U8": np.dtype(np.uint8),
+    "BOOL": np.dtype(np.bool_),
+}
 _INDEX = "model.safetensors.index.json"
+
+
+def is_float(array: Array) -> bool:
+    """Whether it is one of the floats that weights have here."""
+    return array.dtype in NAMES
+
+
+def as_float32(array: Array) -> Array:
+    """The same numbers in float32. Every float of 16 bits is one exactly."""
+    if array.dtype == BFLOAT16:
+        return (array.astype(np.uint32) << 16).view(np.float32)
+    return array.astype(np.float32, copy=False)
+
+
+def dtype_name(array: Array) -> str:
+    return NAMES.get(array.dtype, array.dtype.name)
 
 
 class Checkpoint:
@@ -62,19 +101,6 @@ class Checkpoint:
             raise ModelUnusable(f"{file}: tensor {name} cannot be read: {cause_line(error)}") from error
 
 
-def own_tensors(facts: ModelFacts, *, allow_pickle: bool) -> Callable[[str], Array | None]:
-    """What reads tensors of a model by their names in transformers. Each call opens the model's files."""
-
-    def own(name: str) -> Array | None:
-        checkpoint = Checkpoint(facts.path, allow_pickle=allow_pickle)
-        names = [name, name.partition(".")[2]]  # a checkpoint of the model without its head lacks the first word
-        if facts.is_tied and name == _HEAD:
-            names += [one for one in checkpoint.names if one.endswith(_EMBEDDINGS)]
-        return next((checkpoint.read(one) for one in names if one in checkpoint), None)
-
-    return own
-
-
 def _weight_files(folder: Path) -> list[Path]:
     """The safetensors files that the index of a folder names, or all of them if there is no index."""
     index = folder / _INDEX
@@ -97,15 +123,102 @@ def _pickled(folder: Path, allow_pickle: bool) -> dict[Path, Mapping[str, Array]
     files = pickled_files(folder)
     if not files:
         raise ModelUnusable(f"{folder}: no model.safetensors in it")
-    if not allow_pickle:
-        raise refusal(files[0])
-    check_extra(files[0], "torch reads pickled weights")
-    from handlers.lmi_dist.placement import load_pickled
-
-    tables: dict[Path, Mapping[str, Array]] = {}
+    load, tables = pickle_reader(files[0], allow_pickle), dict[Path, Mapping[str, Array]]()
     for file in files:
         try:
-            tables[file] = load_pickled(file)
+            tables[file] = load(file)
         except Exception as error:  # unpickling can raise any error
             raise ModelUnusable(f"{file}: cannot be read: {cause_line(error)}") from error
     return tables
+
+
+def pickle_reader(file: Path, is_allowed: bool) -> Callable[[Path], dict[str, Array]]:
+    """What reads `file` and others. Raises SecurityRefused, or ModelUnusable without torch."""
+    if not is_allowed:
+        raise refusal(file)
+    check_extra(file, "torch reads pickled weights")
+    from handlers.lmi_dist.placement import load_pickled
+
+    return load_pickled
+
+
+class TensorEntry(msgspec.Struct, frozen=True):
+    """What the header says of a tensor; `data_offsets` count from the end of the header."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data_offsets: tuple[int, int]
+
+
+class SafetensorsFile(Mapping[str, Array]):
+    """The tensors of a file by name, read-only arrays of its mapped bytes. Raises ValueError for a broken file.
+
+    The file is 8 bytes with the size of a header, the header, then the tensors' bytes. The header is JSON: for each
+    tensor its dtype, shape, and where its bytes begin and end. Source: Hugging Face's description of the format.
+    """
+
+    def __init__(self, path: Path) -> None:
+        with path.open("rb") as file:
+            num_header_bytes = int.from_bytes(file.read(8), "little")
+            num_bytes = path.stat().st_size - 8 - num_header_bytes
+            if num_bytes < 0 or num_header_bytes > MAX_HEADER_BYTES:
+                raise ValueError("it ends within its header")
+            self._entries = _entries(file.read(num_header_bytes))
+            self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self._start = 8 + num_header_bytes
+        for name, entry in self._entries.items():
+            _check(name, entry, num_bytes)
+
+    def __getitem__(self, name: str) -> Array:
+        """Raises ValueError for a dtype that is not read here."""
+        entry = self._entries[name]
+        if entry.dtype not in DTYPES:
+            raise ValueError(f"its dtype {entry.dtype} is not read here, only {', '.join(DTYPES)}")
+        dtype, num = DTYPES[entry.dtype], math.prod(entry.shape)
+        array: Array = np.frombuffer(self._data, dtype, num, self._start + entry.data_offsets[0])
+        return (array if array.flags.aligned else array.copy()).reshape(entry.shape)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+
+def _entries(header: bytes) -> dict[str, TensorEntry]:
+    try:
+        raw = msgspec.json.decode(header, type=dict[str, msgspec.Raw])
+        return {
+            name: msgspec.json.decode(text, type=TensorEntry) for name, text in raw.items() if name != "__metadata__"
+        }
+    except msgspec.DecodeError as error:
+        raise ValueError(f"its header is wrong: {error}") from error
+
+
+def _check(name: str, entry: TensorEntry, num_bytes: int) -> None:
+    start, end = entry.data_offsets
+    if not 0 <= start <= end <= num_bytes:
+        raise ValueError(f"tensor {name} lies in bytes {start} to {end} of {num_bytes}")
+    dtype = DTYPES.get(entry.dtype)
+    if min(entry.shape, default=0) < 0 or (dtype and math.prod(entry.shape) * dtype.itemsize != end - start):
+        raise ValueError(f"tensor {name} has {end - start} bytes, which are not {entry.dtype} of {entry.shape}")
+
+
+def existing_file(folder: Path, name: str) -> Path:
+    if not folder.is_dir():
+        raise ModelUnusable(f"{folder}: the model folder does not exist")
+    file = folder / name
+    if not file.is_file():
+        is_empty = not any(folder.iterdir())
+        raise ModelUnusable(f"{folder}: the model folder is empty" if is_empty else f"{file}: missing")
+    return file
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_bytes())
+    except (ValueError, OSError) as error:
+        raise ModelUnusable(f"{file}: not JSON: {cause_line(error)}") from error
+    if not isinstance(content, dict):
+        raise ModelUnusable(f"{file}: not a JSON object")
+    return content

@@ -34,7 +34,7 @@ from handlers.lmi_dist.operations import (
     Shrink,
 )
 from handlers.lmi_dist.runner import Chunk
-from handlers.lmi_dist.safetensors import BFLOAT16, Array, dtype_name, is_float
+from handlers.lmi_dist.weights import BFLOAT16, Array, dtype_name, is_float
 from lmi.shared import linux
 
 TOKENS_PER_BLOCK = 64
@@ -329,66 +329,31 @@ def _next_power_of_two(number: int) -> int:
 
 def _op(operation: Operation[Panels]) -> _Op:
     match operation:
-        case Embed():
-            return _Op(
-                kind=_EMBED,
-                output=operation.output,
-                table_dtype=_DTYPES[operation.table.dtype],
-                scale=operation.scale,
-                table=_address(operation.table),
-                positions=_pointer(operation.positions),
-            )
-        case Norm():
-            return _Op(
-                kind=_NORM,
-                input=operation.input,
-                output=operation.output,
-                adds=operation.adds,
-                is_centred=operation.is_centred,
-                eps=operation.eps,
-                norm=_address(operation.weight),
-                bias=_pointer(operation.bias),
-            )
-        case Linear():
-            return _Op(
-                kind=_LINEAR,
-                input=operation.input,
-                output=operation.output,
-                adds=operation.adds,
-                activation=_ACTIVATIONS[operation.activation],
-                weight=_panels(operation.weight),
-                gate=None if operation.gate is None else _panels(operation.gate),
-                bias=_pointer(operation.bias),
-                gate_bias=_pointer(operation.gate_bias),
-                site=0 if operation.site is None else operation.site + 1,
-                low=operation.low,
-            )
-        case Shrink():
-            return _Op(kind=_SHRINK, input=operation.input, output=operation.output, site=operation.site + 1)
-        case Attend():
-            return _attend(operation)
-        case Gather():
-            return _Op(kind=_GATHER, input=operation.input, output=operation.output)
-        case Cap():
-            return _Op(kind=_CAP, input=operation.buffer, output=operation.buffer, cap=operation.cap)
-
-
-def _attend(operation: Attend) -> _Op:
-    return _Op(
-        kind=_ATTEND,
-        input=operation.input,
-        output=operation.output,
-        layer=operation.layer,
-        window=operation.window or 0,
-        num_pairs=0 if operation.rotations is None else operation.rotations.shape[2],
-        is_wanted=operation.is_wanted,
-        eps=operation.norm_eps,
-        scale=operation.scale,
-        cap=operation.softcap or 0.0,
-        rotations=_pointer(operation.rotations),
-        query_norm=_pointer(operation.query_norm),
-        key_norm=_pointer(operation.key_norm),
-    )
+        case Embed(output=output, table=table):
+            op = _Op(_EMBED, output=output, table_dtype=_DTYPES[table.dtype], scale=operation.scale)
+            op.table, op.positions = _address(table), _pointer(operation.positions)
+        case Norm(input=input, output=output):
+            op = _Op(_NORM, input, output, operation.adds, operation.is_centred, eps=operation.eps)
+            op.norm, op.bias = _address(operation.weight), _pointer(operation.bias)
+        case Linear(input=input, output=output, site=site):
+            op = _Op(_LINEAR, input, output, operation.adds, activation=_ACTIVATIONS[operation.activation])
+            op.site, op.low = 0 if site is None else site + 1, operation.low
+            op.weight, op.bias = _panels(operation.weight), _pointer(operation.bias)
+            op.gate = None if operation.gate is None else _panels(operation.gate)
+            op.gate_bias = _pointer(operation.gate_bias)
+        case Shrink(input=input, output=output, site=site):
+            op = _Op(_SHRINK, input, output, site=site + 1)
+        case Attend(input=input, output=output):
+            op = _Op(_ATTEND, input, output, layer=operation.layer, window=operation.window or 0)
+            op.eps, op.scale, op.cap = operation.norm_eps, operation.scale, operation.softcap or 0.0
+            op.num_pairs = 0 if operation.rotations is None else operation.rotations.shape[2]
+            op.is_wanted, op.rotations = operation.is_wanted, _pointer(operation.rotations)
+            op.query_norm, op.key_norm = _pointer(operation.query_norm), _pointer(operation.key_norm)
+        case Gather(input=input, output=output):
+            op = _Op(_GATHER, input, output)
+        case Cap(buffer=buffer):
+            op = _Op(_CAP, buffer, buffer, cap=operation.cap)
+    return op
 
 
 def _panels(panels: Panels) -> ctypes._Pointer[_Panels]:

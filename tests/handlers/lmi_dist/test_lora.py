@@ -14,11 +14,13 @@ from torch import Tensor
 
 from handlers.lmi_dist.about import LoraLimits
 from handlers.lmi_dist.facts import read_facts
-from handlers.lmi_dist.lora import NotUsable, PeftConfig, read_adapter, read_config
+from handlers.lmi_dist.hf_fallback import ModuleAdapters
+from handlers.lmi_dist.lora import LoraLoader, NotUsable, PeftConfig, read_config
 from handlers.lmi_dist.lora_sites import sites_of
 from handlers.lmi_dist.placement import to_tensor
-from handlers.lmi_dist.weights import own_tensors
+from handlers.lmi_dist.torch_model import StepInputs
 from lmi.errors import BadConfiguration, SecurityRefused
+from lmi.settings.config import EngineConfig
 from tests.handlers.lmi_dist import peft_adapters
 from tests.handlers.vllm.small_adapters import HIDDEN_SIZE, OUT_FEATURES, RANK, write_adapter
 from tests.tiny_models import tiny_model
@@ -35,8 +37,10 @@ def sites_of_model(family: str = "llama_wide") -> Any:
 
 
 def read(folder: Path, *, family: str = "llama_wide", allow_pickle: bool = False) -> Any:
-    sites, own = sites_of_model(family), own_tensors(read_facts(str(tiny_model(family))), allow_pickle=False)
-    return read_adapter(folder, sites, to_tensor, own, max_rank=MAX_RANK, allow_pickle=allow_pickle)
+    steps: list[StepInputs] = []  # the loader makes none
+    facts, limits = read_facts(str(tiny_model(family))), LoraLimits(max_rank=MAX_RANK)
+    config, model = EngineConfig(allow_pickle=allow_pickle), ModuleAdapters({}, lambda: steps[-1])
+    return LoraLoader(facts, config, limits, sites_of_model(family), model, lambda: to_tensor).read(str(folder))
 
 
 def configure(folder: Path, **settings: object) -> Path:

@@ -13,8 +13,7 @@ from transformers import AutoModelForCausalLM
 from handlers.lmi_dist.facts import read_facts
 from handlers.lmi_dist.operations import Attend, Embed, Gather, Linear
 from handlers.lmi_dist.program import build
-from handlers.lmi_dist.safetensors import BFLOAT16, Array
-from handlers.lmi_dist.weights import Checkpoint
+from handlers.lmi_dist.weights import BFLOAT16, Array, Checkpoint
 from lmi.errors import ModelUnusable
 from tests.handlers.lmi_dist.whole_sequence import read_program, run
 from tests.tiny_models import FAMILIES, VOCAB_SIZE, tiny_model

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from handlers.lmi_dist.placement import to_array, to_tensor
-from handlers.lmi_dist.safetensors import SafetensorsFile
+from handlers.lmi_dist.weights import SafetensorsFile
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.int8, torch.uint8, torch.bool)
 

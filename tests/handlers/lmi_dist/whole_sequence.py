@@ -10,8 +10,7 @@ from handlers.lmi_dist.facts import read_facts
 from handlers.lmi_dist.operations import Attend, Cap, Embed, Gather, Linear, Norm, Program
 from handlers.lmi_dist.placement import to_tensor
 from handlers.lmi_dist.program import build
-from handlers.lmi_dist.safetensors import as_float32
-from handlers.lmi_dist.weights import Checkpoint
+from handlers.lmi_dist.weights import Checkpoint, as_float32
 
 ACTIVATIONS = {
     "none": lambda x: x,

@@ -12,7 +12,7 @@ from handlers.lmi_dist.native.library import TOKENS_PER_BLOCK, Library, NativeMo
 from handlers.lmi_dist.operations import Attend, Embed, Gather, Linear, Norm, Operation, Program
 from handlers.lmi_dist.placement import to_array
 from handlers.lmi_dist.runner import Chunk
-from handlers.lmi_dist.safetensors import Array
+from handlers.lmi_dist.weights import Array
 
 
 def packed(library: Library, program: Program[Tensor], format: int) -> Program[Panels]:

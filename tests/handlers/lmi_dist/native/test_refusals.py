@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from handlers.lmi_dist.native.library import F32, NativeModel
 from handlers.lmi_dist.runner import Chunk
-from handlers.lmi_dist.safetensors import Array
+from handlers.lmi_dist.weights import Array
 from tests.handlers.lmi_dist.native.builds import library, variants
 from tests.handlers.lmi_dist.native.models import llama, packed, run_step
 
