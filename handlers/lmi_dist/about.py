@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from handlers.lmi_dist import model_types
+from handlers.lmi_dist.config_file import check as check_model
 from handlers.lmi_dist.native import variants
 from lmi.errors import BadConfiguration
 from lmi.settings.config import EngineConfig
@@ -96,7 +96,7 @@ HANDLER = Handler(
     | dict.fromkeys(DRAFT_KEYS, "option.speculative=ngram guesses without a second model"),
     demo=Path(__file__).parent / "demo",
     check=check,
-    check_model=model_types.check,
+    check_model=check_model,
     dtypes=dtypes,
     environment=lambda *_: {"OPENBLAS_NUM_THREADS": "1"},  # numpy would start a thread for each core, for nothing
     describe=variants.describe,

@@ -1,9 +1,8 @@
 """Attention of one step with torch, and the slots of contiguous memory that hold each sequence's keys and values.
 
 Slots are read through views and never gathered: reading scattered blocks would copy the whole cache in every layer of
-every step. On a CPU the slots are one private anonymous mapping, so the system commits a page when it is first
-written. A released slot gives its pages back and reads as zeros. Decodes are computed in groups of neighbouring slots:
-one call with a mask where the sequences differ in length. Prompt chunks are computed one by one.
+every step. Decodes are computed in groups of neighbouring slots: one call with a mask where the sequences differ in
+length. Prompt chunks are computed one by one.
 """
 
 from __future__ import annotations
@@ -18,6 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from handlers.lmi_dist.facts import ModelFacts
+from handlers.lmi_dist.placement import Placement
 from handlers.lmi_dist.runner import Chunk, Plan
 
 _MAP_NORESERVE = 0x4000  # Linux: slots may be longer in sum than the memory; Python 3.11 has no name for it
@@ -37,20 +38,11 @@ class Span(NamedTuple):
 class KvSlots:
     """The storage is (slot, layer, keys of all heads then values of all heads, position, channel)."""
 
-    def __init__(
-        self,
-        *,
-        num_slots: int,
-        num_layers: int,
-        num_heads: int,
-        max_length: int,
-        head_dim: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
+    def __init__(self, facts: ModelFacts, placement: Placement, num_slots: int, max_length: int) -> None:
+        num_layers, num_heads, head_dim = facts.num_layers, facts.num_kv_heads, facts.head_dim
         shape = (num_slots, num_layers, 2 * num_heads, max_length, head_dim)
-        self.num_heads, self.head_dim, self.max_length = num_heads, head_dim, max_length
-        self.dtype, self.device = dtype, device
+        dtype, device = self.dtype, self.device = placement.dtype, placement.device
+        self.num_heads, self.head_dim = num_heads, head_dim
         self.bytes_per_key = 2 * num_heads * head_dim * dtype.itemsize  # of one position in one layer
         self._slot_bytes = num_layers * 2 * num_heads * max_length * head_dim * dtype.itemsize
         self._mapping: mmap.mmap | None = None

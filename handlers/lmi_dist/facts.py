@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from handlers.lmi_dist.config_file import DEFAULTS, read_config
+from handlers.lmi_dist.config_file import DEFAULTS, check_config, check_extra, class_name, read_config, unsupported
 from handlers.lmi_dist.families import Architecture, describe
-from handlers.lmi_dist.model_types import check_config, check_extra, class_name, unsupported
 from handlers.lmi_dist.rotary import stable_context_length
 from handlers.lmi_dist.weights import existing_file, read_json
 from lmi.errors import ModelUnusable, cause_line, shorten
@@ -50,7 +49,10 @@ def read_facts(path: str) -> ModelFacts:
     architecture = _describe(file, raw)
     if architecture is None:
         return _facts_of_modules(file, raw)
-    _check_rotaries(file, architecture)
+    for rotary in filter(None, architecture.rotaries):
+        if (num_channels := 2 * len(rotary.frequencies)) > architecture.head_dim:
+            why = f"heads of {architecture.head_dim} channels cannot rotate {num_channels} of them"
+            raise ModelUnusable(f"{file}: {why}")
     return ModelFacts(
         path=path,
         name=class_name(raw["architectures"]),
@@ -121,11 +123,3 @@ def _dtype(file: Path, raw: dict[str, Any]) -> str | None:
     if name is not None and name not in _DTYPES:
         raise ModelUnusable(f"{file}: dtype must be one of {', '.join(_DTYPES)}, given {shorten(name)}")
     return name
-
-
-def _check_rotaries(file: Path, architecture: Architecture) -> None:
-    for rotary in architecture.rotaries:
-        if rotary is not None and (num_channels := 2 * len(rotary.frequencies)) > architecture.head_dim:
-            raise ModelUnusable(
-                f"{file}: heads of {architecture.head_dim} channels cannot rotate {num_channels} of them"
-            )

@@ -1,8 +1,7 @@
 """The families of decoders: a small table of tensor names and a few switches for each.
 
-`describe` turns a configuration into an `Architecture`, or None for a model that the generic decoder does
-not know, which runs through `hf_fallback`. The names in the table say which parts a layer has: a family with `q_norm`
-normalises its queries, one with `gate_up` has a fused gate. This module loads no weights.
+The names in the table say which parts a layer has: a family with `q_norm` normalises its queries, one with `gate_up`
+has a fused gate. A model that `describe` does not know runs through `hf_fallback`.
 """
 
 from __future__ import annotations
@@ -125,8 +124,7 @@ class Architecture:
 
 def describe(config: Any) -> Architecture | None:
     """The Architecture of a configuration, or None if only the modules of transformers can run it."""
-    names = getattr(config, "architectures", None) or [""]
-    family = _FAMILIES.get(names[0])
+    family = _FAMILIES.get(config.architectures[0])
     return None if family is None else family(config)
 
 

@@ -1,12 +1,7 @@
 """Guided decoding: which tokens may come next, so that an answer has the structure that its request asks for.
 
-A guide follows the tokens of its sequence, and its mask is the last rule before the temperature. It allows no special
-token, and end ids only where the structure is complete. If nothing else may follow, end ids are allowed before
-`min_tokens` too. After an end id only further ones are allowed: with `min_tokens` or `ignore_eos` they fill the rest.
-
 Each guide is compiled once, beside the loop, and kept for later requests. A sequence waits for its guide before it is
-scheduled. A guide that cannot be compiled ends its request with an error. Only the loop's thread uses a `Guides`,
-except where a method says otherwise.
+scheduled. Only the loop's thread uses a `Guides`, except where a method says otherwise.
 """
 
 from __future__ import annotations

@@ -1,18 +1,13 @@
 """Any other decoder, run by the modules of transformers on the slots of the KV cache.
 
-transformers lets a model call an attention function by name. `_attend` writes to the cache slots and reads from them,
-so the modules see one long ragged "sequence" and keep no cache. The weights of linears are packed. A model is refused
-at load if it keeps its past elsewhere, or if its attention needs more than this function knows: a few tokens, step by
-step, must give the logits of the untouched model.
-
-Adapters and additional outputs hang on the modules by their paths. `hidden_states` and `hidden_states.N` are other
-names of the base model and of its layers.
+transformers calls `_attend` by its name, so the modules see one long ragged "sequence" and keep no cache. A model is
+refused at load unless a few tokens, step by step, give the logits of the untouched model. Adapters and additional
+outputs hang on the modules by their paths.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
@@ -23,9 +18,9 @@ from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedMod
 from transformers.utils import logging as transformers_logging
 
 from handlers.lmi_dist.captured import HIDDEN_STATES, declared_names, layer_name
+from handlers.lmi_dist.config_file import KEEPS_ITS_OWN, unsupported
 from handlers.lmi_dist.facts import ModelFacts
 from handlers.lmi_dist.lora_sites import Module, Piece, Site
-from handlers.lmi_dist.model_types import KEEPS_ITS_OWN, unsupported
 from handlers.lmi_dist.operations import Adapter
 from handlers.lmi_dist.placement import Placement, Weight
 from handlers.lmi_dist.runner import Chunk, Plan
@@ -36,7 +31,7 @@ from lmi.settings.config import EngineConfig
 
 _NAME = "lmi_slots"
 _TOLERANCES = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.1}  # of the largest logit
-_SITE = "lmi_site"  # the attribute of an attention module that holds its _ModuleSite
+_SITE = "lmi_attend"  # the attribute of an attention module that holds `attend` of its model, for its layer
 
 
 class HuggingFaceModel:
@@ -64,7 +59,7 @@ class HuggingFaceModel:
         progress("weights", 1.0)
         for module in self._model.modules():
             if isinstance(layer := getattr(module, "layer_idx", None), int):
-                setattr(module, _SITE, _ModuleSite(self, layer))
+                setattr(module, _SITE, partial(self.attend, layer))
         self._token_ids = [(7 * index + 3) % config.vocab_size for index in range(9)]
         self._expected = self._untouched_logits()
         pack_linears(self._model, pack)
@@ -96,11 +91,24 @@ class HuggingFaceModel:
         assert self._step is not None, "attention is asked for outside of a step"
         return self._step
 
-    def window(self, layer: int, given: int | None) -> int | None:
-        """The window of a layer: `given`, which the module passes, unless the configuration lists kinds of layers."""
-        if self._layer_types is None:
-            return given
-        return self._window if self._layer_types[layer] == "sliding_attention" else None
+    def attend(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scale: float | None,
+        softcap: float | None,
+        window: int | None,
+    ) -> Tensor:
+        """Store keys and values (1, kv_heads, rows, d), and attend: (1, heads, rows, d) to (1, rows, heads, d)."""
+        if self._layer_types is not None:  # the configuration lists kinds of layers
+            window = self._window if self._layer_types[layer] == "sliding_attention" else None
+        attention, queries = self.step.attention, query[0].transpose(0, 1)
+        attention.write(layer, torch.cat((key[0], value[0])).transpose(0, 1))
+        scale = scale or query.shape[-1] ** -0.5
+        answer = attention(layer, queries, scale, softcap=softcap, window=window)
+        return answer.view(1, len(answer), -1, query.shape[-1])
 
     def check(self, forward: Callable[[Plan], Tensor]) -> None:
         """Compare a prompt chunk and three decodes in slot 0 with the untouched model.
@@ -130,14 +138,6 @@ class HuggingFaceModel:
         except Exception as error:
             raise ModelUnusable(f"{self._name} cannot be run: {error!r:.200}") from error
         return logits
-
-
-@dataclass(frozen=True, slots=True)
-class _ModuleSite:
-    """The place of an attention module: its model and its layer."""
-
-    model: HuggingFaceModel
-    layer: int
 
 
 def _load(facts: ModelFacts, placement: Placement) -> PreTrainedModel:
@@ -172,18 +172,8 @@ def _attend(
     softcap: float | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """transformers calls this function with q (1, heads, rows, d), k and v (1, kv_heads, rows, d)."""
-    site: _ModuleSite = getattr(module, _SITE)
-    attention, layer = site.model.step.attention, site.layer
-    attention.write(layer, torch.cat((key[0], value[0])).transpose(0, 1))
-    answer = attention(
-        layer,
-        query[0].transpose(0, 1),
-        scaling or query.shape[-1] ** -0.5,
-        softcap=softcap,
-        window=site.model.window(layer, sliding_window),
-    )
-    return answer.view(1, len(answer), -1, query.shape[-1]), None
+    """The attention function of transformers: see `HuggingFaceModel.attend`."""
+    return getattr(module, _SITE)(query, key, value, scaling, softcap, sliding_window), None
 
 
 class PackedLinear(nn.Module):

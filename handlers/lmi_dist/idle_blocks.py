@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
 from typing import NamedTuple
@@ -27,16 +27,15 @@ def retentions(
     config: KvCacheRetentionConfig, num_prompt_tokens: int, num_tokens: int, tokens_per_block: int
 ) -> list[Retention | None]:
     """What a request says of each of its blocks: what it says of the block's first token. None: nothing."""
-    return [_of_token(config, token, num_prompt_tokens) for token in range(0, num_tokens, tokens_per_block)]
-
-
-def _of_token(config: KvCacheRetentionConfig, token: int, num_prompt_tokens: int) -> Retention | None:
-    if token >= num_prompt_tokens:
-        return _retention(config.decode_retention_priority, config.decode_duration_ms)
-    for one in config.token_range_retention_configs:
-        if one.token_start <= token and (one.token_end is None or token < one.token_end):
-            return _retention(one.priority, one.duration_ms)
-    return None
+    said: list[Retention | None] = []
+    for token in range(0, num_tokens, tokens_per_block):
+        if token >= num_prompt_tokens:
+            said.append(_retention(config.decode_retention_priority, config.decode_duration_ms))
+            continue
+        ranges = config.token_range_retention_configs
+        own = [one for one in ranges if one.token_start <= token and (one.token_end is None or token < one.token_end)]
+        said.append(_retention(own[0].priority, own[0].duration_ms) if own else None)
+    return said
 
 
 def _retention(priority: int, duration_ms: int | None) -> Retention:
@@ -70,9 +69,6 @@ class IdleBlocks:
 
     def __len__(self) -> int:
         return len(self._idle)
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._idle)
 
     def retain(self, block: int, retention: Retention) -> None:
         """Set the retention of a block, used or idle. It counts when the block is idle, each time from then on."""
@@ -110,19 +106,8 @@ class IdleBlocks:
             self._push(block, one)
 
     def pop(self) -> int:
-        """Evict a block."""
-        if self._ends:
-            self._end_retentions()
-        while True:
-            priority, order, block = heapq.heappop(self._heap)
-            one = self._idle.get(block)
-            if one is not None and (one.priority, one.order) == (priority, order):
-                del self._idle[block]
-                self.release(block)
-                return block
-
-    def _end_retentions(self) -> None:
-        now_s = self._now_s()
+        """Evict a block, after the retentions that have ended."""
+        now_s = self._now_s() if self._ends else 0.0
         while self._ends and self._ends[0][0] <= now_s:
             _, order, block = heapq.heappop(self._ends)
             one = self._idle.get(block)
@@ -131,6 +116,13 @@ class IdleBlocks:
                 self.release(block)
                 if one.is_evictable:
                     self._push(block, one)
+        while True:
+            priority, order, block = heapq.heappop(self._heap)
+            one = self._idle.get(block)
+            if one is not None and (one.priority, one.order) == (priority, order):
+                del self._idle[block]
+                self.release(block)
+                return block
 
     def _push(self, block: int, one: _Idle) -> None:
         heapq.heappush(self._heap, (one.priority, one.order, block))

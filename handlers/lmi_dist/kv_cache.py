@@ -1,13 +1,8 @@
-"""Which blocks of the key-value cache each running sequence holds. Plain Python.
+"""Which blocks of the key-value cache each running sequence holds, in a table for its slot. Plain Python.
 
-A block has room for the keys and values of `tokens_per_block` tokens. A running sequence has a slot, and in it a table
-of blocks. At admission it is promised all blocks that its prompt needs, and takes them as the prompt is computed.
-
-A runner that shares blocks keeps keys and values in them. One block may then be in several tables, and blocks whose
-tokens are known lie in a tree by content. A block of the tree that no table holds is idle: it counts as free, and is
-taken when no block is empty, in the order of `idle_blocks`.
-
-For any other runner a block is only a unit of the budget: what is computed lies in the slot.
+At admission a sequence is promised all blocks that its prompt needs, and takes them as the prompt is computed. Where a
+runner shares blocks, one may be in several tables. A block that only the tree by content has is idle: it counts as
+free, and is taken when no block is empty. For any other runner a block is only a unit of the budget.
 """
 
 from __future__ import annotations
@@ -80,10 +75,6 @@ class KvCache:
     def hit_rate(self) -> float:
         """The share of the prompts' blocks that were reused so far."""
         return self.num_reused_blocks / (self.num_reused_blocks + self.num_missed_blocks or 1)
-
-    @property
-    def num_idle_blocks(self) -> int:
-        return len(self._idle)
 
     @property
     def copies(self) -> list[tuple[int, int]]:

@@ -1,7 +1,4 @@
-"""Loads a checkpoint for the device and the runner that fit the machine, with the limits that its memory allows.
-
-torch is imported only where there may be a GPU, or where it runs the model.
-"""
+"""Loads a checkpoint for the device and the runner that fit the machine, with the limits that its memory allows."""
 
 from __future__ import annotations
 
@@ -15,9 +12,10 @@ from tempfile import TemporaryDirectory
 
 from handlers.base.configuration import default_budget
 from handlers.lmi_dist.about import MAX_NUM_SEQUENCES
+from handlers.lmi_dist.config_file import INSTALL_TORCH, check_extra
 from handlers.lmi_dist.facts import ModelFacts, read_facts
-from handlers.lmi_dist.model_types import INSTALL_TORCH
-from handlers.lmi_dist.native_runner import NativeRunner, choose_library
+from handlers.lmi_dist.native import library as native
+from handlers.lmi_dist.native_runner import NativeRunner
 from handlers.lmi_dist.post_processors import ARRAYS, PostProcessors
 from handlers.lmi_dist.runner import Runner
 from handlers.lmi_dist.sampler import MAX_TOP_LOG_PROBS
@@ -149,6 +147,24 @@ def _has_cuda(config: EngineConfig) -> bool:
     if not torch.cuda.is_available() and is_wanted:
         raise BadConfiguration("option.device=cuda, but torch sees no CUDA device here; use cpu or auto")
     return torch.cuda.is_available()
+
+
+def choose_library(facts: ModelFacts, device: str, config: EngineConfig) -> native.Library | None:
+    """The native kernels, or None if the model or the machine needs torch. A line of the log says which, and why."""
+    try:
+        if device != "cpu":
+            raise native.NotAvailable(f"the native kernels do not run on {device}")
+        if facts.architecture is None:
+            raise native.NotAvailable(f"only the modules of transformers know {facts.name}")
+        library = native.load()
+    except native.NotAvailable as error:
+        if config.quantize == "int8":
+            raise BadConfiguration(f"option.quantize=int8 needs the native kernels, but {error}") from error
+        check_extra(facts.path, f"torch would run it, because {error}")
+        log.info("kernels: torch, because %s; the last bits of an answer may depend on its neighbours", error)
+        return None
+    log.info("kernels: native %s, on %d threads", library.kind, native.num_threads())
+    return library
 
 
 def _load_torch(facts: ModelFacts, device: str, config: EngineConfig, progress: Progress) -> tuple[Runner, Limits]:

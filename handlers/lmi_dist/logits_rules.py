@@ -1,12 +1,8 @@
 """The rules of a request that change logits before a token is drawn: first bias, then penalties, then bans.
 
-The repetition penalty counts prompt and output (as transformers does). Presence and frequency penalties count only the
-output (as vLLM does). Bad words are matched on the output. An n-gram of `no_repeat_ngram_size` tokens comes only once
-in prompt and output (as in transformers). Until `min_tokens` tokens are generated, end ids and stop
-words of one token are banned. `ignore_eos` bans no token: an end token may be drawn and generation continues (as in
-vLLM).
-
-A wish carries what stays the same; lists that all wishes of a step share have the ids that rules are about.
+The repetition penalty and `no_repeat_ngram_size` count prompt and output (as in transformers); presence and frequency
+penalties and bad words only the output (as in vLLM). Until `min_tokens` tokens are generated, end ids and stop words of
+one token are banned. `ignore_eos` bans no token.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
 """Reads LoRA adapters in the form that PEFT saves: adapter_config.json and adapter_model.safetensors in a folder.
 
 An adapter adds scale * B A to the weight of each linear that it names. Here the As of the linears that a site joins lie
-one below the other, and their Bs on a diagonal. What is not plain LoRA on linears of this model is refused, with the
-reason. The rules for names and scales are those of PEFT 0.21.
-
-Beside an adapter of the head PEFT saves the weight that it changes. It is left out if it is the model's own, as far as
-the coarser of both dtypes tells, and refused otherwise. An adapter of a tied head leaves the embedding as it is.
+one below the other, and their Bs on a diagonal. What is not plain LoRA on linears of this model, by the rules of PEFT
+0.21, is refused with the reason.
 """
 
 from __future__ import annotations
@@ -25,16 +22,7 @@ from handlers.lmi_dist.about import LoraLimits
 from handlers.lmi_dist.facts import ModelFacts
 from handlers.lmi_dist.lora_sites import Module, Site
 from handlers.lmi_dist.operations import Adapter, LowRank, Pack, Packed
-from handlers.lmi_dist.weights import (
-    BFLOAT16,
-    Array,
-    Checkpoint,
-    SafetensorsFile,
-    as_float32,
-    dtype_name,
-    is_float,
-    pickle_reader,
-)
+from handlers.lmi_dist.weights import Array, Checkpoint, are_equal, as_float32, dtype_name, is_float, open_tensors
 from lmi.adapters.files import CONFIG, PICKLED, WEIGHTS
 from lmi.settings.config import EngineConfig
 
@@ -155,13 +143,6 @@ def _reasons(raw: Mapping[str, Any], config: PeftConfig) -> Iterator[str]:
     yield from (reason for name, reason in _REFUSED.items() if raw.get(name))
 
 
-def _open(folder: Path, allow_pickle: bool) -> Mapping[str, Array]:
-    """The tensors of an adapter by name."""
-    if (folder / WEIGHTS).is_file() or not (folder / PICKLED).is_file():
-        return SafetensorsFile(folder / WEIGHTS)
-    return pickle_reader(folder / PICKLED, allow_pickle)(folder / PICKLED)
-
-
 class _Weights:
     """The As and Bs of an adapter, by the path of the linear that they change."""
 
@@ -172,7 +153,11 @@ class _Weights:
             if match := _NAME.fullmatch(name):
                 self._names[match[1], match[2]] = name
             elif (base := _BASE.fullmatch(name)) and (known := own(f"{base[1]}.{base[2]}")) is not None:
-                _check_base(name, tensors[name], known)
+                if (saved := tensors[name]).shape != known.shape:
+                    raise NotUsable(f"it resizes {name} to {saved.shape}, and this model's has {known.shape}")
+                if not are_equal(saved, known):
+                    why = "a weight of the base model; merge it into the model and serve that"
+                    raise NotUsable(f"it changes {name}, {why}")
             else:
                 raise NotUsable(_why_not(name))
 
@@ -219,29 +204,6 @@ def _site(site: Site, weights: _Weights, config: PeftConfig, pack: Pack[Packed])
     has_gate = {piece.is_gate for one in modules for piece in one.pieces}
     down = pack(np.concatenate(downs))
     return LowRank(down, pack(up) if False in has_gate else None, pack(gate) if True in has_gate else None)
-
-
-def _check_base(name: str, saved: Array, own: Array) -> None:
-    """Raise NotUsable unless a saved weight of the base model is this model's own."""
-    if saved.shape != own.shape:
-        raise NotUsable(f"it resizes {name} to {saved.shape}, and this model's has {own.shape}")
-    if not (_are_equal(_rounded(saved, own.dtype), own) or _are_equal(_rounded(own, saved.dtype), saved)):
-        raise NotUsable(f"it changes {name}, a weight of the base model; merge it into the model and serve that")
-
-
-def _are_equal(one: Array, other: Array) -> bool:
-    """Whether they hold the same numbers, which both have in the same dtype."""
-    return np.array_equal(as_float32(one), as_float32(other))
-
-
-def _rounded(array: Array, dtype: np.dtype[Any]) -> Array:
-    """The numbers of an array in another dtype, each the nearest one, of two the even one."""
-    numbers = as_float32(array)
-    if dtype != BFLOAT16:
-        with np.errstate(over="ignore"):
-            return numbers.astype(dtype)
-    bits = numbers.view(np.uint32)
-    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(BFLOAT16)
 
 
 def _why_not(name: str) -> str:
@@ -296,7 +258,7 @@ class LoraLoader(Generic[Packed]):
         """Read the adapter in folder `path`. Raises what `read_config` raises, and SecurityRefused for a pickle."""
         folder, pack = Path(path), self._new_pack()
         config = read_config(folder, self._sites, self.limits.max_rank)
-        weights = _Weights(_open(folder, self._allow_pickle), self._own)
+        weights = _Weights(open_tensors(folder / WEIGHTS, folder / PICKLED, self._allow_pickle), self._own)
         weights.check(config, self._sites)
         return tuple(_site(site, weights, config, pack) for site in self._sites)
 

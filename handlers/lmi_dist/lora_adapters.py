@@ -1,7 +1,6 @@
 """The LoRA adapters of the embedded engine: loaded by name, read off the step loop, and admitted to a batch.
 
-Weights are read on the thread that loads an adapter, or, without preload, by the step that admits its first sequence.
-The running sequences use at most `option.max_loras` adapters together. A sequence with one more waits, and those behind
+The running sequences use at most `option.max_loras` adapters together: a sequence with one more waits, and those behind
 it too. With `option.max_cpu_loras` the weights that were used longest ago are dropped, and read again when needed.
 """
 

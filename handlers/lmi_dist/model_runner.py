@@ -1,7 +1,4 @@
-"""The model on its device, run with torch: it takes a plan of the scheduler and returns logits.
-
-The runner owns the weights and the cache slots, and turns chunks of token ids into tensors. It knows nothing of
-requests, sampling or budgets.
+"""The model on its device, run with torch: it owns weights and cache slots, and turns a plan into tensors and logits.
 
 The process must set OMP_NUM_THREADS before it imports torch, and always GOMP_SPINCOUNT=1000, without which two threads
 beside one busy process are ten times slower.
@@ -22,7 +19,7 @@ from handlers.lmi_dist.lora_sites import adapted, sites_of
 from handlers.lmi_dist.placement import Placement, packer, to_array, to_tensor
 from handlers.lmi_dist.program import build
 from handlers.lmi_dist.runner import Plan
-from handlers.lmi_dist.torch_model import AdaptedRows, DecoderModel, StepInputs, TorchModel
+from handlers.lmi_dist.torch_model import AdaptedRows, StepInputs, TorchModel
 from handlers.lmi_dist.weights import BFLOAT16, Array, Checkpoint
 from lmi.errors import BadConfiguration
 from lmi.executor import Progress
@@ -52,15 +49,7 @@ class ModelRunner:
         self.dtype, self.device = str(placement.dtype).removeprefix("torch."), str(placement.device)
         self._device = placement.device
         with torch.inference_mode():
-            self._kv = KvSlots(
-                num_slots=num_slots,
-                num_layers=facts.num_layers,
-                num_heads=facts.num_kv_heads,
-                max_length=max_length,
-                head_dim=facts.head_dim,
-                dtype=placement.dtype,
-                device=placement.device,
-            )
+            self._kv = KvSlots(facts, placement, num_slots, max_length)
             checkpoint = Checkpoint(facts.path, allow_pickle=config.allow_pickle, progress=progress)  # refuses pickles
             self.adapters: AnyLoader | None = None
             self._model = self._load(facts, checkpoint, placement, config, max_length, progress)
@@ -73,7 +62,7 @@ class ModelRunner:
         config: EngineConfig,
         max_length: int,
         progress: Progress,
-    ) -> DecoderModel:
+    ) -> TorchModel | HuggingFaceModel:
         """The program of an architecture that is known, else the modules of transformers."""
         pack, limits = packer(placement), LoraLimits.of(config.options)
 
@@ -81,7 +70,7 @@ class ModelRunner:
             dtype = torch.bfloat16 if is_embedding and array.dtype == BFLOAT16 else placement.dtype
             return to_tensor(array).to(placement.device, dtype)
 
-        model: DecoderModel
+        model: TorchModel | HuggingFaceModel
         adaptable: Adaptable[Tensor] | None
         if (a := facts.architecture) is not None:
             outputs = declared_names(config, hidden_names(facts.num_layers))

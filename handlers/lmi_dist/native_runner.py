@@ -6,7 +6,6 @@ depend only on the tokens before it: not on the batch, on how its prompt was cut
 
 from __future__ import annotations
 
-import logging
 from functools import partial
 
 from handlers.lmi_dist.about import LoraLimits
@@ -14,28 +13,12 @@ from handlers.lmi_dist.captured import declared_names, hidden_names
 from handlers.lmi_dist.facts import ModelFacts
 from handlers.lmi_dist.lora import LoraLoader
 from handlers.lmi_dist.lora_sites import adapted, sites_of
-from handlers.lmi_dist.model_types import check_extra
-from handlers.lmi_dist.native.library import (
-    BF16,
-    F32,
-    INT8,
-    TOKENS_PER_BLOCK,
-    Arena,
-    Library,
-    NativeModel,
-    NotAvailable,
-    Panels,
-    load,
-    num_threads,
-)
+from handlers.lmi_dist.native.library import BF16, F32, INT8, TOKENS_PER_BLOCK, Arena, Library, NativeModel, num_threads
 from handlers.lmi_dist.program import build
 from handlers.lmi_dist.runner import Plan
 from handlers.lmi_dist.weights import BFLOAT16, Array, Checkpoint
-from lmi.errors import BadConfiguration
 from lmi.executor import Progress
 from lmi.settings.config import EngineConfig
-
-log = logging.getLogger(__name__)
 
 _ADAPTER_BYTES = 2 << 20  # that are taken at a time for the weights of an adapter, and go with it
 
@@ -59,8 +42,14 @@ class NativeRunner:
         assert facts.architecture is not None
         outputs = declared_names(config, hidden_names(facts.num_layers))
         checkpoint = Checkpoint(facts.path, allow_pickle=config.allow_pickle, progress=progress)  # refuses pickles
-        pack, limits = _Packer(library, config), LoraLimits.of(config.options)
-        program = build(facts.architecture, checkpoint, pack, max_length, outputs=outputs)
+        formats, limits = _Formats(config), LoraLimits.of(config.options)
+        program = build(
+            facts.architecture,
+            checkpoint,
+            lambda weight: library.pack(weight, formats.choose(weight)),
+            max_length,
+            outputs=outputs,
+        )
         self.program = program if limits is None else adapted(program, limits.max_rank)
         self._model = NativeModel(library, self.program, num_blocks, num_threads())
         self._num_wanted = 0  # rows of the last step
@@ -76,7 +65,7 @@ class NativeRunner:
                 lambda: partial(library.pack, format=F32, arena=Arena(_ADAPTER_BYTES)),
             )
         self.vocab_size, self.context_length = facts.vocab_size, facts.context_length
-        self.dtype, self.kernels = pack.dtype, f"native {library.kind}"
+        self.dtype, self.kernels = formats.dtype, f"native {library.kind}"
 
     def forward(self, plan: Plan) -> Array:
         for from_block, to_block in plan.copies:
@@ -95,45 +84,21 @@ class NativeRunner:
         """Nothing lies in a slot: the pool of blocks keeps its memory."""
 
 
-class _Packer:
-    """Packs weights in the format of the configuration, or in that of the checkpoint."""
+class _Formats:
+    """The formats of weights: that of the configuration, or that of the checkpoint."""
 
-    def __init__(self, library: Library, config: EngineConfig) -> None:
-        self._library, self._config = library, config
-        self._formats: set[int] = set()
+    def __init__(self, config: EngineConfig) -> None:
+        self._config = config
+        self._chosen: set[int] = set()
 
-    def __call__(self, weight: Array) -> Panels:
-        format = self._choose(weight)
-        self._formats.add(format)
-        return self._library.pack(weight, format)
+    def choose(self, weight: Array) -> int:
+        """As bfloat16 a weight is half as large, and gives the same bits as the same numbers in float32."""
+        is_narrow = self._config.dtype == "bf16" or (self._config.dtype == "auto" and weight.dtype == BFLOAT16)
+        format = INT8 if self._config.quantize == "int8" else BF16 if is_narrow else F32
+        self._chosen.add(format)
+        return format
 
     @property
     def dtype(self) -> str:
         """The narrowest dtype of the weights."""
-        return "int8" if INT8 in self._formats else "bfloat16" if BF16 in self._formats else "float32"
-
-    def _choose(self, weight: Array) -> int:
-        """As bfloat16 a weight is half as large, and gives the same bits as the same numbers in float32."""
-        if self._config.quantize == "int8":
-            return INT8
-        if self._config.dtype == "auto":
-            return BF16 if weight.dtype == BFLOAT16 else F32
-        return BF16 if self._config.dtype == "bf16" else F32
-
-
-def choose_library(facts: ModelFacts, device: str, config: EngineConfig) -> Library | None:
-    """The native kernels, or None if the model or the machine needs torch. A line of the log says which, and why."""
-    try:
-        if device != "cpu":
-            raise NotAvailable(f"the native kernels do not run on {device}")
-        if facts.architecture is None:
-            raise NotAvailable(f"only the modules of transformers know {facts.name}")
-        library = load()
-    except NotAvailable as error:
-        if config.quantize == "int8":
-            raise BadConfiguration(f"option.quantize=int8 needs the native kernels, but {error}") from error
-        check_extra(facts.path, f"torch would run it, because {error}")
-        log.info("kernels: torch, because %s; the last bits of an answer may depend on its neighbours", error)
-        return None
-    log.info("kernels: native %s, on %d threads", library.kind, num_threads())
-    return library
+        return "int8" if INT8 in self._chosen else "bfloat16" if BF16 in self._chosen else "float32"

@@ -1,8 +1,7 @@
-"""Drafts of the next tokens, looked up in what a sequence already has.
+"""Drafts of the next tokens: those that followed when the sequence last ended as it does now.
 
-The last tokens of a sequence often stood in it before: quoted text, code, names. The tokens that followed then are the
-draft. A step computes the draft together with the last token, and every token is drawn as without a draft. So a draft
-changes no answer, only the number of steps. Source: prompt lookup decoding (Saxena 2023).
+A step computes the draft together with the last token, and every token is drawn as without a draft. So a draft changes
+no answer, only the number of steps. Source: prompt lookup decoding (Saxena 2023).
 """
 
 from __future__ import annotations
@@ -44,7 +43,9 @@ class Drafter:
         """Where the longest n-gram with which the sequence ends, ended before: the latest, among a few ends."""
         best, longest = end, 0
         for _ in range(MAX_LOOKS):
-            length = _num_equal_before(token_ids, end)
+            length = 2  # at least the pair is equal
+            while length < min(MAX_NGRAM, end) and token_ids[end - length - 1] == token_ids[-length - 1]:
+                length += 1
             if length > longest:
                 best, longest = end, length
             end = self._earlier[end]
@@ -72,14 +73,6 @@ def num_worth(drafts: Iterable[tuple[Drafter, list[int]]], num_rows: int, pace: 
         if speed > best:
             best, worth = speed, number
     return worth
-
-
-def _num_equal_before(token_ids: list[int], end: int) -> int:
-    """How many tokens before `end`, at most MAX_NGRAM, are those at the sequence's end. At least a pair is."""
-    length = 2
-    while length < min(MAX_NGRAM, end) and token_ids[end - length - 1] == token_ids[-length - 1]:
-        length += 1
-    return length
 
 
 def _continued(token_ids: list[int], start: int) -> list[int]:

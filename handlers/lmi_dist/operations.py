@@ -1,9 +1,8 @@
-"""The operations of a decoder's step, which the native kernels run over rows of activations.
+"""The operations of a decoder's step over rows of activations, which `program` lists once, at load.
 
-A program is made once, at load, by `program`. The kernels run it in every step. Each row of a buffer is one token of
-the step; some buffers have rows only for the tokens whose logits are wanted. Weights are in the form that `pack` of the
-builder gave them, and tables in the form of its `place`: arrays of numpy, or tensors of torch. On a CPU all arithmetic
-and all buffers are float32.
+Each row of a buffer is one token of the step; some buffers have rows only for the tokens whose logits are wanted.
+Weights are in the form that `pack` of the builder gave them, and tables in that of its `place`: arrays of numpy, or
+tensors of torch.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """How many prompt tokens a step may take, by time.
 
-While sequences decode, a long step is a gap in every stream, so prompt tokens join it only as far as the step stays
-short. While a crowd of prompts waits, at least as many as sequences decode, the streams give way to it. Then, and
-without decodes, a step takes as many prompt tokens as it may. The time of a step follows from its number of rows (a row
-is one token, of a decode or of a prompt): a `Pace` remembers how long steps of about each size took, and draws lines
-between them.
+While sequences decode, a long step is a gap in every stream, so prompt tokens join it only as far as it stays short, or
+if a crowd of prompts waits. The time of a step follows from its number of rows (a row is one token, of a decode or of a
+prompt): a `Pace` remembers how long steps of about each size took, and draws lines between them.
 """
 
 from __future__ import annotations

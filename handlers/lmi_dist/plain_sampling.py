@@ -1,9 +1,8 @@
 """Fulfils wishes with numpy, where there is no native library: the same tokens, to the rounding of sums.
 
-This is the rules in short. First log-probs are computed from the model's logits. Then rules change what the wish's row
-is: bias, penalties, bans, the mask. Then temperature, top_k, top_p (a share of the mass that top_k left), min_p and
-typical_p apply, each to the result of the one before, and equal probabilities stay together. Last, one uniform number
-per (seed, position) picks the token by inverse CDF.
+This is the rules in short: bias, penalties, bans and the mask; then temperature, top_k, top_p (a share of the mass that
+top_k left), min_p and typical_p, each on the result of the one before, where equal probabilities stay together. Last,
+one uniform number per (seed, position) picks the token by inverse CDF.
 """
 
 from __future__ import annotations

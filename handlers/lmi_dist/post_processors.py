@@ -1,10 +1,8 @@
 """Logits post-processors: functions of the user that change the logits of a request before its token is drawn.
 
-A named one is called for each request that names it. The batched one is called once for all requests that name
-`Request.BATCHED_POST_PROCESSOR_NAME`. They run on the thread of the engine, between two steps of the model: what they
-take, every request waits for. One that raises, or gives back something else than logits, ends only the requests that
-it was called for. Logits are torch's tensors in the host's memory where torch is installed, and numpy's arrays
-elsewhere; the stream is None. Source: LogitsPostProcessorConfig of TensorRT-LLM's Executor API.
+They run on the thread of the engine, between two steps of the model: what they take, every request waits for. Logits
+are torch's tensors in the host's memory where torch is installed, and numpy's arrays elsewhere; the stream is None.
+Source: LogitsPostProcessorConfig of TensorRT-LLM's Executor API.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
-"""The cached blocks by content. Plain Python.
+"""The cached blocks by content: each lies below the one before it, so that its place says all tokens from the first on.
 
-Each block lies below the block that comes before it, so that its place says all tokens from the first on. Only a full
-block has others below it. The blocks below one are sorted by their tokens: what has most in common with given tokens is
-then next to where they would stand.
-
-A block is the unit that strangers share. Whoever knows all its tokens finds out, by time or by `cached_tokens`, that
-somebody asked for them. If parts counted, the tokens could be guessed one by one.
+The blocks below one, which is full, are sorted by their tokens: what has most in common with given tokens is next to
+where they would stand. Strangers share only whole blocks: if parts counted, the tokens of a prompt could be guessed one
+by one, by time or by `cached_tokens`.
 """
 
 from __future__ import annotations

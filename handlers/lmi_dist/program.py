@@ -1,9 +1,8 @@
 """The program of a decoder: its operations and their weights, from a checkpoint and the name table of its family.
 
-`build` lists the operations of every layer in the order in which they run. All tokens of a step are rows of the same
-buffers. Behind the attention of the last layer only the tokens whose logits are wanted go on, in buffers of their own:
-of the others only keys and values are needed. Heads stay in the order of the checkpoint: the queries that share a key
-head are neighbours.
+All tokens of a step are rows of the same buffers. Behind the attention of the last layer only the tokens whose logits
+are wanted go on, in buffers of their own. Heads stay in the order of the checkpoint: the queries that share a key head
+are neighbours.
 """
 
 from __future__ import annotations
@@ -117,9 +116,7 @@ def _layer(reader: _WeightReader[Packed], layer: int) -> Iterator[Operation[Pack
         yield Gather(_ALL.x, rows.x)
     if is_last and a.is_parallel:
         yield Gather(_ALL.h, rows.h)
-    if a.is_parallel:
-        yield from _parallel(reader, layer, rows)
-    elif a.is_post_norm:
+    if a.is_post_norm:
         yield from _post_norm(reader, layer, rows)
     elif "post_attention_norm" in a.names:
         yield from _sandwich(reader, layer, rows)
@@ -128,9 +125,10 @@ def _layer(reader: _WeightReader[Packed], layer: int) -> Iterator[Operation[Pack
 
 
 def _sequential(reader: _WeightReader[Packed], layer: int, rows: _Rows) -> Iterator[Operation[Packed]]:
-    """x += output(heads); x += feed_forward(norm(x)), as in Llama."""
+    """x += output(heads); x += feed_forward(norm(x)), as in Llama. Phi feeds forward the h that attention has read."""
     yield reader.output(layer, rows.heads, rows.x, adds=True)
-    yield reader.norm("mlp_norm", rows.x, rows.h, layer)
+    if not reader.architecture.is_parallel:
+        yield reader.norm("mlp_norm", rows.x, rows.h, layer)
     yield reader.up(layer, rows.h, rows.up)
     yield reader.down(layer, rows.up, rows.x, adds=True)
 
@@ -143,13 +141,6 @@ def _sandwich(reader: _WeightReader[Packed], layer: int, rows: _Rows) -> Iterato
     yield reader.up(layer, rows.h, rows.up)
     yield reader.down(layer, rows.up, rows.h)
     yield reader.norm("post_mlp_norm", rows.h, rows.x, layer, adds=True)
-
-
-def _parallel(reader: _WeightReader[Packed], layer: int, rows: _Rows) -> Iterator[Operation[Packed]]:
-    """x += output(heads) + feed_forward(h), where attention has read the same h, as in Phi."""
-    yield reader.output(layer, rows.heads, rows.x, adds=True)
-    yield reader.up(layer, rows.h, rows.up)
-    yield reader.down(layer, rows.up, rows.x, adds=True)
 
 
 def _post_norm(reader: _WeightReader[Packed], layer: int, rows: _Rows) -> Iterator[Operation[Packed]]:

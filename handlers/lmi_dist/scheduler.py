@@ -1,18 +1,9 @@
-"""Which sequences run in the next step, and which of their tokens. Plain Python: ints and lists, no tensors.
+"""Which sequences run in the next step, and which of their tokens: decodes with drafts, and chunks of prompts.
 
-A step holds one token of every decoding sequence, drafts of further ones where they pay, and chunks of prompts as far
-as the pace allows. A prompt may be cut anywhere. Sequences rank by priority, then by age. The first in rank is admitted
-first; the last in rank is preempted first.
-
-With prefix reuse a sequence takes from the cache what it can, at most up to the last token before its prompt's end, and
-waits as long as a sequence before it in rank computes more of what both need. Only whole blocks are counted as cached.
-
-The prompt of a request is computed once for those of its sequences that find room together. The first leads. The
-others hold a slot and follow, and get a copy in the step that completes the prompt. A sequence that finds no room by
-then, or is preempted after its first token, computes its tokens itself.
-
-All sequences that run have the same beam width. While one of another width is the first in rank that waits, nobody is
-admitted. A search that is preempted starts over. One that finds no room though nobody else runs fails.
+Sequences rank by priority, then by age: the first in rank is admitted first, the last is preempted first. The prompt of
+a request is computed once for those of its sequences that find room together: the first leads, the others hold a slot
+and follow, and get a copy in the step that completes the prompt. A sequence that finds no room by then computes its
+tokens itself.
 """
 
 from __future__ import annotations
@@ -124,8 +115,8 @@ class Scheduler:
             self._add_drafts(decodes, decoding)
         num_prompts = len(self.running) - len(decoders) + len(self.waiting)
         prefills = list(self._prefills(num_tokens_of(decodes), num_prompts)) if num_prompts else []
-        ended = [sequence for sequence, chunk in prefills if chunk.end == sequence.num_prefill]
-        followers = {sequence: _followers(sequence) for sequence in ended}
+        leaders = [one for one, chunk in prefills if chunk.end == one.num_prefill and _is_at_prompt(one)]
+        followers = {one: [other for other in one.siblings[one.index + 1 :] if _is_at_prompt(other)] for one in leaders}
         plan = Plan(decodes, [chunk for _, chunk in prefills], self.cache.copies)
         num_reused_tokens, self._num_reused_tokens = self._num_reused_tokens, 0
         sequences = decoding + [sequence for sequence, _ in prefills]
@@ -391,13 +382,6 @@ def _computes_for(leader: EmbeddedSequence, sequence: EmbeddedSequence, tokens_p
 def _follows(sequence: EmbeddedSequence) -> bool:
     """Whether a sequence needs only the prompt, and an earlier sequence of the request computes it."""
     return sequence.num_generated == 0 and any(map(_is_at_prompt, sequence.siblings[: sequence.index]))
-
-
-def _followers(sequence: EmbeddedSequence) -> list[EmbeddedSequence]:
-    """The sequences that hold a slot and wait for a copy of this sequence's prompt."""
-    if not _is_at_prompt(sequence):
-        return []
-    return [sibling for sibling in sequence.siblings[sequence.index + 1 :] if _is_at_prompt(sibling)]
 
 
 def _is_at_prompt(sequence: EmbeddedSequence) -> bool:

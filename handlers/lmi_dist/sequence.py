@@ -1,9 +1,8 @@
 """A sequence in the embedded engine, and the rows of a beam search. Plain Python.
 
-A request with beams is admitted with as many slots as it may have beams. Its prompt is computed in the first of them.
-From then on every running beam is a row of the step: a sequence that the executor does not know, with the beam's tokens
-and a slot. When a beam has several successors, the first of them goes on in its slot and the others fork it, into slots
-of beams that have none.
+A request with beams is admitted with as many slots as it may have beams, and its prompt is computed in the first. From
+then on every running beam is a row of the step: a sequence with a slot, which the executor does not know. The first
+successor of a beam goes on in its slot, and the others fork it into free ones.
 """
 
 from __future__ import annotations

@@ -7,7 +7,6 @@ much of a step between the calls of torch, so norms and rotations take few of th
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -38,16 +37,6 @@ class StepInputs:
     adapted: tuple[AdaptedRows, ...] = ()
 
 
-class DecoderModel(Protocol):
-    """A decoder on its device, with its weights."""
-
-    def __call__(self, step: StepInputs) -> Tensor:
-        """Logits of the wanted rows, float32 (num_wanted, vocab_size)."""
-
-    def output(self, name: str) -> Tensor | None:
-        """The wanted rows of a declared output in the last step, (num_wanted, …); None if there are no such rows."""
-
-
 class TorchModel:
     """Call it with a StepInputs for the logits of the wanted rows, float32 (num_wanted, vocab_size)."""
 
@@ -57,7 +46,11 @@ class TorchModel:
         self._logits = len(program.widths) - 1
         self._outputs: dict[str, Tensor] = {}
         tables = [one.rotations for one in program.operations if isinstance(one, Attend) and one.rotations is not None]
-        self._rotations = {id(table): _spread(table).to(dtype) for table in tables}
+        self._rotations: dict[int, Tensor] = {}  # (max_length, 2, 1, channels): of each and of its partner in its pair
+        for table in tables:
+            cosines, sines = table.unbind(1)
+            factors = torch.stack((torch.cat((cosines, cosines), 1), torch.cat((-sines, sines), 1)), 1)
+            self._rotations[id(table)] = factors[:, :, None].to(dtype)
         self._adapters: dict[int, Adapter[Tensor]] = {}
 
     def put_adapter(self, number: int, adapter: Adapter[Tensor]) -> None:
@@ -85,8 +78,7 @@ class TorchModel:
                     _put(buffers, operation, _multiply(operation, buffers[operation.input]))
                 case Attend():
                     heads = buffers[operation.input].unflatten(1, (-1, self._program.head_dim))
-                    self._rotate(operation, heads, rotations)
-                    buffers[operation.output] = self._attend(operation, heads, step)
+                    buffers[operation.output] = self._attend(operation, heads, rotations, step)
                 case Gather():
                     buffers[operation.output] = buffers[operation.input].index_select(0, step.wanted)
                 case Cap():
@@ -108,8 +100,11 @@ class TorchModel:
                 low.append(_Low(rows, functional.linear(x.index_select(0, rows), weights.down), weights))
         return low
 
-    def _rotate(self, operation: Attend, heads: Tensor, rotations: dict[int, Tensor]) -> None:
-        """Normalise and rotate queries and keys, in place, of (rows, heads of queries, keys and values, head_dim)."""
+    def _attend(self, operation: Attend, heads: Tensor, rotations: dict[int, Tensor], step: StepInputs) -> Tensor:
+        """Normalise and rotate in place, store keys and values, and attend.
+
+        (rows, heads of queries, keys and values, head_dim) to (rows, width).
+        """
         num_heads, num_rotated = self._program.num_heads, self._program.num_heads + self._program.num_kv_heads
         if operation.query_norm is not None:
             queries, keys = heads[:, :num_heads], heads[:, num_heads:num_rotated]
@@ -120,10 +115,7 @@ class TorchModel:
             rotated = heads[:, :num_rotated, : cosines.shape[-1]]
             swapped = rotated.roll(cosines.shape[-1] // 2, dims=2)
             rotated.mul_(cosines).addcmul_(swapped, sines)
-
-    def _attend(self, operation: Attend, heads: Tensor, step: StepInputs) -> Tensor:
-        """Store keys and values, and attend: (rows, heads of queries, keys and values, head_dim) to (rows, width)."""
-        queries, keys_values = heads[:, : self._program.num_heads], heads[:, self._program.num_heads :]
+        queries, keys_values = heads[:, :num_heads], heads[:, num_heads:]
         step.attention.write(operation.layer, keys_values)
         return step.attention(
             operation.layer,
@@ -185,12 +177,3 @@ def _multiply_adapted(operation: Linear[Weight], x: Tensor, low: list[_Low]) -> 
         if one.weights.gate is not None:
             gate.index_add_(0, one.rows, functional.linear(one.x, one.weights.gate))
     return activate(gate).mul_(y)
-
-
-def _spread(rotations: Tensor) -> Tensor:
-    """The factors of each channel and of its partner in its pair.
-
-    From cosines and sines (max_length, 2, num_pairs) to (max_length, 2, 1, 2 * num_pairs).
-    """
-    cosines, sines = rotations.unbind(1)
-    return torch.stack((torch.cat((cosines, cosines), 1), torch.cat((-sines, sines), 1)), 1)[:, :, None]

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from handlers.base.configuration import pickled_files, refusal
-from handlers.lmi_dist.model_types import check_extra
+from handlers.lmi_dist.config_file import check_extra
 from lmi.errors import ModelUnusable, cause_line
 from lmi.executor import Progress
 
@@ -29,16 +29,9 @@ BFLOAT16 = np.dtype(np.uint16)
 NAMES = {np.dtype(np.float32): "float32", BFLOAT16: "bfloat16", np.dtype(np.float16): "float16"}
 MAX_HEADER_BYTES = 100_000_000
 DTYPES: dict[str, np.dtype[Any]] = {
-    "F64": np.dtype(np.float64),
-    "F32": np.dtype(np.float32),
-    "F16": np.dtype(np.float16),
-    "BF16": BFLOAT16,
-    "I64": np.dtype(np.int64),
-    "I32": np.dtype(np.int32),
-    "I16": np.dtype(np.int16),
-    "I8": np.dtype(np.int8),
-    "U8": np.dtype(np.uint8),
-    "BOOL": np.dtype(np.bool_),
+    **{"F64": np.dtype(np.float64), "F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": BFLOAT16},
+    **{f"I{8 * size}": np.dtype(f"i{size}") for size in (1, 2, 4, 8)},
+    **{"U8": np.dtype(np.uint8), "BOOL": np.dtype(np.bool_)},
 }
 _INDEX = "model.safetensors.index.json"
 
@@ -57,6 +50,22 @@ def as_float32(array: Array) -> Array:
 
 def dtype_name(array: Array) -> str:
     return NAMES.get(array.dtype, array.dtype.name)
+
+
+def _rounded(array: Array, dtype: np.dtype[Any]) -> Array:
+    """The numbers of an array in another dtype, each the nearest one, of two the even one."""
+    numbers = as_float32(array)
+    if dtype != BFLOAT16:
+        with np.errstate(over="ignore"):
+            return numbers.astype(dtype)
+    bits = numbers.view(np.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(BFLOAT16)
+
+
+def are_equal(one: Array, other: Array) -> bool:
+    """Whether they hold the same numbers, as far as the coarser of their dtypes tells."""
+    pairs = ((_rounded(one, other.dtype), other), (_rounded(other, one.dtype), one))
+    return any(np.array_equal(as_float32(a), as_float32(b)) for a, b in pairs)
 
 
 class Checkpoint:
@@ -123,7 +132,7 @@ def _pickled(folder: Path, allow_pickle: bool) -> dict[Path, Mapping[str, Array]
     files = pickled_files(folder)
     if not files:
         raise ModelUnusable(f"{folder}: no model.safetensors in it")
-    load, tables = pickle_reader(files[0], allow_pickle), dict[Path, Mapping[str, Array]]()
+    load, tables = _pickle_reader(files[0], allow_pickle), dict[Path, Mapping[str, Array]]()
     for file in files:
         try:
             tables[file] = load(file)
@@ -132,7 +141,14 @@ def _pickled(folder: Path, allow_pickle: bool) -> dict[Path, Mapping[str, Array]
     return tables
 
 
-def pickle_reader(file: Path, is_allowed: bool) -> Callable[[Path], dict[str, Array]]:
+def open_tensors(file: Path, pickled: Path, allow_pickle: bool) -> Mapping[str, Array]:
+    """The tensors of a safetensors file, or of a pickled one where there is only that."""
+    if file.is_file() or not pickled.is_file():
+        return SafetensorsFile(file)
+    return _pickle_reader(pickled, allow_pickle)(pickled)
+
+
+def _pickle_reader(file: Path, is_allowed: bool) -> Callable[[Path], dict[str, Array]]:
     """What reads `file` and others. Raises SecurityRefused, or ModelUnusable without torch."""
     if not is_allowed:
         raise refusal(file)

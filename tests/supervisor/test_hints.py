@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from handlers.lmi_dist.model_types import unsupported
+from handlers.lmi_dist.config_file import unsupported
 from lmi.engine.resolve import missing_library
 from lmi.errors import BadConfiguration, ModelUnusable
 from lmi.settings.config import ModelConfig, UserCodeConfig

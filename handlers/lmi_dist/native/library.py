@@ -20,19 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from handlers.lmi_dist.native import variants
-from handlers.lmi_dist.operations import (
-    Adapter,
-    Attend,
-    Cap,
-    Embed,
-    Gather,
-    Linear,
-    LowRank,
-    Norm,
-    Operation,
-    Program,
-    Shrink,
-)
+from handlers.lmi_dist.operations import Adapter, Attend, Cap, Embed, Gather, Linear, Norm, Operation, Program, Shrink
 from handlers.lmi_dist.runner import Chunk
 from handlers.lmi_dist.weights import BFLOAT16, Array, dtype_name, is_float
 from lmi.shared import linux
@@ -44,6 +32,7 @@ _ABI = 3
 _EMBED, _NORM, _LINEAR, _ATTEND, _GATHER, _CAP, _SHRINK = range(7)
 _ACTIVATIONS = {"none": 0, "silu": 1, "relu": 2, "gelu": 3, "gelu_tanh": 4}
 _DTYPES = {np.dtype(np.float32): 0, BFLOAT16: 1, np.dtype(np.float16): 2}
+_OF_PROGRAM = ("num_layers", "num_heads", "num_kv_heads", "head_dim", "vocab_size", "max_length", "num_sites")
 _LIBRARY_OF_TESTS = "LMI_NATIVE_LIBRARY"  # a path, for builds with sanitizers
 
 
@@ -81,8 +70,7 @@ class _Model(Structure):
         ("scratch", c_void_p),
         ("pool_bytes", c_int64),
         ("scratch_bytes", c_int64),
-        *((name, c_int32) for name in ("num_ops", "num_buffers", "num_blocks", "num_layers", "num_heads")),
-        *((name, c_int32) for name in ("num_kv_heads", "head_dim", "vocab_size", "max_length", "num_sites")),
+        *((name, c_int32) for name in ("num_ops", "num_buffers", "num_blocks", *_OF_PROGRAM)),
     ]
 
 
@@ -242,13 +230,7 @@ class NativeModel:
             num_ops=len(ops),
             num_buffers=len(program.widths),
             num_blocks=num_blocks,
-            num_layers=program.num_layers,
-            num_heads=program.num_heads,
-            num_kv_heads=program.num_kv_heads,
-            head_dim=program.head_dim,
-            vocab_size=program.vocab_size,
-            max_length=program.max_length,
-            num_sites=program.num_sites,
+            **{name: getattr(program, name) for name in _OF_PROGRAM},
         )
         self._reserve(1, 1)
 
@@ -287,7 +269,8 @@ class NativeModel:
 
     def put_adapter(self, number: int, adapter: Adapter[Panels]) -> None:
         """Let chunks use an adapter by its number, which is not 0."""
-        sites = (_Site * self._program.num_sites)(*map(_site, adapter))
+        parts = [(None, None, None) if one is None else (one.down, one.up, one.gate) for one in adapter]
+        sites = (_Site * self._program.num_sites)(*(_Site(*map(_described, part)) for part in parts))
         self._adapters[number] = _LoadedAdapter(sites, adapter)
 
     def drop_adapter(self, number: int) -> None:
@@ -364,12 +347,6 @@ def _described(panels: Panels | None) -> _Panels:
     if panels is None:
         return _Panels()
     return _Panels(panels.num_out, panels.num_in, panels.format, 0, _address(panels.data))
-
-
-def _site(weights: LowRank[Panels] | None) -> _Site:
-    if weights is None:
-        return _Site()
-    return _Site(*map(_described, (weights.down, weights.up, weights.gate)))
 
 
 def _address(array: Array) -> int:

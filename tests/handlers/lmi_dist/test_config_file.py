@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 from transformers import AutoConfig
 
-from handlers.lmi_dist.config_file import DEFAULTS, read_config
+from handlers.lmi_dist.config_file import DEFAULTS, INSTALL_TORCH, read_config
 from handlers.lmi_dist.facts import read_facts
 from handlers.lmi_dist.families import _FAMILIES, Architecture, describe
-from handlers.lmi_dist.model_types import INSTALL_TORCH
 from lmi.errors import ModelUnusable
 from tests.handlers.lmi_dist.published_configs import PUBLISHED
 from tests.tiny_models import FAMILIES, tiny_model

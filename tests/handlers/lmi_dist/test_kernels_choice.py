@@ -10,8 +10,8 @@ import sys
 import pytest
 
 from handlers.lmi_dist.facts import read_facts
+from handlers.lmi_dist.loading import choose_library
 from handlers.lmi_dist.native.library import num_threads
-from handlers.lmi_dist.native_runner import choose_library
 from lmi.errors import BadConfiguration
 from lmi.settings.config import EngineConfig
 from tests.tiny_models import tiny_model
@@ -46,7 +46,7 @@ def test_int8_is_refused_where_torch_would_run() -> None:
 def test_a_machine_without_the_library_runs_torch() -> None:
     code = (
         "import logging, sys; logging.basicConfig(level='INFO', format='%(message)s', stream=sys.stdout)\n"
-        "from handlers.lmi_dist.native_runner import choose_library\n"
+        "from handlers.lmi_dist.loading import choose_library\n"
         "from handlers.lmi_dist.facts import read_facts\n"
         "from lmi.settings.config import EngineConfig\n"
         "print(choose_library(read_facts(sys.argv[1]), 'cpu', EngineConfig()))"

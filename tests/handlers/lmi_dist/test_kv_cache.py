@@ -97,7 +97,7 @@ def test_blocks_that_a_fork_has_left_are_taken_from_the_last_to_the_first() -> N
     cache, one, other = forked(12)
     first, last = cache.table(other)[1:]
     cache.adopt(one, other, 12)
-    assert cache.num_idle_blocks == 2
+    assert len(cache._idle) == 2
     slot = cache.allocate(cache.num_free_blocks * 4)
     cache.cover(slot, (cache.num_free_blocks + 7) * 4)
     assert cache.table(slot)[-2:] == [last, first]

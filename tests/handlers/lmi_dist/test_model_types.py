@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from handlers.lmi_dist.config_file import RUN_HERE, check
 from handlers.lmi_dist.families import _FAMILIES
-from handlers.lmi_dist.model_types import RUN_HERE, check
 from lmi.errors import ModelUnusable
 from lmi.settings.resolve import resolve_folder
 

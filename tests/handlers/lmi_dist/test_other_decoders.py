@@ -10,7 +10,7 @@ import torch
 import transformers
 
 from handlers.lmi_dist import Executor
-from handlers.lmi_dist.model_types import KEEPS_ITS_OWN, OWN_ATTENTION, RUN_HERE
+from handlers.lmi_dist.config_file import KEEPS_ITS_OWN, OWN_ATTENTION, RUN_HERE
 from lmi.errors import ModelUnusable
 from lmi.executor import SamplingConfig
 from lmi.settings.config import EngineConfig

@@ -116,7 +116,7 @@ class Engine:
         assert len(cache._empty) + len(cache._idle) == cache.num_free_blocks + cache._num_promised
         assert cache.num_free_blocks >= 0 and cache._num_promised == sum(one.num_promised for one in cache._holdings)
         assert set(cache._tree._places) <= held.keys() | set(cache._idle)
-        leaves = {block for block in cache._idle if not cache._tree.has_children(block)}
+        leaves = {block for block in cache._idle._idle if not cache._tree.has_children(block)}
         assert leaves == {block for block, one in cache._idle._idle.items() if one.is_evictable}
         assert batch.sequences or not (self.scheduler.running or self.scheduler.waiting), "nothing is done"
         copied = [one for followers in batch.followers.values() for one in followers]
@@ -128,7 +128,7 @@ class Engine:
         slot = self.cache.allocate(self.cache.num_blocks * SIZE)
         self.cache.cover(slot, self.cache.num_blocks * SIZE)
         self.cache.free(slot)
-        assert self.cache.num_idle_blocks == len(self.cache._tree) == len(self.cache._tree._children) == 0
+        assert len(self.cache._idle) == len(self.cache._tree) == len(self.cache._tree._children) == 0
 
 
 def num_computed(batches: list[Batch]) -> list[int]:
@@ -190,7 +190,7 @@ def test_the_part_of_a_block_that_no_stranger_may_use_is_free() -> None:
     engine = Engine()
     engine.add(PROMPT[:40], max_tokens=1, cache_salt=None)
     engine.run()
-    assert engine.cache.num_idle_blocks == 2
+    assert len(engine.cache._idle) == 2
 
 
 def test_rows_of_a_context_are_all_that_is_not_counted_as_cached() -> None:
@@ -335,7 +335,7 @@ def test_idle_blocks_count_as_free_and_go_in_the_order_of_their_last_use() -> No
     for number in (1, 2, 3):
         engine.add((number,) * 63, max_tokens=2)
         engine.run()
-    assert engine.cache.num_free_blocks == engine.cache.num_idle_blocks == 12
+    assert engine.cache.num_free_blocks == len(engine.cache._idle) == 12
     engine.add((1,) * 63, max_tokens=1)
     engine.run()
     engine.add((4,) * 49, max_tokens=1)
@@ -382,7 +382,7 @@ def test_nothing_is_kept_where_reuse_is_off() -> None:
     for _ in range(2):
         [one] = engine.add(PROMPT)
         assert num_computed(engine.run()) == [200, 0, 0, 0] and one.num_cached_tokens == 0
-    assert engine.cache.num_idle_blocks == 0
+    assert len(engine.cache._idle) == 0
 
 
 def test_a_failed_sequence_leaves_nothing_that_only_it_used() -> None:

@@ -307,6 +307,6 @@ def test_blocks_that_are_idle_for_the_first_time_go_in_their_order() -> None:
     idle = IdleBlocks()
     for block in (3, 1, 2):
         idle.add(block, is_evictable=block != 1)
-    assert [idle.pop(), idle.pop()] == [3, 2] and list(idle) == [1]
+    assert [idle.pop(), idle.pop()] == [3, 2] and list(idle._idle) == [1]
     idle.allow(1)
     assert idle.pop() == 1 and len(idle) == 0
