@@ -49,7 +49,14 @@ class Answer:
 
     @property
     def body(self) -> bytes:
+        """All bytes of the answer, its head too."""
         return b"".join(self.reads)
+
+    @property
+    def status(self) -> int:
+        """The status, or 0 before it came."""
+        found = re.match(rb"HTTP/1\.[01] (\d+)", self.reads[0]) if self.reads else None
+        return int(found[1]) if found else 0
 
 
 class Connection(asyncio.Protocol):
@@ -57,24 +64,38 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
+        self._done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def ask(self, request: bytes) -> Answer:
+        """The answer. Raises RuntimeError if its status is not 200, ConnectionError if it is not whole."""
+        await self.send(request)
+        if self.answer.status != 200:
+            raise RuntimeError(f"the server said {self.answer.body[:2000]!r}")
+        return self.answer
+
+    async def send(self, request: bytes) -> None:
+        """Send a request, and return when its answer, of any status, is whole. `answer` has the reads so far."""
         self._tail = b""
         self._num_missing: int | None = None  # bytes that a body of known size still lacks
-        self._done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._answer = Answer(time.perf_counter())
+        self._done = asyncio.get_running_loop().create_future()
+        self.answer = Answer(time.perf_counter())
+        if not self.is_open:
+            raise ConnectionError("the server closed the connection")
         self._transport.write(request)  # type: ignore[attr-defined]
         await self._done
-        if not self._answer.reads[0].startswith(b"HTTP/1.1 200"):
-            raise RuntimeError(f"the server said {self._answer.body[:2000]!r}")
-        return self._answer
+
+    @property
+    def is_open(self) -> bool:
+        return not self._transport.is_closing()
 
     def data_received(self, data: bytes) -> None:
-        self._answer.times_s.append(time.perf_counter())
-        self._answer.reads.append(data)
+        if self._done.done():  # after the answer, or its client has left
+            return
+        self.answer.times_s.append(time.perf_counter())
+        self.answer.reads.append(data)
         if self._num_missing is not None:
             self._num_missing -= len(data)
-        elif len(self._answer.reads) == 1:
+        elif len(self.answer.reads) == 1:
             head, _, body = data.partition(b"\r\n\r\n")  # servers write a head in one write
             if size := re.search(rb"(?i)content-length: *(\d+)", head):
                 self._num_missing = int(size[1]) - len(body)
@@ -90,9 +111,10 @@ class Connection(asyncio.Protocol):
         self._transport.close()
 
 
-def request(path: str, body: bytes) -> bytes:
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-    return head.encode() + body
+def request(path: str, body: bytes, headers: Mapping[str, str] | None = None) -> bytes:
+    fields = {"Host": "x", "Content-Type": "application/json", "Content-Length": len(body), **(headers or {})}
+    lines = [f"POST {path} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items())]
+    return "\r\n".join([*lines, "", ""]).encode() + body
 
 
 @dataclass(frozen=True)

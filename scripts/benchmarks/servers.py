@@ -95,6 +95,7 @@ def process(
         raise
     finally:
         stop(child)
+        output.close()
 
 
 def stop(child: subprocess.Popen[bytes], timeout_s: float = 40.0) -> None:

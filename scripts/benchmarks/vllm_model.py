@@ -1,9 +1,9 @@
 """The model of the vLLM benchmark: a random Llama of five million parameters, and prompts for it.
 
 It is so small that a benchmark measures the servers around it, not its kernels. Its tokenizer has learned 4096 pieces
-of made-up words, so that every token is text.
+of made-up words, so that every token is text. `scripts/overload` asks for 35 million parameters, whose steps count.
 
-    python -m scripts.benchmarks.vllm_model FOLDER
+    python -m scripts.benchmarks.vllm_model FOLDER [SHAPE]
 """
 
 from __future__ import annotations
@@ -15,6 +15,10 @@ from pathlib import Path
 from handlers.lmi_vllm.process_setup import hide_foreign_builds
 
 NUM_PIECES = 4096
+SHAPES = {  # hidden size, size between, layers, heads, key-value heads
+    "5M": (256, 688, 4, 4, 2),
+    "35M": (512, 1536, 10, 8, 4),
+}
 WORDS_EACH = 32  # in a prompt
 
 
@@ -31,7 +35,7 @@ def prompts(num_prompts: int, seed: str) -> list[str]:
     return [" ".join(draw.choices(choice, k=WORDS_EACH)) for _ in range(num_prompts)]
 
 
-def make(folder: Path) -> None:
+def make(folder: Path, shape: str = "5M") -> None:
     hide_foreign_builds()
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -44,13 +48,14 @@ def make(folder: Path) -> None:
     tokenizer.train_from_iterator((" ".join(words()) for _ in range(2)), trainer)
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>").save_pretrained(folder)
     torch.manual_seed(0)
+    hidden_size, intermediate_size, num_layers, num_heads, num_kv_heads = SHAPES[shape]
     config = LlamaConfig(
         vocab_size=NUM_PIECES,
-        hidden_size=256,
-        intermediate_size=688,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
+        hidden_size=hidden_size,
+        intermediate_size=intermediate_size,
+        num_hidden_layers=num_layers,
+        num_attention_heads=num_heads,
+        num_key_value_heads=num_kv_heads,
         max_position_embeddings=2048,
         bos_token_id=0,
         eos_token_id=0,
@@ -59,4 +64,4 @@ def make(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    make(Path(sys.argv[1]))
+    make(Path(sys.argv[1]), *sys.argv[2:])

@@ -1,0 +1,188 @@
+"""The clients: in an open loop, which come when they are due, and in a closed one, which ask again after each answer.
+
+All share one event loop at real-time priority where the system allows it, and keep the bytes of an answer for later, so
+that they take little of the cores that the server needs. How much they took is part of what a phase gives back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import math
+import time
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import uvloop
+
+from scripts.benchmarks.load import Connection, Meter, realtime
+from scripts.benchmarks.overload.door import REFUSALS, RETRY_AFTER, Ask, Asked, Door
+from scripts.benchmarks.overload.records import Record
+
+PING_EVERY_S = 0.05
+PING_TIMEOUT_S = 10.0
+MAX_IDLE_S = 2.0  # servers close connections that were idle for longer
+MAX_RETRY_S = 2.0  # closed-loop clients wait no longer after a refusal
+MIN_RETRY_S = 0.1
+
+
+@dataclass(frozen=True)
+class Address:
+    host: str
+    port: int
+    health: str
+
+
+@dataclass(frozen=True)
+class User:
+    """A closed-loop client: its requests, when it begins, and how long it pauses after an answer."""
+
+    asks: Iterator[Ask]
+    begin_s: float = 0.0
+    pause_s: float = 0.0
+
+
+@dataclass
+class Phase:
+    """What clients saw in one phase, and what the driver took meanwhile."""
+
+    records: list[Record] = field(default_factory=list)
+    pings_s: list[float] = field(default_factory=list)
+    num_bad_pings: int = 0
+    late_s: list[float] = field(default_factory=list)  # how late the driver sent its requests
+    driver_cores: float = 0.0
+    foreign_cores: float = 0.0  # of all processes but the driver and those whose ids were given
+
+
+class Clients:
+    """The clients of one phase."""
+
+    def __init__(self, address: Address) -> None:
+        self._address = address
+        self._idle: list[tuple[float, Connection]] = []
+        self.asked: list[Asked] = []
+        self.pings_s: list[float] = []
+        self.num_bad_pings = 0
+
+    async def connection(self) -> Connection:
+        while self._idle:
+            since_s, connection = self._idle.pop()
+            if connection.is_open and time.perf_counter() - since_s < MAX_IDLE_S:
+                return connection
+            connection.close()
+        loop = asyncio.get_running_loop()
+        _, connection = await loop.create_connection(Connection, self._address.host, self._address.port)
+        return connection
+
+    async def ask(self, ask: Ask, due_s: float, until_s: float) -> Asked:
+        """Ask, and leave at `until_s` if the answer is not whole by then."""
+        asked = Asked(ask, due_s, time.perf_counter())
+        self.asked.append(asked)
+        connection = None
+        try:
+            async with asyncio.timeout(until_s - asked.sent_s):
+                connection = await self.connection()
+                await connection.send(ask.payload)
+        except TimeoutError:
+            asked.has_left = True
+        except OSError as error:
+            asked.reason = repr(error)
+        asked.end_s = time.perf_counter()
+        if connection:
+            asked.answer = connection.answer
+            if asked.has_left or asked.reason:
+                connection.close()
+            else:
+                self._idle.append((asked.end_s, connection))
+        return asked
+
+    async def offer(self, asks: Sequence[Ask], times_s: Sequence[float], patience_s: float) -> None:
+        """The open loop: each request at its time, whatever became of those before."""
+        start_s = time.perf_counter()
+        async with asyncio.TaskGroup() as group:
+            for ask, at_s in zip(asks, times_s, strict=True):
+                due_s = start_s + at_s
+                await asyncio.sleep(max(0.0, due_s - time.perf_counter()))
+                group.create_task(self.ask(ask, due_s, due_s + patience_s))
+
+    async def keep(self, users: Sequence[User], seconds: float) -> None:
+        """The closed loop: each user asks again after each answer. At the end all leave."""
+        start_s = time.perf_counter()
+        async with asyncio.TaskGroup() as group:
+            for user in users:
+                group.create_task(self._use(user, start_s, start_s + seconds))
+
+    async def _use(self, user: User, start_s: float, until_s: float) -> None:
+        await asyncio.sleep(user.begin_s)
+        while (now_s := time.perf_counter()) < until_s:
+            asked = await self.ask(next(user.asks), now_s, until_s)
+            pause_s = user.pause_s
+            if asked.answer.status in REFUSALS:
+                found = RETRY_AFTER.search(asked.answer.body)
+                pause_s = min(MAX_RETRY_S, max(MIN_RETRY_S, float(found[1]) if found else 0.0))
+            elif asked.answer.status != 200:
+                pause_s = MIN_RETRY_S
+            await asyncio.sleep(min(pause_s, max(0.0, until_s - time.perf_counter())))
+
+    async def ping(self) -> None:
+        """Ask for the server's health at a steady pace. A late answer makes those due after it late too."""
+        payload = f"GET {self._address.health} HTTP/1.1\r\nHost: x\r\n\r\n".encode()
+        due_s, connection = time.perf_counter(), None
+        while True:
+            try:
+                async with asyncio.timeout(PING_TIMEOUT_S):
+                    connection = connection or await self.connection()
+                    await connection.send(payload)
+                self.num_bad_pings += connection.answer.status != 200
+            except OSError:  # TimeoutError too
+                self.num_bad_pings += 1
+                if connection:
+                    connection.close()
+                connection = None
+            self.pings_s.append(time.perf_counter() - due_s)
+            due_s += PING_EVERY_S
+            await asyncio.sleep(max(0.0, due_s - time.perf_counter()))
+
+    def close(self) -> None:
+        for _, connection in self._idle:
+            connection.close()
+
+
+def run(
+    address: Address, door: Door, roles: Mapping[int, str], load: Callable[[Clients], Coroutine[Any, Any, None]]
+) -> Phase:
+    """Run one phase. `roles` has the process ids of the server, if they are known."""
+    clients = Clients(address)
+
+    async def with_pings() -> float:
+        start_s = time.perf_counter()
+        pinging = asyncio.create_task(clients.ping())
+        await load(clients)
+        pinging.cancel()
+        with suppress(asyncio.CancelledError):
+            await pinging
+        clients.close()
+        return start_s
+
+    gc.collect()
+    gc.disable()
+    meter, cpu_from_s, from_s = Meter(roles), time.process_time(), time.perf_counter()
+    try:
+        with realtime(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            start_s = runner.run(with_pings())
+    finally:
+        gc.enable()
+    driver_cores = (time.process_time() - cpu_from_s) / (time.perf_counter() - from_s)
+    foreign_cores = math.nan
+    with suppress(FileNotFoundError):  # a process of the server has ended meanwhile
+        foreign_cores = meter.stop()[1]
+    return Phase(
+        records=[door.record(asked, start_s) for asked in clients.asked],
+        pings_s=clients.pings_s,
+        num_bad_pings=clients.num_bad_pings,
+        late_s=[asked.sent_s - asked.due_s for asked in clients.asked],
+        driver_cores=driver_cores,
+        foreign_cores=foreign_cores,
+    )

@@ -1,0 +1,103 @@
+"""How a server is asked for a streamed completion, and how what its client read becomes a record."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from scripts.benchmarks.load import Answer, Records, request
+from scripts.benchmarks.overload.records import Outcome, Record
+from scripts.benchmarks.vllm_model import words
+
+REFUSALS = (429, 503)
+RETRY_AFTER = re.compile(rb"(?i)\r\nretry-after: *([\d.]+)")
+APIS = {"openai": "/v1/completions", "lmi": "/invocations"}
+OPENAI = Records(re.compile(rb'"text": ?"'), re.compile(rb'"completion_tokens": ?(\d+)'))
+LMI = Records(re.compile(rb'\{"token": ?\{'))
+WHOLE = {"openai": re.compile(rb"data: \[DONE\]"), "lmi": re.compile(rb'"generated_text": ?"')}
+BROKEN = re.compile(rb'data: \{"error"|"finish_reason": ?"error"')
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A request that a client will send."""
+
+    tenant: str
+    num_wanted: int  # tokens of all its answers together
+    payload: bytes
+
+
+@dataclass
+class Asked:
+    """A request that a client has sent. Times are of `time.perf_counter`."""
+
+    ask: Ask
+    due_s: float
+    sent_s: float
+    end_s: float = 0.0
+    answer: Answer = field(default_factory=lambda: Answer(0.0))
+    has_left: bool = False
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Door:
+    """One API of a server."""
+
+    api: str  # a name in APIS
+    model: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+    num_words: int = 16  # in a prompt
+
+    def ask(self, tenant: str, num_tokens: int, draw: random.Random, num_prompts: int = 1, num_choices: int = 1) -> Ask:
+        """A request for answers of `num_tokens` to prompts of random words, sampled if a prompt has several answers."""
+        prompts = [" ".join(draw.choices(WORDS, k=self.num_words)) for _ in range(num_prompts)]
+        body: dict[str, object]
+        if self.api == "openai":
+            body = {"model": self.model, "prompt": prompts if num_prompts > 1 else prompts[0], "n": num_choices}
+            body |= {"max_tokens": num_tokens, "temperature": float(num_choices > 1), "ignore_eos": True}
+            body |= {"stream": True, "stream_options": {"include_usage": True}}
+        else:
+            parameters = {"max_new_tokens": num_tokens, "ignore_eos_token": True}
+            body = {"inputs": prompts[0], "stream": True, "parameters": parameters}
+            num_prompts = num_choices = 1  # what a stream of this API has
+        headers = {name: value.format(tenant=tenant) for name, value in self.headers.items()}
+        payload = request(APIS[self.api], json.dumps(body).encode(), headers)
+        return Ask(tenant, num_tokens * num_prompts * num_choices, payload)
+
+    def record(self, asked: Asked, start_s: float) -> Record:
+        """What the client of a phase that began at `start_s` saw."""
+        answer, body = asked.answer, asked.answer.body
+        records = OPENAI if self.api == "openai" else LMI
+        times_s = answer.record_times_s(records.mark) if answer.status == 200 else []
+        outcome, reason = self._outcome(asked, body)
+        num_tokens = float(len(times_s))
+        if outcome == Outcome.WHOLE and not isinstance(records.count, int):
+            num_tokens = float(records.count.findall(body)[-1])
+        retry_after = RETRY_AFTER.search(body) if outcome == Outcome.REFUSED else None
+        return Record(
+            tenant=asked.ask.tenant,
+            start_s=asked.due_s - start_s,
+            end_s=asked.end_s - start_s,
+            outcome=outcome,
+            num_wanted=asked.ask.num_wanted,
+            times_s=tuple(at_s - start_s for at_s in times_s),
+            num_tokens=num_tokens,
+            retry_after_s=float(retry_after[1]) if retry_after else None,
+            reason=reason,
+        )
+
+    def _outcome(self, asked: Asked, body: bytes) -> tuple[Outcome, str]:
+        if asked.has_left:
+            return Outcome.LEFT, ""
+        if asked.answer.status in REFUSALS:
+            return Outcome.REFUSED, ""
+        if asked.answer.status == 200 and WHOLE[self.api].search(body) and not BROKEN.search(body):
+            return Outcome.WHOLE, ""
+        return Outcome.FAILED, asked.reason or body[-300:].decode(errors="replace")
+
+
+WORDS: Sequence[str] = words()

@@ -1,0 +1,229 @@
+"""The parts of a run and their figures: load over capacity, a burst, two hogs, tenants that all have a backlog."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+import sys
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from scripts.benchmarks.overload import arrivals, client
+from scripts.benchmarks.overload.client import Clients, Phase, User
+from scripts.benchmarks.overload.door import Ask, Door
+from scripts.benchmarks.overload.records import (
+    Outcome,
+    Record,
+    delivered,
+    goodput,
+    of,
+    quantile,
+    recovery_s,
+    servable,
+    service_gap,
+    services,
+    waits_s,
+)
+from scripts.benchmarks.overload.target import Target
+
+Figures = dict[str, Any]
+
+SETTLE_S = 60.0
+BURST_LOAD = 0.5  # of capacity, beside the burst
+LIGHT_TOKENS = 8
+LIGHT_PAUSE_S = 0.2
+HOG_LEAD_S = 0.5  # before the light client begins
+
+
+@dataclass(frozen=True)
+class Tenant:
+    name: str
+    weight: float
+    num_streams: int
+    num_tokens: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is asked, and for how long."""
+
+    seconds: float = 20.0
+    patience_s: float = 5.0
+    capacity_s: float = 8.0
+    num_users: int = 128  # in the closed loop that measures capacity
+    num_tokens: int = 32
+    burst_s: float = 10.0  # of work, that comes at once
+    hog: tuple[int, int, int] = (128, 4, 200)  # prompts, answers to each, tokens of an answer
+    tenants: tuple[Tenant, ...] = (Tenant("heavy", 1, 256, 48), Tenant("light", 1, 128, 16))
+    seed: str = "0"
+
+
+class Run:
+    """A run against one server. Capacity is measured before and after each part, since the machine may change."""
+
+    def __init__(self, target: Target, door: Door, plan: Plan) -> None:
+        self._target, self._door, self.plan = target, door, plan
+        self._draw = random.Random(plan.seed)
+        self._capacity: float | None = None  # as it was a moment ago
+        self.phases: list[Phase] = []
+
+    def load(self, factor: float) -> Figures:
+        """Poisson arrivals at `factor` times capacity."""
+        before, plan = self._capacity_now(), self.plan
+        times_s = arrivals.poisson(factor * before / plan.num_tokens, plan.seconds, f"{plan.seed} {factor}")
+        phase = self._offer(times_s)
+        from_s = min(plan.patience_s, plan.seconds / 4)
+        return {"load": factor} | self._figures_of(phase, before, from_s)
+
+    def burst(self) -> Figures:
+        """Half of capacity, and at a quarter of the phase `burst_s` of work at once."""
+        before, plan = self._capacity_now(), self.plan
+        rate, at_s = before / plan.num_tokens, plan.seconds / 4
+        times_s = arrivals.burst(BURST_LOAD * rate, plan.seconds, int(rate * plan.burst_s), at_s, f"{plan.seed} burst")
+        phase = self._offer(times_s)
+        return {
+            "num_at_once": int(rate * plan.burst_s),
+            "recovery_s": recovery_s(phase.records, at_s, plan.seconds),
+            "watched_s": plan.seconds - at_s,
+        } | self._figures_of(phase, before, at_s)
+
+    def hogs(self) -> Figures:
+        """A light client by itself, then beside two that each ask for many answers at once, again and again."""
+        light = User(self._asks("light", LIGHT_TOKENS), pause_s=LIGHT_PAUSE_S)
+        self._settle()
+        alone = self._keep([light], max(2.0, self.plan.seconds / 4)).records
+        num_prompts, num_choices, num_tokens = self.plan.hog
+        hogs = [User(self._asks(name, num_tokens, num_prompts, num_choices)) for name in ("hog 1", "hog 2")]
+        beside = self._keep([*hogs, User(light.asks, HOG_LEAD_S, LIGHT_PAUSE_S)], self.plan.seconds).records
+        settle_s = self._settle()
+        (alone_s, _), (beside_s, is_open) = waits_s(alone, "light"), waits_s(beside, "light")
+        asked = [record for record in beside if record.tenant != "light"]
+        return {
+            "light_alone_s": quantile(alone_s, 0.5),
+            "light_beside_s": quantile(beside_s, 0.5),
+            "light_worst_s": quantile(beside_s, 1),
+            "light_ratio": quantile(beside_s, 0.5) / quantile(alone_s, 0.5),
+            "step_ratio": step_s(beside) / step_s(alone),  # as much of it comes from the larger batch
+            "is_at_least": is_open and len(beside_s) == 1,
+            "num_light_answers": len(of(beside, Outcome.WHOLE)),
+            "hogs": {one.value: len(of(asked, one)) for one in Outcome},
+            "hog_tokens": sum(record.num_tokens for record in asked),
+            "reasons": sorted({record.reason for record in of(beside, Outcome.FAILED)}),
+            "settle_s": settle_s,
+        }
+
+    def tenants(self) -> Figures:
+        """Tenants of different size in a closed loop, each of which would fill the server by itself."""
+        before, plan = self._capacity_now(), self.plan
+        users = [
+            User(self._asks(tenant.name, tenant.num_tokens))
+            for tenant in plan.tenants
+            for _ in range(tenant.num_streams)
+        ]
+        records = self._keep(users, plan.seconds).records
+        capacity = self._capacity_after(before)
+        weights, window = {tenant.name: tenant.weight for tenant in plan.tenants}, (plan.seconds / 4, plan.seconds)
+        served = services(records, weights, *window)
+        return {
+            "services": served,
+            "least_share": min(served.values()) * len(served) / (sum(served.values()) or math.nan),
+            "gap_tokens": service_gap(records, weights, *window),
+            "gap_s": service_gap(records, weights, *window) / capacity,
+            "goodput_ratio": delivered(records, *window) / capacity,
+            "outcomes": {one.value: len(of(records, one)) for one in Outcome},
+        }
+
+    def _figures_of(self, phase: Phase, before: float, from_s: float) -> Figures:
+        """The figures of an open-loop phase, of what was due or read from `from_s` to its end."""
+        settle_s, capacity = self._settle(), self._capacity_after(before)
+        plan, window = self.plan, (from_s, self.plan.seconds)
+        due = [record for record in phase.records if record.start_s >= from_s]
+        refused, whole = of(due, Outcome.REFUSED), of(due, Outcome.WHOLE)
+        refusals_ms = [(record.end_s - record.start_s) * 1e3 for record in refused]
+        retries_s = [record.retry_after_s for record in refused if record.retry_after_s is not None]
+        firsts_s = [record.times_s[0] - record.start_s for record in whole if record.times_s]
+        num_servable = servable(phase.records, capacity, plan.seconds, plan.patience_s)
+        return {
+            "capacity": capacity,
+            "capacity_drift": self._capacity_now() / before,
+            "offered_ratio": sum(record.num_wanted for record in due) / (plan.seconds - from_s) / capacity,
+            "goodput_ratio": goodput(phase.records, *window) / capacity,
+            "delivered_ratio": delivered(phase.records, *window) / capacity,
+            "outcomes": {one.value: len(of(due, one)) for one in Outcome},
+            "reasons": sorted({record.reason for record in of(due, Outcome.FAILED)})[:3],
+            "refusal_p50_ms": quantile(refusals_ms, 0.5),
+            "refusal_p99_ms": quantile(refusals_ms, 0.99),
+            "retry_after_s": [quantile(retries_s, share) for share in (0, 0.5, 1)],
+            "num_without_retry_after": len(refused) - len(retries_s),
+            "first_p50_s": quantile(firsts_s, 0.5),
+            "first_p99_s": quantile(firsts_s, 0.99),
+            "ping_p50_ms": quantile(phase.pings_s, 0.5) * 1e3,
+            "ping_p99_ms": quantile(phase.pings_s, 0.99) * 1e3,
+            "num_bad_pings": phase.num_bad_pings,
+            "servable_share": num_servable / (len(of(phase.records, Outcome.REFUSED)) or math.nan),
+            "settle_s": settle_s,
+            "driver_cores": phase.driver_cores,
+            "driver_late_p99_ms": quantile(phase.late_s, 0.99) * 1e3,
+            "foreign_cores": phase.foreign_cores if self._target.pid else math.nan,
+        }
+
+    def _capacity_now(self) -> float:
+        """Tokens a second in a closed loop; the first answer of each user has another length, so that they spread."""
+        if self._capacity is None:
+            plan = self.plan
+            self._settle()
+            users = []
+            for _ in range(plan.num_users):
+                first = self._door.ask("load", self._draw.randint(1, plan.num_tokens), self._draw)
+                users.append(User(itertools.chain([first], self._asks("load", plan.num_tokens))))
+            records = self._keep(users, plan.capacity_s).records
+            self._capacity = delivered(records, plan.capacity_s / 4, plan.capacity_s)
+            if not self._capacity:
+                raise RuntimeError(f"the server answered nothing: {sorted({record.reason for record in records})}")
+            print(f"  capacity {self._capacity:.0f} tokens/s", file=sys.stderr, flush=True)
+        return self._capacity
+
+    def _capacity_after(self, before: float) -> float:
+        """The mean of the capacity before a part and of that now."""
+        self._capacity = None
+        return (before + self._capacity_now()) / 2
+
+    def _asks(self, tenant: str, num_tokens: int, num_prompts: int = 1, num_choices: int = 1) -> Iterator[Ask]:
+        while True:
+            yield self._door.ask(tenant, num_tokens, self._draw, num_prompts, num_choices)
+
+    def _offer(self, times_s: list[float]) -> Phase:
+        asks = list(itertools.islice(self._asks("load", self.plan.num_tokens), len(times_s)))
+        return self._phase(lambda clients: clients.offer(asks, times_s, self.plan.patience_s))
+
+    def _keep(self, users: list[User], seconds: float) -> Phase:
+        return self._phase(lambda clients: clients.keep(users, seconds))
+
+    def _phase(self, load: Callable[[Clients], Coroutine[Any, Any, None]]) -> Phase:
+        phase = client.run(self._target.address, self._door, self._target.roles(), load)
+        self.phases.append(phase)
+        return phase
+
+    def _settle(self) -> float:
+        """Seconds until one small request is answered whole, or NaN if none is in a minute."""
+        began_s = time.monotonic()
+        while time.monotonic() - began_s < SETTLE_S:
+            ask = partial(
+                Clients.offer, asks=[self._door.ask("load", 1, self._draw)], times_s=[0.0], patience_s=SETTLE_S
+            )
+            phase = client.run(self._target.address, self._door, {}, ask)
+            if of(phase.records, Outcome.WHOLE):
+                return time.monotonic() - began_s
+            time.sleep(client.MIN_RETRY_S)
+        return math.nan
+
+
+def step_s(records: list[Record]) -> float:
+    """The median time between two tokens of the light client's whole answers, or NaN."""
+    whole = [record for record in of(records, Outcome.WHOLE) if record.tenant == "light" and len(record.times_s) > 1]
+    gaps_s = [(record.times_s[-1] - record.times_s[0]) / (len(record.times_s) - 1) for record in whole]
+    return quantile(gaps_s, 0.5)

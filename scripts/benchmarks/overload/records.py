@@ -1,0 +1,152 @@
+"""What clients saw, as records, and the figures computed from them: goodput, refusals, recovery, fairness.
+
+No function here does I/O or reads a clock. Times are seconds from the start of a phase. A token counts at the time when
+its client read it.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+IDLE_BELOW = 0.9  # of capacity: a second that delivers less has room
+BACK_AT = 0.9  # of the tokens asked for: goodput is back
+BACK_WINDOW_S = 2.0
+
+
+class Outcome(Enum):
+    WHOLE = "whole"
+    REFUSED = "refused"  # 503 or 429
+    LEFT = "left"  # the client left before the end
+    FAILED = "failed"  # any other status, a broken stream, a closed connection
+
+
+@dataclass(frozen=True)
+class Record:
+    """One request as its client saw it."""
+
+    tenant: str
+    start_s: float  # when it was due, not when a busy driver sent it
+    end_s: float
+    outcome: Outcome
+    num_wanted: int  # tokens
+    times_s: tuple[float, ...] = ()  # of the pieces of text, ascending
+    num_tokens: float = 0.0  # in these pieces
+    retry_after_s: float | None = None
+    reason: str = ""  # of a failure
+
+    def tokens_in(self, from_s: float, to_s: float) -> float:
+        """Tokens read in [from_s, to_s), where each piece has the same number of tokens."""
+        num_pieces = bisect.bisect_left(self.times_s, to_s) - bisect.bisect_left(self.times_s, from_s)
+        return num_pieces * self.num_tokens / len(self.times_s) if num_pieces else 0.0
+
+
+def of(records: Iterable[Record], outcome: Outcome) -> list[Record]:
+    return [record for record in records if record.outcome == outcome]
+
+
+def delivered(records: Iterable[Record], from_s: float, to_s: float) -> float:
+    """Tokens a second that clients read, also those who left before the end."""
+    return sum(record.tokens_in(from_s, to_s) for record in records) / (to_s - from_s)
+
+
+def goodput(records: Iterable[Record], from_s: float, to_s: float) -> float:
+    """Tokens a second of answers that arrived whole before their client left."""
+    return delivered(of(records, Outcome.WHOLE), from_s, to_s)
+
+
+def quantile(values: Iterable[float], share: float) -> float:
+    """The value that this share of them does not exceed; NaN if there is none."""
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else math.nan
+
+
+def servable(records: Iterable[Record], capacity: float, seconds: float, patience_s: float) -> int:
+    """Number of refused requests that idle capacity could have served before their client left.
+
+    Each takes its tokens from the idle part of the seconds between its arrival and its patience, so that no idle token
+    serves two.
+    """
+    records = list(records)
+    idle = [max(0.0, IDLE_BELOW * capacity - delivered(records, at, at + 1)) for at in range(int(seconds))]
+    num_servable = 0
+    for record in sorted(of(records, Outcome.REFUSED), key=lambda record: record.start_s):
+        window = range(math.ceil(record.start_s), min(len(idle), int(record.start_s + patience_s)))
+        if sum(idle[at] for at in window) < record.num_wanted:
+            continue
+        num_servable, missing = num_servable + 1, float(record.num_wanted)
+        for at in window:
+            taken = min(missing, idle[at])
+            idle[at], missing = idle[at] - taken, missing - taken
+    return num_servable
+
+
+def recovery_s(records: Iterable[Record], burst_s: float, seconds: float) -> float | None:
+    """Seconds from a burst until goodput is back, or None if it is not back in this phase.
+
+    It is back at the first arrival after the burst from which on, for two seconds, requests that hold nine tenths of
+    the tokens asked for are answered whole.
+    """
+    after = sorted((record for record in records if record.start_s > burst_s), key=lambda record: record.start_s)
+    for first in after:
+        to_s = first.start_s + BACK_WINDOW_S
+        if to_s > seconds:
+            return None
+        window = [record for record in after if first.start_s <= record.start_s < to_s]
+        wanted = sum(record.num_wanted for record in window)
+        if sum(record.num_wanted for record in of(window, Outcome.WHOLE)) >= BACK_AT * wanted:
+            return first.start_s - burst_s
+    return None
+
+
+def services(records: Iterable[Record], weights: Mapping[str, float], from_s: float, to_s: float) -> dict[str, float]:
+    """Tokens that each tenant got in [from_s, to_s), over its weight."""
+    served = dict.fromkeys(weights, 0.0)
+    for record in records:
+        if record.tenant in served:
+            served[record.tenant] += record.tokens_in(from_s, to_s) / weights[record.tenant]
+    return served
+
+
+def service_gap(records: Sequence[Record], weights: Mapping[str, float], from_s: float, to_s: float) -> float:
+    """The most that one tenant got more than another in any interval of [from_s, to_s): tokens over weight.
+
+    All tenants must be backlogged meanwhile. It is the bound that virtual token counters promise (arXiv 2401.00588).
+    """
+    events = sorted(
+        (at_s, record.tenant, record.num_tokens / len(record.times_s) / weights[record.tenant])
+        for record in records
+        if record.tenant in weights
+        for at_s in record.times_s
+        if from_s <= at_s < to_s
+    )
+    return max((_range_of_difference(events, pair) for pair in itertools.combinations(weights, 2)), default=0.0)
+
+
+def _range_of_difference(events: Sequence[tuple[float, str, float]], pair: tuple[str, str]) -> float:
+    signs = {pair[0]: 1.0, pair[1]: -1.0}
+    steps = (signs[tenant] * service for _, tenant, service in events if tenant in signs)
+    differences = [0.0, *itertools.accumulate(steps)]
+    return max(differences) - min(differences)
+
+
+def waits_s(records: Iterable[Record], tenant: str) -> tuple[list[float], bool]:
+    """How long a client that asks again after each refusal waited for each whole answer.
+
+    Returns the waits and whether the last one is not over: then it counts as far as it went.
+    """
+    waits: list[float] = []
+    began_s = None
+    end_s = 0.0
+    for record in sorted((one for one in records if one.tenant == tenant), key=lambda record: record.start_s):
+        began_s, end_s = record.start_s if began_s is None else began_s, record.end_s
+        if record.outcome == Outcome.WHOLE:
+            waits.append(end_s - began_s)
+            began_s = None
+    if began_s is not None:
+        waits.append(end_s - began_s)
+    return waits, began_s is not None
