@@ -10,9 +10,9 @@ import asyncio
 import gc
 import math
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import uvloop
@@ -20,19 +20,13 @@ import uvloop
 from scripts.benchmarks.load import Connection, Meter, realtime
 from scripts.benchmarks.overload.door import REFUSALS, RETRY_AFTER, Ask, Asked, Door
 from scripts.benchmarks.overload.records import Record
+from scripts.benchmarks.overload.target import Target
 
 PING_EVERY_S = 0.05
 PING_TIMEOUT_S = 10.0
 MAX_IDLE_S = 2.0  # servers close connections that were idle for longer
 MAX_RETRY_S = 2.0  # closed-loop clients wait no longer after a refusal
 MIN_RETRY_S = 0.1
-
-
-@dataclass(frozen=True)
-class Address:
-    host: str
-    port: int
-    health: str
 
 
 @dataclass(frozen=True)
@@ -48,19 +42,19 @@ class User:
 class Phase:
     """What clients saw in one phase, and what the driver took meanwhile."""
 
-    records: list[Record] = field(default_factory=list)
-    pings_s: list[float] = field(default_factory=list)
-    num_bad_pings: int = 0
-    late_s: list[float] = field(default_factory=list)  # how late the driver sent its requests
-    driver_cores: float = 0.0
-    foreign_cores: float = 0.0  # of all processes but the driver and those whose ids were given
+    records: list[Record]
+    pings_s: list[float]
+    num_bad_pings: int
+    late_s: list[float]  # how late the driver sent its requests
+    driver_cores: float
+    foreign_cores: float  # of all processes but the driver and the server that it started
 
 
 class Clients:
     """The clients of one phase."""
 
-    def __init__(self, address: Address) -> None:
-        self._address = address
+    def __init__(self, target: Target) -> None:
+        self._target = target
         self._idle: list[tuple[float, Connection]] = []
         self.asked: list[Asked] = []
         self.pings_s: list[float] = []
@@ -73,7 +67,7 @@ class Clients:
                 return connection
             connection.close()
         loop = asyncio.get_running_loop()
-        _, connection = await loop.create_connection(Connection, self._address.host, self._address.port)
+        _, connection = await loop.create_connection(Connection, self._target.host, self._target.port)
         return connection
 
     async def ask(self, ask: Ask, due_s: float, until_s: float) -> Asked:
@@ -118,6 +112,8 @@ class Clients:
         await asyncio.sleep(user.begin_s)
         while (now_s := time.perf_counter()) < until_s:
             asked = await self.ask(next(user.asks), now_s, until_s)
+            if asked.has_left:
+                return
             pause_s = user.pause_s
             if asked.answer.status in REFUSALS:
                 found = RETRY_AFTER.search(asked.answer.body)
@@ -128,7 +124,7 @@ class Clients:
 
     async def ping(self) -> None:
         """Ask for the server's health at a steady pace. A late answer makes those due after it late too."""
-        payload = f"GET {self._address.health} HTTP/1.1\r\nHost: x\r\n\r\n".encode()
+        payload = f"GET {self._target.health} HTTP/1.1\r\nHost: x\r\n\r\n".encode()
         due_s, connection = time.perf_counter(), None
         while True:
             try:
@@ -150,11 +146,9 @@ class Clients:
             connection.close()
 
 
-def run(
-    address: Address, door: Door, roles: Mapping[int, str], load: Callable[[Clients], Coroutine[Any, Any, None]]
-) -> Phase:
-    """Run one phase. `roles` has the process ids of the server, if they are known."""
-    clients = Clients(address)
+def run(target: Target, door: Door, load: Callable[[Clients], Coroutine[Any, Any, None]]) -> Phase:
+    """Run one phase."""
+    clients = Clients(target)
 
     async def with_pings() -> float:
         start_s = time.perf_counter()
@@ -168,7 +162,7 @@ def run(
 
     gc.collect()
     gc.disable()
-    meter, cpu_from_s, from_s = Meter(roles), time.process_time(), time.perf_counter()
+    meter, cpu_from_s, from_s = Meter(target.roles()), time.process_time(), time.perf_counter()
     try:
         with realtime(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             start_s = runner.run(with_pings())

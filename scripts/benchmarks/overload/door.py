@@ -1,11 +1,11 @@
-"""How a server is asked for a streamed completion, and how what its client read becomes a record."""
+"""When and how a server is asked for streamed completions, and how what a client read becomes a record."""
 
 from __future__ import annotations
 
 import json
 import random
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from scripts.benchmarks.load import Answer, Records, request
@@ -17,6 +17,7 @@ RETRY_AFTER = re.compile(rb"(?i)\r\nretry-after: *([\d.]+)")
 APIS = {"openai": "/v1/completions", "lmi": "/invocations"}
 OPENAI = Records(re.compile(rb'"text": ?"'), re.compile(rb'"completion_tokens": ?(\d+)'))
 LMI = Records(re.compile(rb'\{"token": ?\{'))
+WORDS = words()
 WHOLE = {"openai": re.compile(rb"data: \[DONE\]"), "lmi": re.compile(rb'"generated_text": ?"')}
 BROKEN = re.compile(rb'data: \{"error"|"finish_reason": ?"error"')
 
@@ -73,7 +74,7 @@ class Door:
         answer, body = asked.answer, asked.answer.body
         records = OPENAI if self.api == "openai" else LMI
         times_s = answer.record_times_s(records.mark) if answer.status == 200 else []
-        outcome, reason = self._outcome(asked, body)
+        outcome = self._outcome(asked, body)
         num_tokens = float(len(times_s))
         if outcome == Outcome.WHOLE and not isinstance(records.count, int):
             num_tokens = float(records.count.findall(body)[-1])
@@ -87,17 +88,21 @@ class Door:
             times_s=tuple(at_s - start_s for at_s in times_s),
             num_tokens=num_tokens,
             retry_after_s=float(retry_after[1]) if retry_after else None,
-            reason=reason,
+            reason=asked.reason or body[-300:].decode(errors="replace") if outcome == Outcome.FAILED else "",
         )
 
-    def _outcome(self, asked: Asked, body: bytes) -> tuple[Outcome, str]:
+    def _outcome(self, asked: Asked, body: bytes) -> Outcome:
         if asked.has_left:
-            return Outcome.LEFT, ""
+            return Outcome.LEFT
         if asked.answer.status in REFUSALS:
-            return Outcome.REFUSED, ""
-        if asked.answer.status == 200 and WHOLE[self.api].search(body) and not BROKEN.search(body):
-            return Outcome.WHOLE, ""
-        return Outcome.FAILED, asked.reason or body[-300:].decode(errors="replace")
+            return Outcome.REFUSED
+        is_whole = asked.answer.status == 200 and WHOLE[self.api].search(body) and not BROKEN.search(body)
+        return Outcome.WHOLE if is_whole else Outcome.FAILED
 
 
-WORDS: Sequence[str] = words()
+def poisson(rate: float, seconds: float, seed: str) -> list[float]:
+    """Times in seconds, ascending, of arrivals that come independently at `rate` a second."""
+    draw, times_s, now_s = random.Random(seed), [], 0.0
+    while rate > 0 and (now_s := now_s + draw.expovariate(rate)) < seconds:
+        times_s.append(now_s)
+    return times_s

@@ -12,22 +12,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from scripts.benchmarks.overload import arrivals, client
+from scripts.benchmarks.overload import client
+from scripts.benchmarks.overload import records as counted
 from scripts.benchmarks.overload.client import Clients, Phase, User
-from scripts.benchmarks.overload.door import Ask, Door
-from scripts.benchmarks.overload.records import (
-    Outcome,
-    Record,
-    delivered,
-    goodput,
-    of,
-    quantile,
-    recovery_s,
-    servable,
-    service_gap,
-    services,
-    waits_s,
-)
+from scripts.benchmarks.overload.door import Ask, Door, poisson
+from scripts.benchmarks.overload.records import Outcome, Record, of, quantile
 from scripts.benchmarks.overload.target import Target
 
 Figures = dict[str, Any]
@@ -74,7 +63,7 @@ class Run:
     def load(self, factor: float) -> Figures:
         """Poisson arrivals at `factor` times capacity."""
         before, plan = self._capacity_now(), self.plan
-        times_s = arrivals.poisson(factor * before / plan.num_tokens, plan.seconds, f"{plan.seed} {factor}")
+        times_s = poisson(factor * before / plan.num_tokens, plan.seconds, f"{plan.seed} {factor}")
         phase = self._offer(times_s)
         from_s = min(plan.patience_s, plan.seconds / 4)
         return {"load": factor} | self._figures_of(phase, before, from_s)
@@ -83,11 +72,12 @@ class Run:
         """Half of capacity, and at a quarter of the phase `burst_s` of work at once."""
         before, plan = self._capacity_now(), self.plan
         rate, at_s = before / plan.num_tokens, plan.seconds / 4
-        times_s = arrivals.burst(BURST_LOAD * rate, plan.seconds, int(rate * plan.burst_s), at_s, f"{plan.seed} burst")
-        phase = self._offer(times_s)
+        num_at_once = int(rate * plan.burst_s)
+        times_s = poisson(BURST_LOAD * rate, plan.seconds, f"{plan.seed} burst") + [at_s] * num_at_once
+        phase = self._offer(sorted(times_s))
         return {
-            "num_at_once": int(rate * plan.burst_s),
-            "recovery_s": recovery_s(phase.records, at_s, plan.seconds),
+            "num_at_once": num_at_once,
+            "recovery_s": counted.recovery_s(phase.records, at_s, plan.seconds),
             "watched_s": plan.seconds - at_s,
         } | self._figures_of(phase, before, at_s)
 
@@ -100,7 +90,7 @@ class Run:
         hogs = [User(self._asks(name, num_tokens, num_prompts, num_choices)) for name in ("hog 1", "hog 2")]
         beside = self._keep([*hogs, User(light.asks, HOG_LEAD_S, LIGHT_PAUSE_S)], self.plan.seconds).records
         settle_s = self._settle()
-        (alone_s, _), (beside_s, is_open) = waits_s(alone, "light"), waits_s(beside, "light")
+        (alone_s, _), (beside_s, is_open) = counted.waits_s(alone, "light"), counted.waits_s(beside, "light")
         asked = [record for record in beside if record.tenant != "light"]
         return {
             "light_alone_s": quantile(alone_s, 0.5),
@@ -119,21 +109,19 @@ class Run:
     def tenants(self) -> Figures:
         """Tenants of different size in a closed loop, each of which would fill the server by itself."""
         before, plan = self._capacity_now(), self.plan
-        users = [
-            User(self._asks(tenant.name, tenant.num_tokens))
-            for tenant in plan.tenants
-            for _ in range(tenant.num_streams)
-        ]
+        streams = [tenant for tenant in plan.tenants for _ in range(tenant.num_streams)]
+        users = [User(self._asks(tenant.name, tenant.num_tokens)) for tenant in streams]
         records = self._keep(users, plan.seconds).records
         capacity = self._capacity_after(before)
         weights, window = {tenant.name: tenant.weight for tenant in plan.tenants}, (plan.seconds / 4, plan.seconds)
-        served = services(records, weights, *window)
+        served = counted.services(records, weights, *window)
+        gap_tokens = counted.service_gap(records, weights, *window)
         return {
             "services": served,
             "least_share": min(served.values()) * len(served) / (sum(served.values()) or math.nan),
-            "gap_tokens": service_gap(records, weights, *window),
-            "gap_s": service_gap(records, weights, *window) / capacity,
-            "goodput_ratio": delivered(records, *window) / capacity,
+            "gap_tokens": gap_tokens,
+            "gap_s": gap_tokens / capacity,
+            "goodput_ratio": counted.delivered(records, *window) / capacity,
             "outcomes": {one.value: len(of(records, one)) for one in Outcome},
         }
 
@@ -146,13 +134,13 @@ class Run:
         refusals_ms = [(record.end_s - record.start_s) * 1e3 for record in refused]
         retries_s = [record.retry_after_s for record in refused if record.retry_after_s is not None]
         firsts_s = [record.times_s[0] - record.start_s for record in whole if record.times_s]
-        num_servable = servable(phase.records, capacity, plan.seconds, plan.patience_s)
+        num_servable = counted.servable(phase.records, capacity, plan.seconds, plan.patience_s)
         return {
             "capacity": capacity,
             "capacity_drift": self._capacity_now() / before,
             "offered_ratio": sum(record.num_wanted for record in due) / (plan.seconds - from_s) / capacity,
-            "goodput_ratio": goodput(phase.records, *window) / capacity,
-            "delivered_ratio": delivered(phase.records, *window) / capacity,
+            "goodput_ratio": counted.goodput(phase.records, *window) / capacity,
+            "delivered_ratio": counted.delivered(phase.records, *window) / capacity,
             "outcomes": {one.value: len(of(due, one)) for one in Outcome},
             "reasons": sorted({record.reason for record in of(due, Outcome.FAILED)})[:3],
             "refusal_p50_ms": quantile(refusals_ms, 0.5),
@@ -181,7 +169,7 @@ class Run:
                 first = self._door.ask("load", self._draw.randint(1, plan.num_tokens), self._draw)
                 users.append(User(itertools.chain([first], self._asks("load", plan.num_tokens))))
             records = self._keep(users, plan.capacity_s).records
-            self._capacity = delivered(records, plan.capacity_s / 4, plan.capacity_s)
+            self._capacity = counted.delivered(records, plan.capacity_s / 4, plan.capacity_s)
             if not self._capacity:
                 raise RuntimeError(f"the server answered nothing: {sorted({record.reason for record in records})}")
             print(f"  capacity {self._capacity:.0f} tokens/s", file=sys.stderr, flush=True)
@@ -204,9 +192,8 @@ class Run:
         return self._phase(lambda clients: clients.keep(users, seconds))
 
     def _phase(self, load: Callable[[Clients], Coroutine[Any, Any, None]]) -> Phase:
-        phase = client.run(self._target.address, self._door, self._target.roles(), load)
-        self.phases.append(phase)
-        return phase
+        self.phases.append(client.run(self._target, self._door, load))
+        return self.phases[-1]
 
     def _settle(self) -> float:
         """Seconds until one small request is answered whole, or NaN if none is in a minute."""
@@ -215,8 +202,7 @@ class Run:
             ask = partial(
                 Clients.offer, asks=[self._door.ask("load", 1, self._draw)], times_s=[0.0], patience_s=SETTLE_S
             )
-            phase = client.run(self._target.address, self._door, {}, ask)
-            if of(phase.records, Outcome.WHOLE):
+            if of(client.run(self._target, self._door, ask).records, Outcome.WHOLE):
                 return time.monotonic() - began_s
             time.sleep(client.MIN_RETRY_S)
         return math.nan

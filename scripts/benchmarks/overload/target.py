@@ -13,7 +13,6 @@ from urllib.parse import urlsplit
 from urllib.request import urlopen
 
 from scripts.benchmarks import servers
-from scripts.benchmarks.overload.client import Address
 from scripts.benchmarks.table import ROOT
 from scripts.benchmarks.vllm_servers import ENVIRON
 
@@ -28,7 +27,9 @@ READY_S = 300.0  # vLLM compiles first
 
 @dataclass(frozen=True)
 class Target:
-    address: Address
+    host: str
+    port: int
+    health: str  # a path
     model: str  # what a body of OpenAI's API names
     pid: int | None = None
 
@@ -59,7 +60,7 @@ def running(url: str, model: str = "", pid: int | None = None) -> Target:
     root = f"http://{parts.netloc}"
     health = next((path for path in ("/ping", "/health", "/v1/models") if _get(root + path) is not None), "/ping")
     listed = json.loads(_get(f"{root}/v1/models") or b"{}").get("data") or [{"id": ""}]
-    return Target(Address(parts.hostname, parts.port or 80, health), model or listed[0]["id"], pid)
+    return Target(parts.hostname, parts.port or 80, health, model or listed[0]["id"], pid)
 
 
 def model_35m() -> str:
