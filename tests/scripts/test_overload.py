@@ -16,7 +16,9 @@ from scripts.benchmarks import servers
 from scripts.benchmarks.load import Answer
 from scripts.benchmarks.overload import records, report
 from scripts.benchmarks.overload.door import Asked, Door, poisson
+from scripts.benchmarks.overload.parts import Plan, Run
 from scripts.benchmarks.overload.records import Outcome, Record
+from scripts.benchmarks.overload.target import Target
 from tests.scripts.kernels import ROOT
 
 QUICK = [
@@ -201,6 +203,15 @@ def test_figures_beside_goals_are_of_the_worst_load_and_infinite_where_goodput_n
         "recovery_s": math.inf,
     }
     assert report.clean({"a": [math.nan, 1.23456], "b": math.inf}) == {"a": [None, 1.2346], "b": None}
+
+
+def test_a_server_that_stops_answering_costs_only_the_figures_that_need_it(capfd: pytest.CaptureFixture[str]) -> None:
+    port = servers.free_port()  # nobody listens
+    plan = Plan(seconds=0.2, capacity_s=0.2, num_users=2, hog=(2, 1, 4), settle_s=0.1)
+    run = Run(Target("127.0.0.1", port, "/ping", "bench"), Door("openai", "bench"), plan)
+    found = report.measure(run, ["load", "hogs"], [1.0])
+    assert found["load"] == [] and found["hogs"]["hogs"]["failed"] > 0 and math.isnan(found["hogs"]["light_ratio"])
+    assert "left out: no tokens came" in capfd.readouterr().err
 
 
 def test_unknown_parts_are_refused_by_name() -> None:

@@ -25,17 +25,17 @@ from scripts.benchmarks.overload.target import Target
 PING_EVERY_S = 0.05
 PING_TIMEOUT_S = 10.0
 MAX_IDLE_S = 2.0  # servers close connections that were idle for longer
-MAX_RETRY_S = 2.0  # closed-loop clients wait no longer after a refusal
 MIN_RETRY_S = 0.1
 
 
 @dataclass(frozen=True)
 class User:
-    """A closed-loop client: its requests, when it begins, and how long it pauses after an answer."""
+    """A closed-loop client: its requests, when it begins, how long it pauses after an answer and at most a refusal."""
 
     asks: Iterator[Ask]
     begin_s: float = 0.0
     pause_s: float = 0.0
+    max_retry_s: float = 2.0
 
 
 @dataclass
@@ -117,7 +117,7 @@ class Clients:
             pause_s = user.pause_s
             if asked.answer.status in REFUSALS:
                 found = RETRY_AFTER.search(asked.answer.body)
-                pause_s = min(MAX_RETRY_S, max(MIN_RETRY_S, float(found[1]) if found else 0.0))
+                pause_s = min(user.max_retry_s, max(MIN_RETRY_S, float(found[1]) if found else 0.0))
             elif asked.answer.status != 200:
                 pause_s = MIN_RETRY_S
             await asyncio.sleep(min(pause_s, max(0.0, until_s - time.perf_counter())))

@@ -21,7 +21,6 @@ from scripts.benchmarks.overload.target import Target
 
 Figures = dict[str, Any]
 
-SETTLE_S = 60.0
 BURST_LOAD = 0.5  # of capacity, beside the burst
 LIGHT_TOKENS = 8
 LIGHT_PAUSE_S = 0.2
@@ -48,7 +47,12 @@ class Plan:
     burst_s: float = 10.0  # of work, that comes at once
     hog: tuple[int, int, int] = (128, 4, 200)  # prompts, answers to each, tokens of an answer
     tenants: tuple[Tenant, ...] = (Tenant("heavy", 1, 256, 48), Tenant("light", 1, 128, 16))
+    settle_s: float = 60.0  # at most, between parts
     seed: str = "0"
+
+
+class NoAnswer(Exception):
+    """The server answers nothing, so that there is no capacity to compare with."""
 
 
 class Run:
@@ -160,18 +164,23 @@ class Run:
         }
 
     def _capacity_now(self) -> float:
-        """Tokens a second in a closed loop; the first answer of each user has another length, so that they spread."""
+        """Tokens a second in a closed loop, whose users ask again soon after a refusal so that the server stays full.
+
+        The first answer of each has another length, so that they spread.
+        """
         if self._capacity is None:
             plan = self.plan
             self._settle()
             users = []
             for _ in range(plan.num_users):
                 first = self._door.ask("load", self._draw.randint(1, plan.num_tokens), self._draw)
-                users.append(User(itertools.chain([first], self._asks("load", plan.num_tokens))))
+                asks = itertools.chain([first], self._asks("load", plan.num_tokens))
+                users.append(User(asks, max_retry_s=client.MIN_RETRY_S))
             records = self._keep(users, plan.capacity_s).records
-            self._capacity = counted.delivered(records, plan.capacity_s / 4, plan.capacity_s)
-            if not self._capacity:
-                raise RuntimeError(f"the server answered nothing: {sorted({record.reason for record in records})}")
+            self._capacity = counted.delivered(records, plan.capacity_s / 4, plan.capacity_s) or None
+            if self._capacity is None:
+                reasons = sorted({record.reason for record in of(records, Outcome.FAILED)})
+                raise NoAnswer(f"no tokens came while capacity was measured {reasons[:3]}")
             print(f"  capacity {self._capacity:.0f} tokens/s", file=sys.stderr, flush=True)
         return self._capacity
 
@@ -196,11 +205,14 @@ class Run:
         return self.phases[-1]
 
     def _settle(self) -> float:
-        """Seconds until one small request is answered whole, or NaN if none is in a minute."""
+        """Seconds until one small request is answered whole, or NaN if none is in `settle_s`."""
         began_s = time.monotonic()
-        while time.monotonic() - began_s < SETTLE_S:
+        while time.monotonic() - began_s < self.plan.settle_s:
             ask = partial(
-                Clients.offer, asks=[self._door.ask("load", 1, self._draw)], times_s=[0.0], patience_s=SETTLE_S
+                Clients.offer,
+                asks=[self._door.ask("load", 1, self._draw)],
+                times_s=[0.0],
+                patience_s=self.plan.settle_s,
             )
             if of(client.run(self._target, self._door, ask).records, Outcome.WHOLE):
                 return time.monotonic() - began_s

@@ -18,12 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from scripts.benchmarks.overload.door import APIS, Door
-from scripts.benchmarks.overload.parts import Figures, Plan, Run, Tenant
+from scripts.benchmarks.overload.parts import Figures, NoAnswer, Plan, Run, Tenant
 from scripts.benchmarks.overload.records import quantile
 from scripts.benchmarks.overload.target import KINDS, running, started
 from scripts.benchmarks.table import Goal, machine, table
 
 PARTS = ("load", "burst", "hogs", "tenants")
+PARTS_OF = {"openai": PARTS, "lmi": ("load", "burst", "tenants")}  # only OpenAI's API streams several prompts
 BEARER = ("Authorization", "Bearer {tenant}")
 GOALS: list[Goal] = [
     ("goodput 1", "goodput over capacity, load 1 of capacity", ">=", 0.9),
@@ -42,13 +43,14 @@ def main() -> None:
     words = sys.argv[1:]
     own, flags = (words[: words.index("--")], words[words.index("--") + 1 :]) if "--" in words else (words, [])
     arguments = parser().parse_args(own)
-    if unknown := set(arguments.parts) - set(PARTS):
+    if unknown := set(arguments.parts) - set(PARTS_OF[arguments.api]):
         parser().error(f"no such part: {', '.join(sorted(unknown))}")
-    plan = Plan(**{field.name: getattr(arguments, field.name) for field in fields(Plan)})
+    given = vars(arguments)
+    plan = Plan(**{field.name: given[field.name] for field in fields(Plan) if field.name in given})
     server = nullcontext(running(arguments.url, arguments.model)) if arguments.url else started(arguments.server, flags)
     with server as target:
         run = Run(target, Door(arguments.api, target.model, dict(arguments.header)), plan)
-        found = measure(run, arguments.parts or PARTS, arguments.loads)
+        found = measure(run, arguments.parts or PARTS_OF[arguments.api], arguments.loads)
     found["server"] = [arguments.url or arguments.server, *flags]
     print(f"{loads_table(found['load'])}\n\n{table(headlines(found), GOALS, 'not measured')}\n\n{closing(run, found)}")
     text = json.dumps(clean(found))
@@ -62,7 +64,7 @@ def parser() -> argparse.ArgumentParser:
         "scripts/overload", description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     add = parser.add_argument
-    add("parts", nargs="*", help=f"any of {', '.join(PARTS)}; all by default", default=[])
+    add("parts", nargs="*", help=f"any of {', '.join(PARTS)}, where the API has it; all by default", default=[])
     server = parser.add_mutually_exclusive_group()
     server.add_argument("--url", help="a server that runs: http://HOST:PORT")
     server.add_argument("--server", choices=KINDS, default="35M", help="the server to start")
@@ -109,13 +111,18 @@ def tenants(text: str) -> tuple[Tenant, ...]:
 
 
 def measure(run: Run, parts: Iterable[str], loads: Iterable[float]) -> Figures:
+    """The figures of each part. If the server stops answering in one, the parts before keep theirs."""
     found: Figures = {"load": []}
     for part in parts:
         print(f"{part} ...", file=sys.stderr, flush=True)
-        if part == "load":
-            found["load"] = [run.load(factor) for factor in loads]
-        else:
-            found[part] = getattr(run, part)()
+        try:
+            if part == "load":
+                for factor in loads:
+                    found["load"].append(run.load(factor))
+            else:
+                found[part] = getattr(run, part)()
+        except NoAnswer as error:
+            print(f"  left out: {error}", file=sys.stderr, flush=True)
     return found
 
 
