@@ -88,11 +88,13 @@ def test_what_idle_seconds_could_have_served_is_counted_once() -> None:
     assert records.servable([*half, refused(3.5, 10)], capacity=100, seconds=4, patience_s=4) == 0
 
 
-def test_goodput_is_back_where_what_arrives_from_then_on_is_answered() -> None:
+def test_goodput_is_back_where_all_that_arrives_from_then_on_is_answered() -> None:
     lost = [left(5 + number / 4, 9, num_tokens=5) for number in range(12)]  # due until 7.75 s
     served = [whole(8 + number / 4, 8.5 + number / 4) for number in range(16)]
     assert records.recovery_s([*lost, *served], burst_s=5, seconds=12) == 3
     assert records.recovery_s([*lost, *served, left(8, 9, num_tokens=1)], burst_s=5, seconds=12) == 3  # 2 of 82 tokens
+    assert records.recovery_s([whole(5.1, 6), *lost, *served, left(5, 9)], burst_s=5, seconds=12) == 3
+    assert records.recovery_s([*served, *lost, left(9.1, 9.2)], burst_s=5, seconds=12) == 4.25
     assert records.recovery_s([*lost, *served], burst_s=5, seconds=9) is None
     assert records.recovery_s(lost, burst_s=5, seconds=12) is None
     assert records.recovery_s([*lost, *[refused(record.start_s) for record in served]], 5, 12) is None
@@ -164,7 +166,14 @@ def overload(*words: str) -> dict[str, Any]:
 def test_every_part_runs_against_a_server_with_three_places(tmp_path: Path) -> None:
     file = tmp_path / "figures.json"
     words = ["--loads", "1,4", "--hog", "3,1,20", "--tenants", "big:2:32:20,small:1:16:10", "--json", str(file)]
-    places = ["--set", "option.echo_max_num_sequences=2", "--set", "job_queue_size=1"]
+    places = [
+        "--set",
+        "option.echo_step_ms=10",
+        "--set",
+        "option.echo_max_num_sequences=2",
+        "--set",
+        "job_queue_size=1",
+    ]
     found = overload("--server", "echo", *words, "--", *places)
     assert json.loads(file.read_text()) == found
     assert [row["load"] for row in found["load"]] == [1, 4] and found["burst"]["num_at_once"] > 0

@@ -47,7 +47,7 @@ class Phase:
     num_bad_pings: int
     late_s: list[float]  # how late the driver sent its requests
     driver_cores: float
-    foreign_cores: float  # of all processes but the driver and the server that it started
+    foreign_cores: float  # of all processes but the driver and the server, if this is its child
 
 
 class Clients:
@@ -171,7 +171,7 @@ def run(target: Target, door: Door, load: Callable[[Clients], Coroutine[Any, Any
     driver_cores = (time.process_time() - cpu_from_s) / (time.perf_counter() - from_s)
     foreign_cores = math.nan
     with suppress(FileNotFoundError):  # a process of the server has ended meanwhile
-        foreign_cores = meter.stop()[1]
+        foreign_cores = meter.stop()[1] if target.pid else math.nan
     return Phase(
         records=[door.record(asked, start_s) for asked in clients.asked],
         pings_s=clients.pings_s,

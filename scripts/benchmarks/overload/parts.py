@@ -160,7 +160,7 @@ class Run:
             "settle_s": settle_s,
             "driver_cores": phase.driver_cores,
             "driver_late_p99_ms": quantile(phase.late_s, 0.99) * 1e3,
-            "foreign_cores": phase.foreign_cores if self._target.pid else math.nan,
+            "foreign_cores": phase.foreign_cores,
         }
 
     def _capacity_now(self) -> float:

@@ -16,6 +16,7 @@ from enum import Enum
 IDLE_BELOW = 0.9  # of capacity: a second that delivers less has room
 BACK_AT = 0.9  # of the tokens asked for: goodput is back
 BACK_WINDOW_S = 2.0
+BURST_WIDTH_S = 0.01
 
 
 class Outcome(Enum):
@@ -86,21 +87,22 @@ def servable(records: Iterable[Record], capacity: float, seconds: float, patienc
 
 
 def recovery_s(records: Iterable[Record], burst_s: float, seconds: float) -> float | None:
-    """Seconds from a burst until goodput is back, or None if it is not back in this phase.
+    """Seconds from a burst until goodput is back and stays, or None if it does not in this phase.
 
-    It is back at the first arrival after the burst from which on, for two seconds, requests that hold nine tenths of
-    the tokens asked for are answered whole.
+    It is back at the first arrival after the burst from which on, in every two seconds, requests that hold nine tenths
+    of the tokens asked for are answered whole. The requests of the burst itself do not count.
     """
-    after = sorted((record for record in records if record.start_s > burst_s), key=lambda record: record.start_s)
-    for first in after:
-        to_s = first.start_s + BACK_WINDOW_S
-        if to_s > seconds:
-            return None
-        window = [record for record in after if first.start_s <= record.start_s < to_s]
-        wanted = sum(record.num_wanted for record in window)
-        if sum(record.num_wanted for record in of(window, Outcome.WHOLE)) >= BACK_AT * wanted:
-            return first.start_s - burst_s
-    return None
+    after = [record for record in records if record.start_s > burst_s + BURST_WIDTH_S]
+    back_s = None
+    for from_s in sorted((record.start_s for record in after), reverse=True):
+        if from_s + BACK_WINDOW_S > seconds:
+            continue
+        window = [record for record in after if from_s <= record.start_s < from_s + BACK_WINDOW_S]
+        answered = sum(record.num_wanted for record in of(window, Outcome.WHOLE))
+        if answered < BACK_AT * sum(record.num_wanted for record in window):
+            break
+        back_s = from_s - burst_s
+    return back_s
 
 
 def services(records: Iterable[Record], weights: Mapping[str, float], from_s: float, to_s: float) -> dict[str, float]:

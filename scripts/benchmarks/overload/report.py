@@ -67,7 +67,12 @@ def parser() -> argparse.ArgumentParser:
     add("parts", nargs="*", help=f"any of {', '.join(PARTS)}, where the API has it; all by default", default=[])
     server = parser.add_mutually_exclusive_group()
     server.add_argument("--url", help="a server that runs: http://HOST:PORT")
-    server.add_argument("--server", choices=KINDS, default="35M", help="the server to start")
+    server.add_argument(
+        "--server",
+        choices=KINDS,
+        default="35M",
+        help="the server to start; echo has no model, and its capacity hardly depends on the machine",
+    )
     add("--api", choices=APIS, default="openai")
     add("--model", default="", help="what requests name; else the first that the server lists")
     add(
@@ -158,11 +163,11 @@ def loads_table(rows: list[Figures]) -> str:
 def closing(run: Run, found: Figures) -> str:
     cores = max(phase.driver_cores for phase in run.phases)
     late_ms = quantile((late_s * 1e3 for phase in run.phases for late_s in phase.late_s), 0.99)
-    foreign = max((phase.foreign_cores for phase in run.phases), default=math.nan)
+    foreign = quantile((phase.foreign_cores for phase in run.phases if not math.isnan(phase.foreign_cores)), 1)
     is_at_least = found.get("hogs", {}).get("is_at_least")
     return ("The light client still waited at the end: its ratio is a lower bound. " if is_at_least else "") + (
         f"The driver took {cores:.2f} of {os.cpu_count()} cores in its dearest phase and sent requests "
-        f"{late_ms:.1f} ms late (p99); others than the server took up to {foreign:.2f} cores. On {machine()}."
+        f"{late_ms:.1f} ms late (p99); others than its server took up to {foreign:.2f} cores. On {machine()}."
     )
 
 

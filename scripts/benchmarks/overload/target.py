@@ -16,12 +16,12 @@ from scripts.benchmarks import servers
 from scripts.benchmarks.table import ROOT
 from scripts.benchmarks.vllm_servers import ENVIRON
 
-LMI_FLAGS = {
-    "echo": ["--set", "option.rolling_batch=echo"],
-    "demo": [],
-    "35M": ["--set", "option.model_name=bench"],
+LMI_ENVIRON = {  # flags win over it
+    "echo": {"OPTION_ROLLING_BATCH": "echo", "OPTION_ECHO_STEP_MS": "60"},  # slow enough for busy cores
+    "demo": {},
+    "35M": {},
 }
-KINDS = [*LMI_FLAGS, "vllm"]
+KINDS = [*LMI_ENVIRON, "vllm"]
 READY_S = 300.0  # vLLM compiles first
 
 
@@ -47,8 +47,8 @@ def started(kind: str, flags: Sequence[str]) -> Iterator[Target]:
         command += [*place, "--served-model-name", "bench", *flags]
     else:
         command = [sys.executable, "-m", "lmi", "serve", model_35m() if kind == "35M" else "demo", *place]
-        command += ["--log-level", "WARNING", *LMI_FLAGS[kind], *flags]
-    with servers.process(command, port, ENVIRON, "/health", READY_S) as server:
+        command += ["--log-level", "WARNING", *flags]
+    with servers.process(command, port, ENVIRON | LMI_ENVIRON.get(kind, {}), "/health", READY_S) as server:
         yield running(f"http://127.0.0.1:{port}", pid=server.process.pid)
 
 
