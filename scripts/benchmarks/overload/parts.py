@@ -138,12 +138,13 @@ class Run:
         refusals_ms = [(record.end_s - record.start_s) * 1e3 for record in refused]
         retries_s = [record.retry_after_s for record in refused if record.retry_after_s is not None]
         firsts_s = [record.times_s[0] - record.start_s for record in whole if record.times_s]
+        offered = sum(record.num_wanted for record in due) / (plan.seconds - from_s)
         num_servable = counted.servable(phase.records, capacity, plan.seconds, plan.patience_s)
         return {
             "capacity": capacity,
             "capacity_drift": self._capacity_now() / before,
-            "offered_ratio": sum(record.num_wanted for record in due) / (plan.seconds - from_s) / capacity,
-            "goodput_ratio": counted.goodput(phase.records, *window) / capacity,
+            "offered_ratio": offered / capacity,
+            "goodput_ratio": counted.goodput(phase.records, *window) / (min(capacity, offered) or math.nan),
             "delivered_ratio": counted.delivered(phase.records, *window) / capacity,
             "outcomes": {one.value: len(of(due, one)) for one in Outcome},
             "reasons": sorted({record.reason for record in of(due, Outcome.FAILED)})[:3],
