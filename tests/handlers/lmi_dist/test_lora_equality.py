@@ -86,7 +86,7 @@ def test_torch_gives_the_logits_of_the_merged_model(case: tuple[Path, Path]) -> 
     model, adapter = case
     runner = load_runner(model, CONFIG, num_slots=2, max_length=200)
     assert runner.adapters is not None
-    runner.adapters.put(5, runner.adapters.read(str(adapter)))
+    runner.adapters.model.put_adapter(5, runner.adapters.read(str(adapter)))
     prefills = [Chunk(0, 0, IDS, len(IDS), adapter=5), Chunk(1, 0, IDS[:9], 9)]
     with_adapter, without = forward(runner, Plan([], prefills)).split((len(IDS), 9))
     expected = peft_adapters.logits_of(peft_adapters.merged(model, adapter), IDS)
@@ -129,7 +129,7 @@ def test_no_batch_no_cut_and_no_other_adapter_changes_a_bit(adapters: dict[str, 
     runner = load_native(model, EngineConfig(options=LORA, **kind), max_length=200)  # type: ignore[arg-type]
     assert runner.adapters is not None
     for number, path in enumerate(adapters.values(), start=1):
-        runner.adapters.put(number, runner.adapters.read(path))
+        runner.adapters.model.put_adapter(number, runner.adapters.read(path))
     prompts = [[draw.randrange(VOCAB_SIZE) for _ in range(draw.choice((1, 30, 180)))] for _ in range(12)]
     users = [index % 4 for index in range(12)]
     expected = [whole(runner if user else plain, ids, user) for ids, user in zip(prompts, users, strict=True)]
