@@ -54,7 +54,7 @@ def test_without_a_compiler_the_model_runs_eagerly_and_one_line_says_why(
     assert "no-such-compiler" in line
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_a_server_compiles_by_default_and_the_next_start_finds_what_it_made(tmp_path: Path) -> None:
     environ = {"TORCHDYNAMO_DISABLE": "0", "XDG_CACHE_HOME": str(tmp_path)}
     answers, libraries = [], []
