@@ -82,7 +82,8 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
         max_step_s = None if options.max_step_ms is None else options.max_step_ms / 1000
         self._pace = Pace(options.max_prefill_tokens or MAX_PREFILL_TOKENS, max_step_s)
         may_run = None if self._lora is None else self._lora.may_run
-        self._scheduler = Scheduler(self._cache, self._pace, drafts=_can_draft(self._runner, options), may_run=may_run)
+        drafts, num_express = _can_draft(self._runner, options), limits.num_express
+        self._scheduler = Scheduler(self._cache, self._pace, drafts=drafts, may_run=may_run, num_express=num_express)
         self._sampler = Sampler(self._runner.vocab_size, processors, num_threads())
         self._capture = Capture(self._runner)
         folder = None  # of a server's model: guides may read its tokenizer
@@ -271,7 +272,7 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
 def _new_cache(runner: Runner, limits: Limits, settings: ExecutorConfig) -> KvCache:
     return KvCache(
         limits.num_cache_tokens // runner.tokens_per_block,
-        limits.num_slots,
+        limits.num_all_slots,
         runner.tokens_per_block,
         shares_blocks=runner.shares_blocks,
         reuses_prefixes=runner.shares_blocks and settings.kv_cache_config.enable_block_reuse,

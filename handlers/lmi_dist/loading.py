@@ -53,13 +53,24 @@ class Buffers:
                 raise ModelUnusable(said.replace(folder, "engine_buffer")) from error
 
 
+SLOTS_PER_EXPRESS_PLACE = 16
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits on running sequences, on the tokens of one sequence, and on the tokens in the cache."""
+    """The limits on running sequences, on the tokens of one sequence, and on the tokens in the cache.
+
+    Beside `num_slots` sequences run `num_express` of requests that say so, where a slot costs memory only when written.
+    """
 
     num_slots: int
     max_length: int
     num_cache_tokens: int
+    num_express: int = 0
+
+    @property
+    def num_all_slots(self) -> int:
+        return self.num_slots + self.num_express
 
 
 def choose_limits(
@@ -96,7 +107,7 @@ def choose_limits(
         max_length = num_cache_tokens
     if not is_lazy:
         num_slots = max(1, min(num_slots, max(num_cache_tokens, memory_bytes // 4 // token_bytes) // max_length))
-    return Limits(num_slots, max_length, num_cache_tokens)
+    return Limits(num_slots, max_length, num_cache_tokens, num_slots // SLOTS_PER_EXPRESS_PLACE if is_lazy else 0)
 
 
 def load(
@@ -184,7 +195,7 @@ def _load_torch(facts: ModelFacts, device: str, config: EngineConfig, progress: 
         is_lazy=not is_cuda,
     )
     runner = ModelRunner(
-        facts, placement, config, num_slots=limits.num_slots, max_length=limits.max_length, progress=progress
+        facts, placement, config, num_slots=limits.num_all_slots, max_length=limits.max_length, progress=progress
     )
     return runner, limits
 
@@ -202,6 +213,7 @@ def describe(
         vocab_size=runner.vocab_size,
         max_sequence_length=limits.max_length,
         max_num_sequences=limits.num_slots,
+        num_express_places=limits.num_express,
         dtype=runner.dtype,
         device=runner.device,
         kernels=runner.kernels,

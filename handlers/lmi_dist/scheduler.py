@@ -1,9 +1,9 @@
 """Which sequences run in the next step, and which of their tokens: decodes with drafts, and chunks of prompts.
 
-Sequences rank by priority, then by age: the first in rank is admitted first, the last is preempted first. The prompt of
-a request is computed once for those of its sequences that find room together: the first leads, the others hold a slot
-and follow, and get a copy in the step that completes the prompt. A sequence that finds no room by then computes its
-tokens itself.
+Sequences rank by priority, then by age, express ones before all: the first in rank is admitted first, the last is
+preempted first. The prompt of a request is computed once for those of its sequences that find room together: the first
+leads, the others hold a slot and follow, and get a copy in the step that completes the prompt. A sequence that finds no
+room by then computes its tokens itself.
 """
 
 from __future__ import annotations
@@ -62,12 +62,22 @@ class Batch:
 class Scheduler:
     """The scheduler owns the lists of `waiting` and `running` sequences, both sorted by rank."""
 
-    def __init__(self, cache: KvCache, pace: Pace, *, drafts: bool = False, may_run: MayRun | None = None) -> None:
-        """`drafts`: whether decodes may have drafts. The model must then be invariant, or answers would change.
+    def __init__(
+        self,
+        cache: KvCache,
+        pace: Pace,
+        *,
+        drafts: bool = False,
+        may_run: MayRun | None = None,
+        num_express: int = 0,
+    ) -> None:
+        """`num_express`: the slots that only express requests get.
+
+        `drafts`: whether decodes may have drafts. The model must then be invariant, or answers would change.
 
         `may_run`: whether a sequence may run beside others. Nothing overtakes one that may not.
         """
-        self._may_run = may_run
+        self._may_run, self._num_express = may_run, num_express
         has_adapters = may_run is not None and cache.shares_blocks
         self._order = attrgetter("adapter", "slot") if has_adapters else attrgetter("slot")  # of decodes
         self.cache = cache
@@ -216,10 +226,12 @@ class Scheduler:
                 self.remove(owner)
                 self._failed.append(owner)
             else:
-                last = self.running[-1]  # perhaps itself; all sequences before it have their blocks
-                self.remove(last)
-                last.restart()
-                self.add(last)  # its age puts it before all sequences that came later
+                self._preempt(self.running[-1])  # perhaps itself; all sequences before it have their blocks
+
+    def _preempt(self, sequence: EmbeddedSequence) -> None:
+        self.remove(sequence)
+        sequence.restart()
+        self.add(sequence)  # its age puts it before all sequences that came later
 
     def _add_drafts(self, decodes: list[Chunk], decoding: list[EmbeddedSequence]) -> None:
         """Add the drafts that are worth their rows. A draft fits in the blocks that its sequence has."""
@@ -297,7 +309,8 @@ class Scheduler:
         width, num_tokens = sequence.width, sequence.num_prefill
         num_each = 1 if self.cache.shares_blocks else num_tokens  # tokens that each further beam is promised room for
         num_kept = width * len(self.running) + (width - 1) * self.cache.num_blocks_for(num_each)
-        if not self.cache.can_allocate(num_tokens, shared, num_later=num_later, num_kept=num_kept, num_slots=width):
+        num_slots = width if sequence.request.is_express else width + self._num_express
+        if not self.cache.can_allocate(num_tokens, shared, num_later=num_later, num_kept=num_kept, num_slots=num_slots):
             return False
         if self._may_run is not None and not self._may_run(sequence, self.running):
             return False
@@ -350,7 +363,7 @@ def drafter_of(sequence: EmbeddedSequence) -> Drafter:
 
 
 def _rank(sequence: EmbeddedSequence) -> tuple[float, int, int]:
-    return (-sequence.request.priority, sequence.id, sequence.index)
+    return (-sequence.request.priority - sequence.request.is_express, sequence.id, sequence.index)
 
 
 def _num_known(sequence: EmbeddedSequence) -> int:

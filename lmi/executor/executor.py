@@ -57,6 +57,8 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Facts about a loaded engine, with which a front end checks a request before it sends it.
 
+    Beside `max_num_sequences` in a batch it may run `num_express_places` of requests that say so.
+
     Only `adapters` changes while the engine runs.
     """
 
@@ -64,6 +66,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int
     max_sequence_length: int  # prompt and output together, tokens
     max_num_sequences: int
+    num_express_places: int = 0
     dtype: str = ""
     device: str = ""
     kernels: str = ""  # what computes, where an engine has a choice

@@ -207,9 +207,9 @@ class Request(_Arguments, frozen=True, kw_only=True):
     """One prompt and everything an engine needs to continue it.
 
     `end_ids` holds further end tokens beside `end_id`, and `ignore_eos` lets generation continue past all of them;
-    upstream has neither. `stop_words` and `bad_words` are token id sequences. Stop words are matched only on generated
-    tokens and stay in the output. `allotted_time_ms` counts from enqueue. Every Response carries the `client_id`.
-    `num_return_sequences` becomes the SamplingConfig's, where it may stand instead.
+    upstream has neither, and no `is_express`. `stop_words` and `bad_words` are token id sequences. Stop words are
+    matched only on generated tokens and stay in the output. `allotted_time_ms` counts from enqueue. Every Response
+    carries the `client_id`. `num_return_sequences` becomes the SamplingConfig's, where it may stand instead.
     """
 
     BATCHED_POST_PROCESSOR_NAME: ClassVar[str] = "batched"
@@ -225,6 +225,7 @@ class Request(_Arguments, frozen=True, kw_only=True):
     logits_post_processor_name: str | None = None
     return_all_generated_tokens: bool = False
     priority: float = DEFAULT_PRIORITY  # 1 is the most urgent
+    is_express: bool = False  # it may have one of the engine's express places
     allotted_time_ms: int | None = None
     client_id: int | None = None
     num_return_sequences: int | None = None

@@ -595,12 +595,12 @@ def test_naming_the_package_does_not_import_torch() -> None:
 @pytest.mark.parametrize(
     ("config", "is_lazy", "limits"),
     [
-        (EngineConfig(), True, Limits(64, 4096, 64 * 2048)),
+        (EngineConfig(), True, Limits(64, 4096, 64 * 2048, 4)),
         (EngineConfig(max_num_sequences=8, max_sequence_length=100), True, Limits(8, 100, 800)),
-        (EngineConfig(max_sequence_length=10**6), True, Limits(64, 4096, 64 * 2048)),
-        (EngineConfig(max_kv_cache_tokens=5), True, Limits(64, 16, 16)),
-        (EngineConfig(max_kv_cache_tokens=4000), True, Limits(64, 4000, 4000)),
-        (EngineConfig(max_kv_cache_tokens=4111), True, Limits(64, 4096, 4096)),
+        (EngineConfig(max_sequence_length=10**6), True, Limits(64, 4096, 64 * 2048, 4)),
+        (EngineConfig(max_kv_cache_tokens=5), True, Limits(64, 16, 16, 4)),
+        (EngineConfig(max_kv_cache_tokens=4000), True, Limits(64, 4000, 4000, 4)),
+        (EngineConfig(max_kv_cache_tokens=4111), True, Limits(64, 4096, 4096, 4)),
         (EngineConfig(), False, Limits(50, 4096, 64 * 2048)),
         (EngineConfig(max_num_sequences=8), False, Limits(8, 4096, 8 * 2048)),
     ],

@@ -74,6 +74,7 @@ OURS = {
     "Request.guided_decoding_params",
     "Request.return_all_generated_tokens",
     "Request.priority",
+    "Request.is_express",  # vLLM says that it has no express places
     "Request.allotted_time_ms",
     "Request.cache_salt",
     "Request.client_id",
