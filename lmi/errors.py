@@ -44,6 +44,7 @@ class ErrorInfo(NamedTuple):
     label: str
     message: str
     field: str | None = None
+    retry_after_s: int | None = None  # if it is not that of the class
 
 
 class LmiError(Exception):
@@ -71,7 +72,7 @@ class LmiError(Exception):
         """The ErrorInfo of this error. A class from outside of this file counts as its nearest base in it."""
         kinds = (kind for kind in type(self).__mro__ if issubclass(kind, LmiError))
         label = next(kind.label for kind in kinds if CLASSES.get(kind.label) is kind)
-        return ErrorInfo(label, self.message, self.field)
+        return ErrorInfo(label, self.message, self.field, self.retry_after_s)
 
 
 class InvalidRequest(LmiError):
@@ -257,6 +258,8 @@ def from_info(info: ErrorInfo) -> LmiError:
     kind = CLASSES.get(info.label, LmiError)
     error = kind.__new__(kind)
     LmiError.__init__(error, info.message, info.field)
+    if info.retry_after_s is not None:
+        error.retry_after_s = info.retry_after_s
     return error
 
 

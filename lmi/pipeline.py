@@ -27,6 +27,7 @@ from lmi.types import AnswerEnd, Chat, Delta, GenerationRequest
 Take = Callable[[Delta], Awaitable[None] | None]  # what it returns is awaited before the next Delta
 Spelled = Mapping[tuple[str, ...], list[tuple[int, ...]]]  # the token ids of bad words
 
+OVER = "the answer is over"  # why its tasks are cancelled
 NOT_FINISHED = FinishReason.NOT_FINISHED
 REASONS = {
     FinishReason.END_ID: AnswerEnd.EOS_TOKEN,
@@ -84,7 +85,7 @@ class Pipeline:
     ) -> None:
         prompt, submitted = prepared
         sequences = Sequences(self._tokenizer, request, prompt, submitted.input_token_ids, first_index)
-        stream = self._engines.submit(submitted, request.session)
+        stream = self._engines.submit(submitted, request.session, request.origin)
 
         def take_result(result: Result) -> Awaitable[None] | None:
             delta = sequences.read(result)
@@ -99,6 +100,9 @@ class Pipeline:
 
         try:
             await stream.forward(take_beams if request.is_beam_search else take_result)
+        except asyncio.CancelledError as error:
+            stream.close(has_left=error.args != (OVER,))
+            raise
         finally:
             stream.close()
 
@@ -125,7 +129,7 @@ class Pipeline:
                     await pause
         finally:
             for task in tasks:
-                task.cancel()
+                task.cancel(OVER)
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _collect(

@@ -7,6 +7,7 @@ Deltas into bytes. Where a word is needed it is that of the LMI API. The types d
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -67,6 +68,19 @@ class Chat:
     add_generation_prompt: bool = True
 
 
+class Origin(msgspec.Struct, frozen=True, array_like=True):
+    """Where a request comes from, for the queue in front of the engine. Times are those of time.monotonic().
+
+    Requests with the same `client` share its part of the engine. One that `is_further` belongs to a body of which
+    another request was let in, so it waits for as long as its deadline lets it.
+    """
+
+    client: str = ""
+    arrived_s: float | None = None
+    deadline_s: float = math.inf
+    is_further: bool = False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
     """A checked request: what to generate and how, in one vocabulary for every API.
@@ -106,6 +120,7 @@ class GenerationRequest:
     cache_salt: str | None = None
     logits_post_processor_name: str | None = None
     priority: float = DEFAULT_PRIORITY  # the contract's: 1 is the most urgent
+    origin: Origin = Origin()
 
     @property
     def num_sequences(self) -> int:

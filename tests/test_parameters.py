@@ -23,7 +23,7 @@ from lmi.pipeline import Pipeline
 from lmi.settings.config import ModelConfig
 from lmi.settings.handler import announced
 from lmi.text.tokenizer import Tokenizer
-from lmi.types import Delta
+from lmi.types import Delta, Origin
 from tests.apis.lmi.test_sampling_defaults import CASES as OF_THE_PAGE
 from tests.apis.lmi.test_sampling_defaults import GREEDY
 from tests.conformance.conftest import EXECUTORS
@@ -219,7 +219,7 @@ class OneEngine:
     async def ready(self, adapter: str | None) -> EngineInfo:
         return self._executor.info
 
-    def submit(self, request: Request, session: str | None) -> Stream:
+    def submit(self, request: Request, session: str | None, origin: Origin) -> Stream:
         self.asked = request
         return Stream(self._executor, request)
 

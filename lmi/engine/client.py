@@ -28,8 +28,10 @@ from lmi.executor import EngineInfo, Request, Response, ResponseError, Result
 from lmi.ipc.connection import Connection, Connections
 from lmi.ipc.frames import frame
 from lmi.shared.state import EngineRecord
+from lmi.types import Origin
 
 Take = Callable[[Result], Awaitable[None] | None]  # what it returns is awaited before the next Result
+ANYBODY = Origin()
 Outcomes = Mapping[str, AdapterOutcome]  # of the entries in the folder of adapters, by the adapter's name
 
 
@@ -63,15 +65,15 @@ class ResponseStream:
             if pause is not None:
                 await pause
 
-    def close(self) -> None:
-        """Forget the request, and cancel it in the engine unless it has ended."""
+    def close(self, *, has_left: bool = False) -> None:
+        """Forget the request, and cancel it in the engine unless it has ended. `has_left`: its client has."""
         self._inbox.clear()
         self._take = None  # it may refer to this stream
         if self._sleep is not None and self._sleep.done() and not self._sleep.cancelled():
             forget(self._sleep.result())  # the task was cancelled before it could await it
         if not self._is_over:
             self._is_over = True
-            self._connection.cancel(self._id)
+            self._connection.cancel(self._id, has_left=has_left)
 
     def put(self, item: Result | LmiError) -> None:
         if isinstance(item, LmiError) or item.is_final:
@@ -118,9 +120,9 @@ class EngineConnection(Connection):
         self._ids = count()
         self._streams: dict[int, ResponseStream] = {}
 
-    def submit(self, request: Request) -> ResponseStream:
+    def submit(self, request: Request, origin: Origin = ANYBODY) -> ResponseStream:
         request_id = next(self._ids)
-        submit = frame(encode(Submit(request_id, request)))  # first, because a frame that is too large raises
+        submit = frame(encode(Submit(request_id, request, origin)))  # first, because a frame that is too large raises
         stream = self._streams[request_id] = ResponseStream(
             self, request_id, len(request.input_token_ids) + request.max_tokens
         )
@@ -128,9 +130,9 @@ class EngineConnection(Connection):
         self.write(submit)
         return stream
 
-    def cancel(self, request_id: int) -> None:
+    def cancel(self, request_id: int, *, has_left: bool = False) -> None:
         if self._forget(request_id) is not None:
-            self.write(frame(encode(Cancel(request_id))))
+            self.write(frame(encode(Cancel(request_id, has_left))))
 
     async def follow_folder(self, is_done: Callable[[Outcomes], bool]) -> Outcomes:
         """Let the engine look at the folder of adapters. Returns when it has done what is wanted. Raises EngineLost."""
@@ -188,12 +190,12 @@ class Engines(Connections[EngineConnection]):
         self._engines = records
         self._adapters: tuple[str, ...] = ()
 
-    def submit(self, request: Request, session: str | None = None) -> ResponseStream:
+    def submit(self, request: Request, session: str | None = None, origin: Origin = ANYBODY) -> ResponseStream:
         """Send a request to the engine of its session, else to the least loaded. Raises Unavailable without one."""
         adapter = None if request.lora_config is None else request.lora_config.name
         candidates = self._candidates(adapter)
         of_session = None if session is None else self._of_session(session, candidates)
-        return (of_session or _least_loaded(candidates)).submit(request)
+        return (of_session or _least_loaded(candidates)).submit(request, origin)
 
     async def ready(self, adapter: str | None = None) -> EngineInfo:
         """Return facts about the model, which are equal for all replicas except `adapters`.

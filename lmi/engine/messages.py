@@ -14,15 +14,18 @@ import msgspec
 
 from lmi.errors import ErrorInfo, InvalidRequest, LmiError, Unavailable
 from lmi.executor import EngineInfo, Request, Response
+from lmi.types import Origin
 
 
 class Submit(msgspec.Struct, frozen=True, tag="submit", array_like=True):
     request_id: int  # chosen by the front end, unique on its connection
     request: Request
+    origin: Origin = Origin()
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel", array_like=True):
     request_id: int
+    has_left: bool = False  # the client no longer waited
 
 
 class AdapterOutcome(msgspec.Struct, frozen=True, array_like=True):
@@ -44,7 +47,7 @@ class Responses(msgspec.Struct, frozen=True, tag="responses", array_like=True):
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused", array_like=True):
-    """The executor did not accept a request."""
+    """The queue or the executor did not accept a request."""
 
     request_id: int
     error: ErrorInfo

@@ -1,9 +1,9 @@
 """The engine's side of the engine sockets, which runs the requests of all front ends on one executor.
 
-A `Dispatcher` passes each request of a connection to the executor, and sends each batch of Responses back in one frame
-for each connection. If a front end breaks the protocol or stops reading, only its connection closes. A connection that
-closes cancels its requests. Requests arrive on the event loop of the worker. The thread that makes the Responses calls
-`deliver`, or `Worker._pump` where an executor keeps them.
+A `Dispatcher` passes each request of a connection to the executor when its turn in the queue has come, and sends each
+batch of Responses back in one frame for each connection. If a front end breaks the protocol or stops reading, only its
+connection closes. A connection that closes cancels its requests. Requests arrive on the event loop of the worker. The
+thread that makes the Responses calls `deliver`, or `Worker._pump` where an executor keeps them.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import math
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import cast
 
 import msgspec
@@ -30,8 +31,9 @@ from lmi.engine.messages import (
     encode,
     refusal,
 )
-from lmi.errors import LmiError, Unavailable
-from lmi.executor import ErrorKind, Executor, Response, ResponseError
+from lmi.engine.queue import QueueEntry, RequestQueue
+from lmi.errors import LmiError, Overloaded, Unavailable
+from lmi.executor import ErrorKind, Executor, IterationStats, Request, Response, ResponseError
 from lmi.ipc.frames import FrameTooLarge, frame
 from lmi.ipc.listener import Accepted
 from lmi.ipc.writer import ThreadSafeWriter
@@ -42,14 +44,26 @@ MAX_UNSENT_BYTES = 64 << 20  # a front end that leaves more unread loses its con
 log = logging.getLogger(__name__)
 
 
+@dataclass(slots=True, eq=False, kw_only=True)
+class FrontEndEntry(QueueEntry):
+    """A request of one connection."""
+
+    connection: FrontEndConnection
+    request_id: int  # the front end's
+    request: Request
+    engine_id: int | None = None  # the executor's, once it has the request
+    has_left: bool = False
+
+
 class Dispatcher:
-    """Remembers the connection of each request, and writes the engine's record."""
+    """Has the queue, remembers the connection of each request, and writes the engine's record."""
 
     def __init__(
         self,
         executor: Executor,
         record: EngineRecord,
         adapter_timeout_s: float = math.inf,
+        max_queue_wait_s: float = math.inf,
     ) -> None:
         """While an adapter loads, the record counts as in motion, at most for `adapter_timeout_s`."""
         self.ready = Ready(executor.info)
@@ -60,8 +74,11 @@ class Dispatcher:
         self._record = record
         self._adapter_timeout_s = adapter_timeout_s
         self._adapter_s: float | None = None  # time.monotonic() of the first look at the load that goes on now
-        self._lock = threading.Lock()  # guards `_owners`, each connection's ids and the record
-        self._owners: dict[int, tuple[FrontEndConnection, int]] = {}  # the executor's id -> connection and its id
+        info = executor.info
+        self._queue = RequestQueue(info.max_num_sequences, max_queue_wait_s, info.num_express_places)
+        self._stepped_s = 0.0  # the end of the last step
+        self._lock = threading.Lock()  # guards the queue, `_entries`, those of each connection, and the record
+        self._entries: dict[int, FrontEndEntry] = {}  # that the executor has, by its ids
         record.max_num_sequences = executor.info.max_num_sequences
         record.step_s = time.monotonic()
 
@@ -69,23 +86,61 @@ class Dispatcher:
     def num_requests(self) -> int:
         """The number of requests whose last Response has not been delivered."""
         with self._lock:
-            return len(self._owners)
+            return len(self._entries) + self._queue.num_waiting
 
     def submit(self, connection: FrontEndConnection, message: Submit) -> None:
+        now, request, origin = time.monotonic(), message.request, message.origin
+        entry = FrontEndEntry(
+            client=origin.client,
+            num_prompt_tokens=len(request.input_token_ids),
+            max_tokens=request.max_tokens,
+            num_sequences=max(request.sampling_config.beam_width, request.sampling_config.num_return_sequences),
+            arrived_s=origin.arrived_s or now,
+            deadline_s=origin.deadline_s,
+            priority=request.priority,
+            is_streaming=request.streaming,
+            is_further=origin.is_further,
+            connection=connection,
+            request_id=message.request_id,
+            request=request,
+        )
         try:
             if self.is_closing:
                 raise Unavailable("this engine is shutting down")
-            with self._lock:  # the first Response may come before enqueue_request returns
-                engine_id = self._executor.enqueue_request(message.request)
-                if not self._owners:
-                    self._record.step_s = time.monotonic()  # the idle time before does not count as a hang
-                self._owners[engine_id] = connection, message.request_id
-                connection.engine_ids[message.request_id] = engine_id
-                self._count()
-        except Exception as error:  # an error of the engine too ends only this request
-            if not isinstance(error, LmiError | ValueError | RuntimeError):
-                log.exception("the engine did not take a request")
+            with self._lock:
+                self._queue.offer(entry, now)
+                connection.entries[entry.request_id] = entry
+                self._start(now)
+        except LmiError as error:
+            self._record.num_refused += isinstance(error, Overloaded)
             connection.send(Refused(message.request_id, refusal(error)))
+
+    def _start(self, now: float) -> None:
+        """Give the executor the requests whose turn it is. Call it with the lock.
+
+        An error of the executor ends only that request. The first Response may come before enqueue_request returns.
+        """
+        for entry in self._queue.start(now):
+            assert isinstance(entry, FrontEndEntry)
+            request = msgspec.structs.replace(entry.request, is_express=True) if entry.is_express else entry.request
+            try:
+                entry.engine_id = self._executor.enqueue_request(request)
+            except Exception as error:
+                if not isinstance(error, LmiError | ValueError | RuntimeError):
+                    log.exception("the engine did not take a request")
+                self._end(entry, now)
+                entry.connection.send(Refused(entry.request_id, refusal(error)))
+                continue
+            if not self._entries:
+                self._record.step_s = self._stepped_s = now  # the idle time before does not count as a hang
+            self._entries[entry.engine_id] = entry
+        self._count()
+
+    def _end(self, entry: FrontEndEntry, now: float, *, has_left: bool = False, is_answered: bool = False) -> None:
+        entry.connection.entries.pop(entry.request_id, None)
+        if entry.engine_id is not None:
+            self._entries.pop(entry.engine_id, None)
+        self._queue.remove(entry, now, has_left=has_left, is_answered=is_answered)
 
     def announce(self, outcomes: dict[str, AdapterOutcome]) -> None:
         """Send Ready to every front end again, with what became of each adapter."""
@@ -93,34 +148,61 @@ class Dispatcher:
         for connection in self.connections:
             connection.send(self.ready)
 
-    def cancel(self, engine_id: int) -> None:
-        self._executor.cancel_request(engine_id)
+    def cancel(self, entry: FrontEndEntry, *, has_left: bool = False) -> None:
+        """Forget a request that waits. One that runs ends with its last Response."""
+        with self._lock:
+            if entry.engine_id is None:
+                if entry.request_id in entry.connection.entries:
+                    self._end(entry, time.monotonic(), has_left=has_left)
+                    self._count()
+                return
+            entry.has_left = has_left
+        self.abort(entry)
+
+    def abort(self, entry: FrontEndEntry) -> None:
+        """End a request that the executor has."""
+        if entry.engine_id is not None:
+            self._executor.cancel_request(entry.engine_id)
 
     def deliver(self, responses: list[Response]) -> None:
         """Send the Responses of one or more steps, one frame for each connection. Call it from one thread only."""
         with self._lock:
-            for connection, batch in self._by_connection(responses).items():
+            now = time.monotonic()
+            for connection, batch in self._by_connection(responses, now).items():
                 connection.send_output(batch)
             self._observe(has_output=True)
+            self._start(now)
 
-    def _by_connection(self, responses: list[Response]) -> dict[FrontEndConnection, list[Response]]:
+    def _by_connection(self, responses: list[Response], now: float) -> dict[FrontEndConnection, list[Response]]:
         outputs: dict[FrontEndConnection, list[Response]] = {}
         for response in responses:
-            engine_id = response.request_id
-            owner = self._owners.get(engine_id)
-            if owner is None:
+            entry = self._entries.get(response.request_id)
+            if entry is None:
                 continue
-            connection, response.request_id = owner
+            response.request_id = entry.request_id
             if response.is_final:
-                del self._owners[engine_id]
-                connection.engine_ids.pop(response.request_id, None)
-            outputs.setdefault(connection, []).append(response)
+                is_answered = response.error is None and not entry.has_left
+                self._end(entry, now, has_left=entry.has_left, is_answered=is_answered)
+            else:
+                if not entry.has_begun:
+                    self._queue.note_token(entry, now)
+                if entry.num_open > 1 and response.result is not None and response.result.is_sequence_final:
+                    self._queue.note_sequence_end(entry)
+            outputs.setdefault(entry.connection, []).append(response)
         return outputs
 
     def observe(self) -> None:
-        """Bring the record up to date with the executor's steps."""
+        """Bring the record up to date with the executor's steps, and refuse who has waited too long."""
         with self._lock:
             self._observe(has_output=False)
+            now = time.monotonic()
+            for entry, error in self._queue.expired(now):
+                assert isinstance(entry, FrontEndEntry)
+                entry.connection.entries.pop(entry.request_id, None)
+                entry.connection.send(Refused(entry.request_id, refusal(error)))
+                self._record.num_refused += 1
+            self._record.wait_error_s = self._queue.wait_error_s
+            self._start(now)
 
     def _observe(self, *, has_output: bool) -> None:
         """Update the record. A batch of Responses counts as a step even if the executor reports none."""
@@ -131,12 +213,18 @@ class Dispatcher:
             record.num_preemptions += sum(step.num_preemptions for step in steps)
             record.num_used_blocks = steps[-1].kv_cache_stats.used_num_blocks
             record.max_num_blocks = steps[-1].kv_cache_stats.max_num_blocks
+            self._note_steps(steps)
         elif has_output:
             record.step += 1
             record.step_s = time.monotonic()
         elif self._is_loading_adapter() or self._executor.is_waiting_for_guides:
             record.step_s = time.monotonic()
         self._count(steps[-1].num_active_requests if steps else None)
+
+    def _note_steps(self, steps: list[IterationStats]) -> None:
+        for step in steps:
+            seconds, self._stepped_s = step.timestamp - self._stepped_s, step.timestamp
+            self._queue.note_step(max(0.0, seconds), step.num_context_tokens, step.num_generation_tokens)
 
     def _is_loading_adapter(self) -> bool:
         """Whether the requests wait for an adapter. A load that takes too long no longer counts, and then they hang."""
@@ -153,9 +241,10 @@ class Dispatcher:
 
         `num_active` is the executor's count of running requests; None keeps the last count.
         """
+        num_all = len(self._entries) + self._queue.num_waiting
         active = self._record.num_running if num_active is None else num_active
-        self._record.num_running = min(active, len(self._owners))
-        self._record.num_waiting = len(self._owners) - self._record.num_running
+        self._record.num_running = min(active, len(self._entries))
+        self._record.num_waiting = num_all - self._record.num_running
 
 
 class FrontEndConnection(Accepted):
@@ -165,7 +254,7 @@ class FrontEndConnection(Accepted):
 
     def __init__(self, dispatcher: Dispatcher) -> None:
         super().__init__()
-        self.engine_ids: dict[int, int] = {}  # the front end's id -> the executor's
+        self.entries: dict[int, FrontEndEntry] = {}  # that have not ended, by the front end's ids
         self._dispatcher = dispatcher
         self._writer: ThreadSafeWriter | None = None
 
@@ -186,19 +275,19 @@ class FrontEndConnection(Accepted):
             return
         message = decode_to_engine(payload)
         if isinstance(message, Submit):
-            if message.request_id in self.engine_ids:
+            if message.request_id in self.entries:
                 raise msgspec.ValidationError(f"request id {message.request_id} is in use")
             self._dispatcher.submit(self, message)
-        elif (engine_id := self.engine_ids.get(message.request_id)) is not None:
-            self._dispatcher.cancel(engine_id)
+        elif (entry := self.entries.get(message.request_id)) is not None:
+            self._dispatcher.cancel(entry, has_left=message.has_left)
 
     def connection_lost(self, error: Exception | None) -> None:
         super().connection_lost(error)
         self._dispatcher.connections.discard(self)
         if self._writer is not None:
             self._writer.close()
-        for engine_id in list(self.engine_ids.values()):
-            self._dispatcher.cancel(engine_id)
+        for entry in list(self.entries.values()):
+            self._dispatcher.cancel(entry)
 
     def send_output(self, responses: list[Response]) -> None:
         """Send one frame, or several where one would be too large. One Response that is too large becomes an error."""
@@ -211,8 +300,8 @@ class FrontEndConnection(Accepted):
                 self.send_output(responses[middle:])
                 return
             [response] = responses
-            if (engine_id := self.engine_ids.get(response.request_id)) is not None:
-                self._dispatcher.cancel(engine_id)
+            if (entry := self.entries.get(response.request_id)) is not None:
+                self._dispatcher.abort(entry)
             told = ResponseError(f"the Response is too large for the socket: {error}", ErrorKind.GENERATION)
             self.send(Responses([Response(response.request_id, error=told, client_id=response.client_id)]))
 

@@ -196,7 +196,7 @@ def describe(info: EngineInfo, stages_s: dict[str, float]) -> LoadReport:
 
 async def serve(executor: Executor, record: EngineRecord, runtime: Runtime, slot: int) -> BaseException | None:
     timeout_s = runtime.config.engine.model_loading_timeout_s
-    dispatcher = Dispatcher(executor, record, timeout_s)
+    dispatcher = Dispatcher(executor, record, timeout_s, runtime.config.server.max_queue_wait_s)
     worker = Worker(executor, record, dispatcher, AdapterKeeper(executor, runtime.adapters(), dispatcher))
     await worker.serve(runtime.engine_socket(slot))
     return worker.failure

@@ -72,6 +72,12 @@ class UnsupportedMediaType(LmiError):
         super().__init__(f"content-type must be application/json, given {shorten(given)}")
 
 
+def attribute(attributes: str, name: str) -> str | None:
+    """Return a value of attributes such as `route=/v1/completions; model_name=b`, None if it is missing."""
+    pairs = (pair.partition("=") for pair in attributes.split(";"))
+    return next((value.strip() for key, _, value in pairs if key.strip() == name), None)
+
+
 class Exchange:
     """One request and its response. `status` is 0 until the response has started."""
 
@@ -232,10 +238,12 @@ class Exchange:
         return []
 
     @asynccontextmanager
-    async def deadline(self, timeout_s: float | None, since_s: float | None = None) -> AsyncIterator[None]:
+    async def deadline(
+        self, timeout_s: float | None, since_s: float | None = None, why: str = "the server's predict_timeout"
+    ) -> AsyncIterator[None]:
         """Raise DeadlineExceeded inside the block `timeout_s` after `since_s`, with a `timeout_s` of None never.
 
-        By default `since_s` is when the request arrived.
+        By default `since_s` is when the request arrived. `why` says whose time it is.
         """
         since_s = self.started_s if since_s is None else since_s
         left_s = None if timeout_s is None else max(0.0, since_s + timeout_s - time.monotonic())
@@ -251,7 +259,7 @@ class Exchange:
             if not timeout.expired():
                 raise
             self.check_goes_on()
-            raise DeadlineExceeded(f"no answer within predict_timeout ({timeout_s:g} s)") from None
+            raise DeadlineExceeded(f"no answer within {timeout_s:g} s, {why}") from None
 
     def end_early(self, error: LmiError) -> None:
         """Raise `error` now in each block of `deadline` inside the outermost one, or in that one if there is no other.
@@ -325,12 +333,6 @@ class BufferedExchange(Exchange):
     def note_failure(self, status: int, headers: Iterable[Header] = ()) -> None:
         self.status = status
         self._fields += headers
-
-
-def attribute(attributes: str, name: str) -> str | None:
-    """Return a value of attributes such as `route=/v1/completions; model_name=b`, None if it is missing."""
-    pairs = (pair.partition("=") for pair in attributes.split(";"))
-    return next((value.strip() for key, _, value in pairs if key.strip() == name), None)
 
 
 def num_bytes(headers: Iterable[Header]) -> int:

@@ -23,12 +23,13 @@ from lmi.errors import ClientGone, LmiError
 from lmi.executor import RequestPerfMetrics
 from lmi.http.exchange import Exchange
 from lmi.pipeline import comes_in_parts
+from lmi.server.origin import client_of, client_timeout_s
 from lmi.server.service import Service
 from lmi.server.streams import Body
 from lmi.sessions.http import change_session, request_type, session_of
 from lmi.settings.config import ModelConfig
 from lmi.shared.state import FrontEndRecord
-from lmi.types import AnswerFormat, Delta, GenerationRequest, OutputFormat
+from lmi.types import AnswerFormat, Delta, GenerationRequest, Origin, OutputFormat
 from lmi.user_code.formatter import UserFormatters
 
 Choose = Callable[[bytes, str | None], AnyApi]
@@ -89,6 +90,7 @@ class Inference:
         self.api, self._model = api, model
         self.session: str | None = None  # the id of its session, if it names one
         self.started_s = exchange.started_s
+        self._client_timeout_s = math.inf
         self._is_line = is_line
         self._format: AnswerFormat | None = None
         self._formatters = UserFormatters(exchange, service, is_admitted=is_line)
@@ -97,6 +99,7 @@ class Inference:
         """Return the body of the HTTP request."""
         exchange, service = self.exchange, self.service
         service.front_end.check_room()  # before the body: a full server reads nothing
+        self._client_timeout_s = client_timeout_s(exchange)
         if not self._formatters.reads(self.api):
             exchange.check_is_whole()
         return await exchange.body(service.config.server.max_request_size, service.front_end.body_memory)
@@ -132,6 +135,15 @@ class Inference:
             return parsed
         return replace(parsed, requests=tuple(replace(each, session=self.session) for each in parsed.requests))
 
+    def with_origin(self, requests: Sequence[GenerationRequest]) -> list[GenerationRequest]:
+        """The requests for the engine's queue, which lets in the first, and the others with it."""
+        timeout_s, _ = self._timeout
+        deadline_s = math.inf if timeout_s is None else self.started_s + timeout_s
+        client = client_of(self.exchange, self.service.config.server, requests[0].adapter)
+        first = Origin(client, self.started_s, deadline_s, self._is_line)
+        further = Origin(client, self.started_s, deadline_s, is_further=True)
+        return [replace(each, origin=further if index else first) for index, each in enumerate(requests)]
+
     def formatter(self, message: Message[Any], parsed: Parsed[Any]) -> tuple[AsyncFormatter, Parsed[Any]]:
         """Return the formatter of the answer, and the requests that it needs."""
         return self._formatters.choose(self.api, message, parsed)
@@ -148,7 +160,15 @@ class Inference:
         await self.exchange.send_whole(rendered.status, rendered.media_type, body, rendered.headers.items())
 
     def deadline(self) -> AbstractAsyncContextManager[None]:
-        return self.exchange.deadline(self.service.config.server.predict_timeout_s, self.started_s)
+        return self.exchange.deadline(self._timeout[0], self.started_s, self._timeout[1])
+
+    @property
+    def _timeout(self) -> tuple[float | None, str]:
+        """The seconds for the whole answer, and whose time that is."""
+        predict_timeout_s = self.service.config.server.predict_timeout_s
+        if self._client_timeout_s < (math.inf if predict_timeout_s is None else predict_timeout_s):
+            return self._client_timeout_s, "as the client asked"
+        return predict_timeout_s, "the server's predict_timeout"
 
     def close(self) -> None:
         self._formatters.close()
@@ -194,7 +214,7 @@ async def generate(inference: Inference, parsed: Parsed[Any], formatter: AsyncFo
 
         async with inference.deadline():
             await formatter.begin()
-            await service.pipeline.generate(parsed.requests, take)
+            await service.pipeline.generate(inference.with_origin(parsed.requests), take)
 
 
 async def send_later(formatter: AsyncFormatter, delta: Delta, send: Send) -> None:

@@ -39,6 +39,17 @@ class ServerConfig:
     job_queue_size: int = option(
         1000, integer(1), "waiting sequences of the model; more are answered 503", env=("MAX_CONCURRENT_REQUESTS",)
     )
+    max_queue_wait_s: float = option(
+        10.0,
+        kinds.SECONDS,
+        "seconds that a request may be expected to wait before it starts; one that would wait longer gets 503 at once",
+        key="max_queue_wait",
+    )
+    trust_fairness_id: bool = option(
+        False,
+        kinds.BOOLEAN,
+        "requests with another x-llm-d-inference-fairness-id count as another client, and clients share the engine",
+    )
     max_request_sequences: int = option(
         512, integer(1), "sequences of one request: its prompts times n or best_of; more are refused"
     )

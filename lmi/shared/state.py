@@ -242,6 +242,10 @@ class EngineRecord(Record):
     step_s = Float(is_gauge=True)  # time.monotonic() of the last step, or when work came to an idle engine
     num_running = Int(Gauge("lmi_requests_running", "Requests in the batch", MODEL))
     num_waiting = Int(Gauge("lmi_requests_waiting", "Requests waiting for a place in the batch", MODEL))
+    num_refused = Int(Counter("lmi_queue_refusals", "Requests that would have waited, or have waited, too long", MODEL))
+    wait_error_s = Float(
+        Gauge("lmi_queue_wait_error_seconds", "How far expected waits were off, on average", MODEL, is_worst=True)
+    )
     num_used_blocks = Int(is_gauge=True)
     max_num_blocks = Int(is_gauge=True)
     max_num_sequences = Int(is_gauge=True)

@@ -1,0 +1,49 @@
+"""Whose request it is, and how long its client waits: what the queue in front of an engine has to know.
+
+Clients share the engine. A client is whoever the gateway in front says, if the operator trusts it, else the adapter,
+else the address of the connection.
+"""
+
+from __future__ import annotations
+
+import math
+
+from lmi.errors import InvalidParameter
+from lmi.http.exchange import CUSTOM_ATTRIBUTES, Exchange, attribute
+from lmi.settings.server_config import ServerConfig
+
+FAIRNESS_ID = "x-llm-d-inference-fairness-id"
+TIMEOUT, TIMEOUT_MS = "X-Request-Timeout", "x-envoy-expected-rq-timeout-ms"
+ATTRIBUTE = "timeout"
+MAX_CLIENT_CHARS = 128
+
+
+def client_of(exchange: Exchange, server: ServerConfig, adapter: str | None) -> str:
+    """Return whose part of the engine a request takes."""
+    if server.trust_fairness_id and (given := exchange.headers.get(FAIRNESS_ID, "")):
+        return f"id {given[:MAX_CLIENT_CHARS]}"
+    address = exchange.scope.get("client")
+    return f"adapter {adapter}" if adapter else str(address[0]) if address else ""
+
+
+def client_timeout_s(exchange: Exchange) -> float:
+    """Return the seconds that the client waits for its answer, from the request's arrival. Raises InvalidParameter."""
+    attributes = exchange.headers.get(CUSTOM_ATTRIBUTES, "")
+    given = [
+        _seconds(TIMEOUT, exchange.headers.get(TIMEOUT), 1.0),
+        _seconds(TIMEOUT_MS, exchange.headers.get(TIMEOUT_MS), 0.001),
+        _seconds(f"{ATTRIBUTE} in Custom-Attributes", attribute(attributes, ATTRIBUTE), 1.0),
+    ]
+    return min(given)
+
+
+def _seconds(name: str, text: str | None, unit_s: float) -> float:
+    if text is None:
+        return math.inf
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise InvalidParameter(name, "a number over 0", text)
+    return number * unit_s

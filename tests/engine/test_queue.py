@@ -1,0 +1,252 @@
+"""The queue in front of an engine, beside an engine that is a clock: one step takes `step_s` and a bit for each row."""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import pytest
+
+from lmi.engine.estimates import ClientPatience, Speed
+from lmi.engine.queue import MAX_RETRY_AFTER_S, QueueEntry, RequestQueue
+from lmi.errors import DeadlineExceeded, LmiError, Overloaded
+
+STEP_S, ROW_S, PROMPT_TOKEN_S = 0.02, 0.0007, 0.0002
+PLACES = 64
+TOKENS, PROMPT = 32, 32
+CAPACITY = PLACES / (TOKENS * (STEP_S + PLACES * ROW_S) + PLACES * PROMPT * PROMPT_TOKEN_S)  # answers a second
+
+
+@dataclass(order=True)
+class Arrival:
+    at_s: float
+    entry: QueueEntry = field(compare=False)
+    patience_s: float = field(default=1e9, compare=False)
+    num_tokens: int = field(default=TOKENS, compare=False)
+
+
+def arrival(
+    at_s: float, client: str = "a", *, patience_s: float = 1e9, num_tokens: int = TOKENS, **more: object
+) -> Arrival:
+    fields = {"num_prompt_tokens": PROMPT, "max_tokens": num_tokens, "num_sequences": 1, "is_streaming": True, **more}
+    return Arrival(at_s, QueueEntry(client, arrived_s=at_s, **fields), patience_s, num_tokens)  # type: ignore[arg-type]
+
+
+class Engine:
+    """Runs entries, and notes how each ended and when: whole, refused, late or left."""
+
+    def __init__(self, step_s: float = STEP_S, **options: float) -> None:
+        self.queue = RequestQueue(PLACES, options.get("max_wait_s", 10.0), int(options.get("num_express", 4)))
+        self.ends: list[tuple[str, QueueEntry, float]] = []
+        self.first_s: dict[QueueEntry, float] = {}  # from the arrival to the first token
+        self._step_s, self._now, self._looked_s = step_s, 0.0, 0.0
+        self._running: dict[QueueEntry, int] = {}  # tokens to come
+        self._tokens: dict[QueueEntry, int] = {}
+        self._departures: list[tuple[float, int, QueueEntry]] = []
+
+    def run(self, arrivals: Iterable[Arrival], until_s: float) -> Counter[str]:
+        waiting = sorted(arrivals)
+        while self._now < until_s:
+            while waiting and waiting[0].at_s <= self._now:
+                self._arrive(waiting.pop(0))
+            self._lose_the_impatient()
+            started = list(self.queue.start(self._now))
+            self._running |= {entry: self._tokens[entry] for entry in started}
+            if self._running:
+                self._step(started)
+            else:
+                self._now = waiting[0].at_s if waiting else until_s
+        return Counter(end for end, _, _ in self.ends)
+
+    def _arrive(self, arrival: Arrival) -> None:
+        try:
+            self.queue.offer(arrival.entry, arrival.at_s)
+        except LmiError:
+            self.ends.append(("refused", arrival.entry, arrival.at_s))
+            return
+        self._tokens[arrival.entry] = arrival.num_tokens
+        heapq.heappush(self._departures, (arrival.at_s + arrival.patience_s, id(arrival.entry), arrival.entry))
+
+    def _lose_the_impatient(self) -> None:
+        if self._now - self._looked_s > 0.2:
+            self._looked_s = self._now
+            for entry, _ in self.queue.expired(self._now):
+                self._end("late", entry)
+        while self._departures and self._departures[0][0] <= self._now:
+            _, _, entry = heapq.heappop(self._departures)
+            if entry in self._tokens:
+                self.queue.remove(entry, self._now, has_left=True)
+                self._end("left", entry)
+
+    def _step(self, started: list[QueueEntry]) -> None:
+        num_rows, num_prompt = (
+            sum(entry.num_open for entry in self._running),
+            sum(entry.num_prompt_tokens for entry in started),
+        )
+        seconds = self._step_s + ROW_S * num_rows + PROMPT_TOKEN_S * num_prompt
+        self._now += seconds
+        self.queue.note_step(seconds, num_prompt, num_rows)
+        for entry in list(self._running):
+            if not entry.has_begun:
+                self.first_s[entry] = self._now - entry.arrived_s
+                self.queue.note_token(entry, self._now)
+            self._running[entry] -= 1
+            if not self._running[entry]:
+                self.queue.remove(entry, self._now, is_answered=True)
+                self._end("whole", entry)
+
+    def _end(self, how: str, entry: QueueEntry) -> None:
+        self.ends.append((how, entry, self._now))
+        self._running.pop(entry, None)
+        del self._tokens[entry]
+
+
+def poisson(rate: float, until_s: float, *, seed: int = 1, **more: object) -> list[Arrival]:
+    draw, at_s, found = random.Random(seed), 0.0, []
+    while (at_s := at_s + draw.expovariate(rate)) < until_s:
+        found.append(arrival(at_s, **more))  # type: ignore[arg-type]
+    return found
+
+
+def whole_between(engine: Engine, from_s: float, to_s: float) -> float:
+    """Whole answers in a second, of the capacity."""
+    return sum(end == "whole" and from_s <= at_s < to_s for end, _, at_s in engine.ends) / (to_s - from_s) / CAPACITY
+
+
+@pytest.mark.parametrize("load", [1, 2, 4])
+def test_under_any_load_clients_who_leave_after_five_seconds_get_what_the_engine_can_do(load: int) -> None:
+    engine = Engine()
+    engine.run(poisson(load * CAPACITY, 20, patience_s=5.0), 20)
+    assert whole_between(engine, 5, 20) >= 0.9
+    assert sum(end == "left" for end, _, at_s in engine.ends if at_s > 10) <= 0.02 * len(engine.ends)
+
+
+def test_a_batch_that_takes_longer_than_clients_wait_gets_smaller() -> None:
+    engine = Engine(step_s=0.06)  # a full batch answers after 5.4 s, less than half of one after 4 s, 7 a second
+    engine.run(poisson(20, 30, patience_s=5.0, num_tokens=48), 30)
+    assert sum(end == "whole" and at_s > 15 for end, _, at_s in engine.ends) >= 15 * 5
+
+
+def test_after_a_burst_the_load_that_fits_is_served_whole_again() -> None:
+    engine = Engine()
+    burst = [arrival(5.0, patience_s=5.0) for _ in range(int(10 * CAPACITY))]
+    engine.run(burst + poisson(0.8 * CAPACITY, 40, patience_s=5.0), 40)
+    late = [(end, entry) for end, entry, _ in engine.ends if 10 <= entry.arrived_s < 35]
+    assert Counter(end for end, _ in late)["whole"] >= 0.95 * len(late)
+
+
+def test_a_load_that_fits_is_refused_nothing() -> None:
+    engine = Engine()
+    assert set(engine.run(poisson(0.8 * CAPACITY, 40, patience_s=5.0), 60)) == {"whole"}
+
+
+def test_answers_that_end_early_are_not_counted_as_long() -> None:
+    engine = Engine()
+    arrivals = [arrival(one.at_s, max_tokens=2048) for one in poisson(0.9 * CAPACITY, 30)]
+    assert set(engine.run(arrivals, 60)) == {"whole"}
+
+
+def test_a_crowd_of_patient_clients_is_answered_within_the_limit_of_the_wait() -> None:
+    engine = Engine(max_wait_s=20.0)
+    assert set(engine.run([arrival(0.0, f"client {i}") for i in range(300)], 60)) == {"whole"}
+
+
+def hogs() -> list[Arrival]:
+    return [arrival(0.001 * i, f"hog {i % 2}", num_tokens=200, num_sequences=16, is_further=i > 1) for i in range(256)]
+
+
+def test_a_light_client_beside_two_hogs_waits_for_no_answer_of_theirs() -> None:
+    engine = Engine()
+    light = [arrival(2.0 + i, "light", num_tokens=8) for i in range(20)]
+    engine.run(hogs() + light, 30)
+    step_s = STEP_S + (PLACES + 20) * ROW_S + 4 * PROMPT * PROMPT_TOKEN_S
+    assert all(engine.first_s[one.entry] <= 2 * step_s for one in light)
+
+
+def test_without_express_places_a_light_client_is_the_next_when_a_place_is_free() -> None:
+    engine = Engine(num_express=0, max_wait_s=60.0)
+    light = [arrival(2.0 + 3 * i, "light", num_tokens=8) for i in range(8)]
+    engine.run(hogs() + light, 60)
+    answer_s = 200 * (STEP_S + (PLACES + 16) * ROW_S)
+    assert all(engine.first_s[one.entry] <= answer_s for one in light)
+
+
+def test_clients_who_always_have_more_get_equal_parts_of_the_engine() -> None:
+    engine = Engine(max_wait_s=1e9)
+    arrivals = [arrival(0.0, "many short", num_tokens=8, is_further=True) for _ in range(3000)]
+    arrivals += [arrival(0.0, "few long", num_tokens=64, is_further=True) for _ in range(500)]
+    engine.run(arrivals, 15)
+    tokens: Counter[str] = Counter()
+    for end, entry, _ in engine.ends:
+        tokens[entry.client] += entry.max_tokens * (end == "whole")
+    assert min(tokens.values()) >= 0.8 * sum(tokens.values()) / 2
+
+
+def test_the_more_urgent_request_goes_first() -> None:
+    engine = Engine()
+    crowd = [arrival(0.0, is_further=True) for _ in range(4 * PLACES)]
+    urgent = arrival(0.5, priority=1.0)
+    engine.run([*crowd, urgent], 60)
+    assert sum(first_s < 0.5 + engine.first_s[urgent.entry] for first_s in engine.first_s.values()) <= 2 * PLACES
+
+
+def test_what_cannot_meet_its_deadline_is_refused_at_once_and_says_when_to_come_again() -> None:
+    engine = Engine(max_wait_s=60.0)
+    engine.run([arrival(0.0, f"client {i % 4}", is_further=True) for i in range(8 * PLACES)], 2.0)
+    own_s = TOKENS * (STEP_S + (PLACES + 1) * ROW_S) + PROMPT * PROMPT_TOKEN_S
+    with pytest.raises(Overloaded, match=r"it would take \d+\.\d s, and has 2\.1") as caught:
+        engine.queue.offer(arrival(2.0, "client 1", deadline_s=2.0 + own_s).entry, 2.0)
+    assert 1 <= (caught.value.retry_after_s or 0) <= 1.2 * MAX_RETRY_AFTER_S
+    engine.queue.offer(arrival(2.0, "client 1", deadline_s=60.0).entry, 2.0)
+    engine.queue.offer(arrival(2.0, "an idle client", deadline_s=2.1 + own_s).entry, 2.0)
+
+
+def test_a_deadline_that_passes_in_the_queue_ends_the_wait() -> None:
+    queue = RequestQueue(1, 10.0)
+    queue.offer(arrival(0.0).entry, 0.0)
+    list(queue.start(0.0))
+    queue.offer(arrival(0.0, deadline_s=1.0).entry, 0.0)
+    assert queue.expired(0.5) == []
+    [(_, error)] = queue.expired(1.5)
+    assert isinstance(error, DeadlineExceeded) and queue.num_waiting == 0
+
+
+def test_further_requests_of_one_body_wait_for_as_long_as_it_takes() -> None:
+    engine = Engine(max_wait_s=1.0)
+    arrivals = [arrival(0.0, is_further=i > 0) for i in range(10 * PLACES)]
+    assert set(engine.run(arrivals, 120)) == {"whole"}
+
+
+def test_patience_is_the_time_after_which_clients_leave() -> None:
+    patience = ClientPatience()
+    assert patience.seconds(0.0) == float("inf")
+    for i in range(40):
+        patience.note(5.0, has_left=True, now=0.1 * i)
+    assert 4.2 < patience.seconds(4.0) <= 5.0
+
+
+def test_a_few_who_leave_early_among_many_who_stay_are_not_the_patience_of_all() -> None:
+    patience = ClientPatience()
+    for i in range(400):
+        patience.note(0.3 if i % 20 == 0 else 8.0, has_left=i % 20 == 0, now=0.01 * i)
+    assert patience.seconds(4.0) == float("inf")
+
+
+def test_impatience_is_forgotten() -> None:
+    patience = ClientPatience()
+    for _ in range(40):
+        patience.note(5.0, has_left=True, now=0.0)
+    assert patience.seconds(600.0) == float("inf")
+
+
+def test_the_speed_of_prompts_and_answers_is_found_from_steps_that_have_both() -> None:
+    speed, draw = Speed(), random.Random(0)
+    for _ in range(200):
+        num_prompt = draw.randrange(0, 200)
+        speed.note(STEP_S + PROMPT_TOKEN_S * num_prompt, num_prompt, PLACES)
+    assert speed.prompt_token_s == pytest.approx(PROMPT_TOKEN_S, rel=0.01)
+    assert speed.step_s == pytest.approx(STEP_S, rel=0.01)
+    assert speed.output_token_s == pytest.approx(STEP_S / PLACES, rel=0.01)

@@ -1,0 +1,68 @@
+"""Whose request it is, and how long its client says that it waits."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from lmi.http.exchange import CUSTOM_ATTRIBUTES, Exchange
+from lmi.server.origin import FAIRNESS_ID, TIMEOUT, TIMEOUT_MS, client_of
+from lmi.settings.server_config import ServerConfig
+from tests.scripted import host
+
+SAYING = [{TIMEOUT: "0.3"}, {TIMEOUT_MS: "300"}, {CUSTOM_ATTRIBUTES: "trace=a; timeout=0.3"}]
+
+
+@pytest.mark.parametrize("headers", SAYING, ids=lambda headers: next(iter(headers)))
+def test_a_client_may_say_how_long_it_waits(headers: dict[str, str], tmp_path: Path) -> None:
+    with host(tmp_path) as lmi:
+        response, answer = lmi.post({"inputs": "hang"}, headers=headers)
+        assert (response.status, json.loads(answer)["error"]) == (504, "no answer within 0.3 s, as the client asked")
+        assert lmi.post({"inputs": "say a"}, headers=headers)[0].status == 200
+
+
+def test_a_stream_that_has_begun_ends_with_the_error_of_its_clients_deadline(tmp_path: Path) -> None:
+    with host(tmp_path) as lmi:
+        response, body = lmi.post({"inputs": "hang a", "stream": True}, headers={TIMEOUT: "0.5"})
+        last = json.loads(body.strip().splitlines()[-1])
+        assert (response.status, last["code"], last["error"]) == (
+            200,
+            504,
+            "no answer within 0.5 s, as the client asked",
+        )
+
+
+def test_the_servers_own_limit_counts_where_it_is_shorter(tmp_path: Path) -> None:
+    with host(tmp_path, server={"predict_timeout_s": 0.2}) as lmi:
+        _, answer = lmi.post({"inputs": "hang"}, headers={TIMEOUT: "60"})
+        assert json.loads(answer)["error"] == "no answer within 0.2 s, the server's predict_timeout"
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "soon", "nan", "inf", ""])
+def test_a_time_that_is_none_is_refused_by_its_name(text: str, tmp_path: Path) -> None:
+    with host(tmp_path) as lmi:
+        response, answer = lmi.post({"inputs": "say a"}, "/v1/completions", {TIMEOUT: text})
+        assert response.status == 400
+        assert f"{TIMEOUT} must be a number over 0" in answer.decode()
+
+
+def exchange(address: tuple[str, int] | None, headers: dict[str, str] | None = None) -> Exchange:
+    raw = [(name.lower().encode(), value.encode()) for name, value in (headers or {}).items()]
+    scope = {"type": "http", "method": "POST", "path": "/", "headers": raw, "client": address}
+
+    async def unused(*_: object) -> None:
+        raise AssertionError
+
+    return Exchange(scope, unused, unused)  # type: ignore[arg-type]
+
+
+def test_a_client_is_its_address_its_adapter_or_whom_a_trusted_gateway_names() -> None:
+    usual, trusting = ServerConfig(), ServerConfig(trust_fairness_id=True)
+    named = exchange(("10.0.0.7", 4711), {FAIRNESS_ID: "team a"})
+    assert client_of(exchange(("10.0.0.7", 4711)), trusting, None) == "10.0.0.7"
+    assert client_of(exchange(None), usual, None) == ""
+    assert client_of(named, usual, None) == "10.0.0.7"
+    assert client_of(named, usual, "fr") == "adapter fr"
+    assert client_of(named, trusting, "fr") == "id team a"
