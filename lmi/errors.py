@@ -7,6 +7,7 @@
      │   │   └─ PromptTooLong     the prompt leaves no room in the model's context
      │   ├─ UnknownAdapter        no adapter of this name is registered
      │   └─ Unsupported           a named field needs what this engine lacks
+     ├─ Unauthorized              the request has none of this server's keys
      ├─ UnknownModel              the model or version that the request names is not served here
      ├─ Conflict                  the name is taken, or what it names was removed meanwhile
      ├─ Overloaded                the queue or the memory of bodies is full; the client may try again later
@@ -121,6 +122,13 @@ class Unsupported(InvalidRequest):
         super().__init__(f"is not supported here: {reason}", name)
 
 
+class Unauthorized(LmiError):
+    """The request has no key, or one that this server does not know (WWW-Authenticate)."""
+
+    status = 401
+    label = "unauthorized"
+
+
 class UnknownModel(LmiError):
     """A request names a model or version that is not served here."""
 
@@ -158,7 +166,7 @@ class EngineLost(Unavailable):
 
 
 class DeadlineExceeded(LmiError):
-    """It took longer than `predict_timeout`, or than a model or an adapter may take to load or to end."""
+    """It took longer than `predict_timeout`, than the client waits, or than a load may take."""
 
     status = 504
     label = "deadline_exceeded"

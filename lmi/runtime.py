@@ -110,6 +110,10 @@ class ServerRuntime(RuntimeFolder[ServerConfig]):
     def front_end_failure(self) -> Path:
         return self.path / "front-end-failure"
 
+    def gateway_key(self) -> Path:
+        """Return the file with the digest of the key that this server's gateway sends."""
+        return self.path / "gateway-key"
+
     def fetches(self) -> Path:
         """Return the folder of the sources that front ends wait for. It may not be there yet."""
         return self.path / "fetches"

@@ -154,7 +154,6 @@ def test_an_unknown_word_is_one_line_and_exit_code_2(arguments: list[str]) -> No
 @pytest.mark.parametrize(
     ("flag", "said"),
     [
-        ("--api-key", "--api-key: this server has no keys yet."),
         ("--ssl-keyfile=a", "--ssl-keyfile: this server speaks plain HTTP."),
         ("--gpu-memory-utilization=0.9", "is not a flag, say --set option.gpu_memory_utilization=VALUE."),
         ("--enforce-eager", "is not a flag, say --set option.enforce_eager=VALUE."),

@@ -39,13 +39,17 @@ class OutOfTime(ContainerFault):
 
 
 class Container:
-    """A container at `url`, for example http://127.0.0.1:8080. Raises ValueError if that is no http URL."""
+    """A container at `url`, for example http://127.0.0.1:8080. Raises ValueError if that is no http URL.
 
-    def __init__(self, url: str) -> None:
+    `key` is the API key that it wants.
+    """
+
+    def __init__(self, url: str, key: str = "") -> None:
         parts = urlsplit(url)
         if parts.scheme != "http" or not parts.hostname or parts.username or parts.query or parts.fragment:
             raise ValueError(f"must be http://HOST[:PORT], given {url}")
         self.url = url.rstrip("/")
+        self._key = [("x-api-key", key)] if key else []
         self._host, self._port = parts.hostname, parts.port or 80
         self._authority, self._prefix = parts.netloc, parts.path.rstrip("/")
 
@@ -57,7 +61,7 @@ class Container:
 
         Host and Content-Length are added. Raises Unreachable or OutOfTime. `timeout_s` counts to the response's end.
         """
-        fields = [("Host", self._authority), *headers]
+        fields = [("Host", self._authority), *self._key, *headers]
         if method != "GET":
             fields.append(("Content-Length", str(len(body))))
         lines = [f"{method} {self._prefix}{path} HTTP/1.1", *(f"{name}: {value}" for name, value in fields), "", ""]

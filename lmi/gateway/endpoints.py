@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -85,7 +86,8 @@ class Endpoints:
     """
 
     def __init__(self, urls: Mapping[str, str], components: Mapping[tuple[str, str], str]) -> None:
-        containers = {url: Container(url) for url in urls.values()}
+        key = os.environ.get("LMI_API_KEY", "").partition(",")[0].strip()
+        containers = {url: Container(url, key) for url in urls.values()}
         self._behind = {url: (container, Health(container)) for url, container in containers.items()}
         self._other_url = urls.get(ANY)
         self._known = {name: AwsEndpoint(name, *self._behind[url]) for name, url in urls.items() if name != ANY}

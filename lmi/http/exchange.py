@@ -87,6 +87,7 @@ class Exchange:
         self.request_id = self._choose_id()
         self.status = 0
         self.started_s = time.monotonic()
+        self.key = ""  # the digest of the client's key, where the server has keys
         self.error_label = ""
         self.noted: Counter[str] = Counter()  # numbers for its line in the log
         self.num_body_bytes = 0  # that were read
@@ -115,12 +116,12 @@ class Exchange:
         return self.status != 0
 
     @property
-    def has_key(self) -> bool:
-        """Whether the client sends an API key. Signatures and passwords do not count, because proxies read them."""
-        return any(
-            name in KEY_FIELDS or (name == b"authorization" and value[:7].lower() == b"bearer ")
-            for name, value in self.headers.raw
-        )
+    def given_keys(self) -> list[str]:
+        """The API keys that the client sends. Signatures and passwords do not count, because proxies read them."""
+        headers = self.headers.raw
+        keys = [value for name, value in headers if name in KEY_FIELDS]
+        keys += [value[7:] for name, value in headers if name == b"authorization" and value[:7].lower() == b"bearer "]
+        return [key.strip().decode("latin-1") for key in keys]
 
     def _choose_id(self) -> str:
         """Return the id that the client sent, if it is short printable ASCII, else a new one."""

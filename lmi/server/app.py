@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from lmi.adapters import routes as adapter_routes
 from lmi.apis.base.api import retry_header
 from lmi.apis.table import api_at
-from lmi.errors import ClientGone, LmiError, Overloaded, Unavailable, UnknownModel, shorten
+from lmi.errors import ClientGone, LmiError, Overloaded, Unauthorized, Unavailable, UnknownModel, shorten
 from lmi.http.exchange import BufferedExchange, Exchange
 from lmi.models import routes as model_routes
 from lmi.models.choice import SeveralModels
@@ -125,9 +125,10 @@ class ErrorMiddleware:
         make = BufferedExchange if self._front_end.config.buffer_streams else Exchange
         exchange = make(scope, receive, send)
         scope.update({"app": self, "lmi.exchange": exchange, "lmi.models": self._models})
-        if exchange.has_key:
+        if not self._front_end.keys and exchange.given_keys:
             self._front_end.report_key()
         try:
+            self._front_end.keys.check(exchange)
             async with self._counted_open(exchange):
                 await self._app(scope, receive, send)
         except HTTPException as error:  # starlette's own 404 and 405
@@ -136,7 +137,7 @@ class ErrorMiddleware:
             await refuse(exchange, self._models, error.status_code, message, {"allow": allow} if allow else {})
         except ClientGone:
             exchange.status = ClientGone.status
-        except (UnknownModel, Overloaded) as error:
+        except (Unauthorized, UnknownModel, Overloaded) as error:
             exchange.error_label = error.label
             await refuse_as_api(exchange, self._models, error)
         except LmiError as error:

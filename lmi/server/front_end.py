@@ -14,6 +14,7 @@ from gunicorn.arbiter import Arbiter  # type: ignore[import-untyped]
 from lmi.errors import Overloaded, StartError, Unavailable
 from lmi.http.body import BodyMemory
 from lmi.runtime import ServerRuntime
+from lmi.server.keys import Keys
 from lmi.shared.files import write_whole
 from lmi.shared.state import Block, FrontEndRecord, Phase
 
@@ -32,6 +33,7 @@ class FrontEnd:
         self.slot = block.frontends.index(record)
         self.model_blocks: dict[str, Block] = {}  # by the model's name
         self.body_memory = BodyMemory(record, self.config.max_body_memory)
+        self.keys = Keys(runtime)
         self._has_reported_key = False
         self._reported: set[str] = set()
 

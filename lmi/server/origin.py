@@ -1,7 +1,7 @@
 """Whose request it is, and how long its client waits: what the queue in front of an engine has to know.
 
-Clients share the engine. A client is whoever the gateway in front says, if the operator trusts it, else the adapter,
-else the address of the connection.
+Clients share the engine. A client is whoever the gateway in front says, if the operator trusts it, else the holder of a
+key, else an adapter, else the address of the connection.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ def client_of(exchange: Exchange, server: ServerConfig, adapter: str | None) -> 
     """Return whose part of the engine a request takes."""
     if server.trust_fairness_id and (given := exchange.headers.get(FAIRNESS_ID, "")):
         return f"id {given[:MAX_CLIENT_CHARS]}"
+    if exchange.key:
+        return f"key {exchange.key[:16]}"
     address = exchange.scope.get("client")
     return f"adapter {adapter}" if adapter else str(address[0]) if address else ""
 

@@ -6,6 +6,7 @@ vLLM's parsers. The form of `load_models`, which is `-m` and SERVING_LOAD_MODELS
 
 from __future__ import annotations
 
+import hashlib
 import math
 import re
 from collections.abc import Callable
@@ -134,6 +135,18 @@ def _texts(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(part.strip() for part in re.split("[;,]", text) if part.strip()))
 
 
+def digest(key: str) -> str:
+    """Return what is kept of an API key: nobody can make the key of it."""
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+def _keys(text: str) -> tuple[str, ...]:
+    keys = [key.strip() for key in text.split(",")]
+    if not all(re.fullmatch(r"[\x21-\x7e]{1,256}", key) for key in keys):
+        raise ValueError
+    return tuple(dict.fromkeys(map(digest, keys)))
+
+
 def _length(text: str) -> int | None:
     """Parse a length like vLLM: k and m are decimal, K and M binary. None means as long as the engine can."""
     if text.lower() in ("auto", "-1"):
@@ -228,6 +241,7 @@ MEGABYTES = Kind(
     "a whole number of megabytes; 0: 1 GiB",
     lambda text: integer(0, 1 << 20).parse(text) * SIZE_UNITS["m"] or SIZE_UNITS["g"],
 )
+KEYS = Kind("keys of printable ASCII without blanks, with , between", _keys)
 TEXTS = Kind("texts with , between", _texts)
 LENGTH = Kind("a whole number of at least 1, as in 4096, 32k (32000) or 32K (32768), or auto", _length)
 DEGREE = Kind(

@@ -71,7 +71,6 @@ ENGINE_KEYS = {
 
 # Keys and flags of other servers for features that are missing here. They are never taken for a misspelt option.
 ELSEWHERE = {
-    "api_key": "this server has no keys yet",
     "ssl_certfile": "this server speaks plain HTTP",
     "ssl_keyfile": "this server speaks plain HTTP",
     "lora_modules": "an adapter is a folder in adapters/ beside the model, or registered at /adapters",

@@ -73,6 +73,9 @@ def resolve(
     here = Surroundings(environ, folder, cwd, machine or Machine.here(environ), announced(), fetched or {}, untrusted)
     givens, missing = model_choice.place(_expand(collect(properties, environ, flags), here.machine), here, problems)
     values = Values(pick(givens, problems), here, problems)
+    has_keys = values.final("option.api_key") or values.final("option.api_key_file")
+    if has_keys and any(name.startswith("SAGEMAKER_") for name in environ):
+        values.warn("option.api_key: SageMaker passes on neither Authorization nor x-api-key, so its requests get 401")
     return _without_model(values, flags) if values.final("multi_model") else _with_one_model(values, missing)
 
 

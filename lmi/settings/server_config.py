@@ -39,6 +39,20 @@ class ServerConfig:
     job_queue_size: int = option(
         1000, integer(1), "waiting sequences of the model; more are answered 503", env=("MAX_CONCURRENT_REQUESTS",)
     )
+    api_keys: tuple[str, ...] = option(
+        (),
+        kinds.KEYS,
+        "keys of which a request needs one, as Authorization: Bearer KEY or x-api-key; only digests of them are kept",
+        key="option.api_key",
+        env=("LMI_API_KEY",),
+    )
+    api_key_file: str | None = option(
+        None,
+        matching("an absolute path", r"/[^\0]*"),
+        "file with further keys, one on each line",
+        key="option.api_key_file",
+        is_path=True,
+    )
     max_queue_wait_s: float = option(
         10.0,
         kinds.SECONDS,

@@ -125,14 +125,14 @@ def front_end(
     )
 
 
-def gateway(config: ServerConfig, port: int) -> ChildKind:
-    """Return the kind of the gateway in front of this server, which listens on `port`."""
+def gateway(config: ServerConfig, port: int, key: str) -> ChildKind:
+    """Return the kind of the gateway in front of this server, which listens on `port` and takes `key`."""
     assert config.gateway_port is not None
     words = argv(config.gateway_port, config.host, port, config.log_level, config.log_format)
     return ChildKind(
         title="gateway",
         argv=lambda slot: [sys.executable, "-P", "-m", "lmi", *words],
-        environ=lambda slot: environment.of_child(os.environ),  # with secrets: it reads and writes S3
+        environ=lambda slot: environment.of_child(os.environ) | {"LMI_API_KEY": key},  # with secrets: it uses S3
         restarts=lambda: RestartTable(MAX_FRONT_END_DEATHS, 600.0),
         fatal=partial(_gateway_error, config.gateway_port),
         lost_label="gateway_lost",

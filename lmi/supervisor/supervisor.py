@@ -14,6 +14,7 @@ import logging
 import math
 import os
 import resource
+import secrets
 import signal
 import socket
 import sys
@@ -24,10 +25,12 @@ from contextlib import ExitStack
 from lmi.errors import StartError
 from lmi.models.follower import RunningModels
 from lmi.runtime import ServerRuntime
-from lmi.settings.config import Config, ServerConfig
+from lmi.settings.config import Config
+from lmi.settings.kinds import digest
 from lmi.settings.values import Resolved
 from lmi.shared import linux
 from lmi.shared.cores import claimed, usable
+from lmi.shared.files import write_whole
 from lmi.shared.log import count_dropped_in
 from lmi.shared.pauses import Pauses
 from lmi.shared.state import Block, Phase
@@ -77,7 +80,7 @@ class Supervisor:
         self._claims = ExitStack()
         self._cores: Sequence[int] = ()  # of the front ends; none: all
         self._front_end = Child(kinds.front_end(runtime, block, listener, app, lambda: self._cores))
-        self._gateways = gateways(self._config, listener)
+        self._gateways = gateways(runtime, listener)
         self._fetches = FetchProcesses(runtime)
         self._pauses = Pauses(LATE_TURN_S)
         self._phase = Phase.STARTING
@@ -311,10 +314,13 @@ class Supervisor:
             linux.reap()
 
 
-def gateways(config: ServerConfig, listener: socket.socket) -> list[Child]:
-    """Return the gateway in front of this server, if it has one."""
-    port = listener.getsockname()[1]
-    return [] if config.gateway_port is None else [Child(kinds.gateway(config, port))]
+def gateways(runtime: ServerRuntime, listener: socket.socket) -> list[Child]:
+    """Return the gateway in front of this server, if it has one. It gets a key, of which front ends find the digest."""
+    if runtime.config.gateway_port is None:
+        return []
+    key = secrets.token_urlsafe(32)
+    write_whole(runtime.gateway_key(), digest(key).encode())
+    return [Child(kinds.gateway(runtime.config, listener.getsockname()[1], key))]
 
 
 def _failed_start(error: Exception) -> Failure:

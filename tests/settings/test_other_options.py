@@ -40,7 +40,7 @@ def test_a_key_that_is_not_nearly_a_known_one_gets_no_hint(folder: Path, key: st
 @pytest.mark.parametrize(
     ("key", "said"),
     [
-        ("option.api_key", "this server has no keys yet"),
+        ("option.ssl_keyfile", "this server speaks plain HTTP"),
         ("option.max_new_tokens", "a request says it, as max_new_tokens among its parameters"),
     ],
 )
@@ -213,3 +213,11 @@ def test_drafts_of_the_embedded_engine_on_vllm_are_refused_with_its_own_option(f
 def test_a_draft_model_on_the_embedded_engine_is_told_what_needs_none(folder: Path) -> None:
     (warning,) = settle(folder, "option.rolling_batch=lmi-dist\noption.speculative_draft_model=small").warnings
     assert warning.endswith("lmi-dist does not use it, option.speculative=ngram guesses without a second model")
+
+
+def test_keys_are_shown_nowhere_and_useless_behind_sagemaker(folder: Path) -> None:
+    resolved = settle(folder, "option.api_key=sk-one, sk-two", {"SAGEMAKER_BIND_TO_PORT": "8080"})
+    assert len(resolved.config.server.api_keys) == 2
+    assert "sk-" not in repr(resolved)
+    (warning,) = resolved.warnings
+    assert warning.startswith("option.api_key: SageMaker passes on neither")

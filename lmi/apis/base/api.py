@@ -14,7 +14,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from lmi.apis.base.formatter import JSON, ErrorFields, Formatter
 from lmi.apis.base.readers import Message, Parsed
-from lmi.errors import LmiError
+from lmi.errors import LmiError, Unauthorized
 from lmi.settings.config import ModelConfig
 from lmi.types import AnswerFormat, Format
 
@@ -82,7 +82,9 @@ class ErrorRules(Generic[AnyFormat]):
 
 
 def retry_header(error: LmiError) -> dict[str, str]:
-    """Return the header that says when to try again, if that can help."""
+    """Return the header that says when to try again, if that can help, or that a key is missing."""
+    if isinstance(error, Unauthorized):
+        return {"WWW-Authenticate": "Bearer"}
     return {} if error.retry_after_s is None else {"Retry-After": str(error.retry_after_s)}
 
 

@@ -43,7 +43,7 @@ OF_HTTP = {  # what an answer may mean besides the errors of its route
     500: "A fault of the server.",
 }
 OF_INFERENCE: Causes = (
-    *(errors.InvalidRequest, errors.UnknownAdapter, errors.UnknownModel, errors.Overloaded),
+    *(errors.InvalidRequest, errors.Unauthorized, errors.UnknownAdapter, errors.UnknownModel, errors.Overloaded),
     *(errors.GenerationFailed, errors.EngineLost, errors.DeadlineExceeded, errors.OutOfMemory),
 )
 

@@ -11,7 +11,15 @@ from lmi.apis.openai import chat_schema, schema
 from lmi.apis.openai.chat_formatter import ChatLines, ChatStream, ChatWhole
 from lmi.apis.openai.formatter import CompletionLines, CompletionStream, CompletionWhole, OpenAIFormatter
 from lmi.apis.openai.schema import OpenAIFormat
-from lmi.errors import GenerationFailed, Overloaded, PromptTooLong, UnknownAdapter, UnknownModel, UserCodeFailed
+from lmi.errors import (
+    GenerationFailed,
+    Overloaded,
+    PromptTooLong,
+    Unauthorized,
+    UnknownAdapter,
+    UnknownModel,
+    UserCodeFailed,
+)
 from lmi.types import AnswerFormat, OutputFormat
 
 CHATS: dict[OutputFormat, type[OpenAIFormatter]] = {
@@ -35,6 +43,7 @@ def _write_error(error: ErrorFields, format: AnswerFormat, *, in_answer: bool) -
 OPENAI_CHAT_ERRORS: ErrorRules[AnswerFormat] = ErrorRules(
     _write_error,
     (  # errors whose kind clients look for have OpenAI's kind; the others have our labels
+        Row(Unauthorized, 401, "invalid_api_key"),
         Row(UnknownModel, 404, "model_not_found", param="model"),
         Row(UnknownAdapter, 404, "model_not_found", param="model"),
         Row(PromptTooLong, 400, "context_length_exceeded"),

@@ -51,6 +51,21 @@ def test_boto3_reaches_a_server_through_its_gateway_which_ends_with_it(tmp_path:
         assert server.wait() == 0 and server.pids() == []
 
 
+def test_a_server_with_keys_serves_its_own_gateway_and_keeps_no_key(tmp_path: Path) -> None:
+    write_model(tmp_path)
+    port, key = free_port(), "sk-of-an-operator"
+    environ = {"SERVING_WITH_GATEWAY": str(port), "SERVING_LOG_FORMAT": "json", "LMI_API_KEY": key}
+    with launch(tmp_path, environ) as server:
+        server.wait_ready()
+        wait_until(lambda: b'"gateway":' in server.log.read_bytes(), "the gateway is ready")
+        assert invoke(port)["generated_text"]
+        assert server.post(json.loads(BODY)).status == 401
+        assert server.post(json.loads(BODY), headers={"Authorization": f"Bearer {key}"}).status == 200
+        children = [pid for pid in server.pids() if pid != server.process.pid]
+        assert not any(key.encode() in Path(f"/proc/{pid}/environ").read_bytes() for pid in children)
+        assert key.encode() not in server.log.read_bytes()
+
+
 def test_a_gateway_whose_port_is_taken_ends_the_start_with_the_port(tmp_path: Path) -> None:
     write_model(tmp_path)
     taken = free_port()

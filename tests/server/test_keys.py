@@ -1,0 +1,99 @@
+"""A server with API keys: who is served, and what anybody else is told."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from lmi.errors import BadConfiguration
+from lmi.runtime import ServerRuntime
+from lmi.server.keys import Keys, read_keys
+from lmi.settings.kinds import KEYS
+from lmi.settings.server_config import ServerConfig
+from tests.scripted import host
+
+WITH_KEYS = {"api_keys": KEYS.parse("sk-one, sk-two")}
+BODY = {"inputs": "say a"}
+
+
+@pytest.mark.parametrize(
+    "headers", [{"Authorization": "Bearer sk-two"}, {"x-api-key": "sk-one"}, {"api-key": "sk-one"}]
+)
+def test_a_request_with_any_of_the_keys_is_served(headers: dict[str, str], tmp_path: Path) -> None:
+    with host(tmp_path, server=WITH_KEYS) as lmi:
+        assert lmi.post(BODY, headers=headers)[0].status == 200
+        assert lmi.send("GET", "/metrics", headers=headers)[0].status == 200
+
+
+@pytest.mark.parametrize(
+    ("headers", "said"),
+    [
+        ({}, "the request has no key"),
+        ({"Authorization": "Basic c2stb25l"}, "the request has no key"),
+        ({"Authorization": "Bearer sk-three"}, "this server does not know the key of the request"),
+        ({"x-api-key": "sk-one, sk-two"}, "this server does not know the key of the request"),
+    ],
+)
+def test_any_other_request_is_refused_before_its_body_is_read(
+    headers: dict[str, str], said: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with host(tmp_path, server=WITH_KEYS) as lmi:
+        response, body = lmi.post(b"{", headers=headers)
+        assert (response.status, response.getheader("WWW-Authenticate")) == (401, "Bearer")
+        assert json.loads(body)["error"] == f"{said}: send one as Authorization: Bearer KEY or x-api-key"
+        for method, path in (("GET", "/metrics"), ("GET", "/v1/models"), ("GET", "/openapi.json"), ("POST", "/none")):
+            assert lmi.send(method, path, headers=headers)[0].status == 401
+    assert "sk-" not in caplog.text
+
+
+@pytest.mark.parametrize(("path", "kind"), [("/v1/chat/completions", "invalid_api_key"), ("/generate", "validation")])
+def test_each_api_says_it_in_its_form(path: str, kind: str, tmp_path: Path) -> None:
+    with host(tmp_path, server=WITH_KEYS) as lmi:
+        response, body = lmi.post({"inputs": "say a"}, path)
+        assert response.status == 401 and kind in body.decode()
+
+
+@pytest.mark.parametrize("path", ["/ping", "/health", "/v2/health/live", "/v2/health/ready"])
+def test_who_only_looks_whether_it_serves_needs_no_key(path: str, tmp_path: Path) -> None:
+    with host(tmp_path, server=WITH_KEYS) as lmi:
+        assert lmi.send("GET", path)[0].status == 200
+
+
+def test_keys_of_a_file_count_too(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("sk-three\n\n sk-four \n")
+    with host(tmp_path, server={**WITH_KEYS, "api_key_file": str(file)}) as lmi:
+        for key in ("sk-one", "sk-three", "sk-four"):
+            assert lmi.post(BODY, headers={"x-api-key": key})[0].status == 200
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [("", "has no key"), ("two words\n", "a line is not keys of printable ASCII"), (None, "No such file")],
+)
+def test_a_file_without_keys_ends_the_start(content: str | None, said: str, tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(BadConfiguration, match=said):
+        read_keys(file)
+
+
+def test_the_key_of_the_servers_own_gateway_counts_only_where_there_are_keys(tmp_path: Path) -> None:
+    for config in (ServerConfig(), ServerConfig(**WITH_KEYS)):  # type: ignore[arg-type]
+        runtime = ServerRuntime.create(config)
+        try:
+            runtime.gateway_key().write_text(KEYS.parse("its-own")[0])
+            assert bool(Keys(runtime)) is bool(config.api_keys)
+        finally:
+            runtime.remove()
+
+
+def test_the_settings_keep_no_key(tmp_path: Path) -> None:
+    runtime = ServerRuntime.create(ServerConfig(**WITH_KEYS))  # type: ignore[arg-type]
+    try:
+        assert not any("sk-" in path.read_text(errors="replace") for path in runtime.path.iterdir() if path.is_file())
+    finally:
+        runtime.remove()
