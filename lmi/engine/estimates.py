@@ -10,12 +10,12 @@ from bisect import bisect_right
 
 MEMORY_S = 3.0  # a step that is so old counts 1/e of a new one
 MIN_STEPS = 4  # before the speed counts as known
-NUM_STAYED = 16  # clients who are taken to have stayed before any was seen
+NUM_STAYED = 8  # clients who are taken to have stayed before any was seen
 MAX_SEEN = 64  # of clients, that count in an average
 FORGET_S = 60.0  # half of what is known of impatience is forgotten in this time
 SIZE = 8  # steps of up to 8, 16, 24 … sequences are measured together
 SHARE = 0.1  # of a new step in the average of its size
-QUANTILE = 0.9  # of clients who still wait when patience is said to end
+QUANTILE = 0.5  # of clients who still wait when patience is said to end
 BOUNDS_S = tuple(0.1 * 1.15**i for i in range(52))  # 0.1 s to 125 s
 
 

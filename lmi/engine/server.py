@@ -111,6 +111,7 @@ class Dispatcher:
                 self._queue.offer(entry, now)
                 connection.entries[entry.request_id] = entry
                 self._start(now)
+                self._count()
         except LmiError as error:
             self._record.num_refused += isinstance(error, Overloaded)
             connection.send(Refused(message.request_id, refusal(error)))
@@ -134,7 +135,7 @@ class Dispatcher:
             if not self._entries:
                 self._record.step_s = self._stepped_s = now  # the idle time before does not count as a hang
             self._entries[entry.engine_id] = entry
-        self._count()
+            self._count()
 
     def _end(self, entry: FrontEndEntry, now: float, *, has_left: bool = False, is_answered: bool = False) -> None:
         entry.connection.entries.pop(entry.request_id, None)
