@@ -282,6 +282,7 @@ def test_a_front_end_that_finds_no_model_any_more_waits_for_it_and_the_others_se
 
 def test_a_killed_gunicorn_master_costs_no_stream_and_no_engine(container: Make, background: Background) -> None:
     server = container(frontend_workers=2).start_and_wait()
+    wait_until(lambda: sum(record.beat_s > 0 for record in server.block().frontends) == 2, "both front ends serve")
     engine, master = server.pid("lmi-engine"), server.pid("lmi-gunicorn")
     streams = [background(server.generate, 150) for _ in range(8)]
     running(server, 8)
