@@ -194,8 +194,8 @@ class Pipeline:
 def _salted(requests: Sequence[GenerationRequest], scope: str) -> Sequence[GenerationRequest]:
     """The requests of one answer with the salt of their principal, within which engines share all that is cached.
 
-    A principal is whoever knows the `cache_salt`. With the scope `request` it is this answer. An API key belongs into
-    the salt here, once the server has keys.
+    A principal is whoever knows the `cache_salt`. With the scope `request` it is this answer. A key of the server is
+    not part of it: those who have one share whole blocks, as all do without a salt.
     """
     if scope == "server":
         return requests
