@@ -1,8 +1,9 @@
 """A test that fails is run once more: by itself, after all others, in a process of its own.
 
 scripts/test loads this plugin (`-p tests.rerun`). The last lines of a run name the tests that failed twice and those
-that passed the second time: `flaky`. A few failures may be bad luck; more than MAX_LUCK are not, nor is a worker that
-crashed, a file that cannot be collected or a run that was stopped. Then nothing is run again, and the run fails.
+that passed the second time, `flaky`, each with the reason of its first failure. A few failures may be bad luck; more
+than MAX_LUCK are not, nor is a worker that crashed, a file that cannot be collected or a run that was stopped. Then
+nothing is run again, and the run fails.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ class Rerun:
         self.config = config
         self.failed: list[str] = []
         self.flaky: list[str] = []
+        self.reasons: dict[str, str] = {}  # the first line of each first failure
         self.is_luck = True
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
@@ -28,6 +30,8 @@ class Rerun:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed and report.nodeid not in self.failed:
             self.failed.append(report.nodeid)
+            crash = getattr(report.longrepr, "reprcrash", None)
+            self.reasons[report.nodeid] = (crash.message if crash else report.longreprtext).partition("\n")[0]
             self.is_luck &= report.when in ("setup", "call", "teardown")  # of a crash it is none of these
 
     @pytest.hookimpl(trylast=True)  # the workers and their fixtures have ended
@@ -62,7 +66,7 @@ class Rerun:
         for heading, tests in (("flaky: failed, then passed by itself", self.flaky), ("failed", self.failed)):
             if tests:
                 terminal.sep("=", heading)
-                terminal.line("\n".join(tests))
+                terminal.line("\n".join(f"{test} - {self.reasons[test]}" for test in tests))
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
@@ -43,10 +44,11 @@ def run(folder: Path, *arguments: str, **files: str) -> tuple[int, list[str]]:
 
 
 def listed(lines: list[str], heading: str) -> list[str]:
-    """The lines below the last heading of this name."""
+    """The tests below the last heading of this name; behind each stands why it failed."""
     [*_, at] = [number for number, line in enumerate(lines) if line.strip("= ").startswith(heading)]
-    following = lines[at + 1 :]
-    return following[: next((number for number, line in enumerate(following) if line.startswith("=")), None)]
+    reasons = dict(line.split(" - ") for line in takewhile(lambda line: line[0] != "=", lines[at + 1 :]))
+    assert all("assert" in reason for reason in reasons.values()), reasons
+    return list(reasons)
 
 
 @pytest.mark.parametrize("workers", ["0", "2"])
@@ -61,7 +63,9 @@ def test_a_test_that_fails_twice_has_failed_beside_one_that_is_flaky(tmp_path: P
     status, lines = run(tmp_path, "-n", "2", fails=FAILS, flaky=FLAKY)
     assert status == 1
     assert listed(lines, "flaky: ") == ["test_flaky.py::test_flaky"]
-    assert listed(lines, "failed") == ["test_fails.py::test_fails"] == lines[-1:]
+    assert listed(lines, "failed") == ["test_fails.py::test_fails"] and lines[-1].startswith(
+        "test_fails.py::test_fails - assert False"
+    )
 
 
 def test_only_what_was_chosen_is_run_again(tmp_path: Path) -> None:

@@ -81,7 +81,8 @@ def test_boto3(front: Front, demo: Server, said: str, venv: str, version: str) -
     as_is, coalesced, split = (found["streamed"] for found in printed["found"])
     assert (as_is["num_parts"], coalesced["num_parts"], split["longest"]) == (NUM_TOKENS, 1, 7)
     wait_until(demo.is_idle, "the streams that boto3 left have ended")
-    assert num_cancelled(demo) >= cancelled_before + 2  # the joined one may be complete when its only part comes
+    # The joined one may be complete when its only part comes, and on a machine that pauses another one too.
+    assert num_cancelled(demo) > cancelled_before
 
 
 def num_cancelled(server: Server) -> float:

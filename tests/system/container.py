@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import signal
 import socket
@@ -110,8 +111,13 @@ class Container:
         return self
 
     def start_and_wait(self, from_its_folder: bool = False) -> Container:
+        """Start, and wait until /ping is 200 and every front end that serving.properties asks for takes requests."""
         self.start(from_its_folder)
         self.wait_200()
+        if asked := re.search(
+            r"^frontend_workers=(\d+)$", (self.folder / "serving.properties").read_text(), re.MULTILINE
+        ):
+            self.wait_for_front_ends(int(asked[1]))
         return self
 
     def wait_200(self) -> None:

@@ -242,9 +242,7 @@ def test_while_the_only_engine_is_away_a_request_is_503_and_so_is_ping(container
 
 def test_a_killed_front_end_takes_only_its_own_streams_with_it(container: Make, background: Background) -> None:
     server = container(frontend_workers=2).start_and_wait()
-    frontends = server.block().frontends
-    wait_until(lambda: sum(record.beat_s > 0 for record in frontends) == 2, "both front ends serve")
-    records = [record for record in frontends if record.pid]
+    records = [record for record in server.block().frontends if record.pid]
     streams = []
     while not all(record.num_in_flight for record in records):  # the kernel chooses which front end gets a connection
         streams.append(background(server.generate, 400))
@@ -266,7 +264,6 @@ def test_a_killed_front_end_takes_only_its_own_streams_with_it(container: Make, 
 def test_a_front_end_that_finds_no_model_any_more_waits_for_it_and_the_others_serve(container: Make) -> None:
     server = container(frontend_workers=2).start_and_wait()
     wait_until(lambda: '"event":"ready"' in server.log.read_text(), "the server said that it is ready")
-    wait_until(lambda: all(record.beat_s for record in server.block().frontends[:2]), "both front ends serve")
     engine, (victim, other) = server.pid("lmi-engine"), server.pids("lmi-front")
     away = server.folder.with_name("away")
     server.folder.rename(away)
@@ -275,14 +272,13 @@ def test_a_front_end_that_finds_no_model_any_more_waits_for_it_and_the_others_se
     assert_whole(server.generate(3), 3)
     assert server.process.poll() is None and other in server.pids("lmi-front")
     away.rename(server.folder)
-    wait_until(lambda: sum(record.beat_s > 0 for record in server.block().frontends) == 2, "both serve again")
+    server.wait_for_front_ends(2)
     assert server.pid("lmi-engine") == engine
     assert server.log.read_text().count("starts again as process") == 1, "it was one process all the time"
 
 
 def test_a_killed_gunicorn_master_costs_no_stream_and_no_engine(container: Make, background: Background) -> None:
     server = container(frontend_workers=2).start_and_wait()
-    wait_until(lambda: sum(record.beat_s > 0 for record in server.block().frontends) == 2, "both front ends serve")
     engine, master = server.pid("lmi-engine"), server.pid("lmi-gunicorn")
     streams = [background(server.generate, 150) for _ in range(8)]
     running(server, 8)
@@ -337,8 +333,6 @@ def test_an_engine_that_hangs_in_a_step_leaves_its_stacks_in_the_log(container: 
 
 def test_a_stopped_front_end_is_replaced_and_pings_go_on(container: Make) -> None:
     server = container(frontend_workers=2).start_and_wait()
-    # gunicorn watches a worker after its first beat.
-    wait_until(lambda: sum(record.beat_s > 0 for record in server.block().frontends) == 2, "both beat")
     stopped = server.pids("lmi-front")[0]
     os.kill(stopped, signal.SIGSTOP)
     wait_within(25.0, lambda: stopped not in server.pids("lmi-front"), "gunicorn killed the silent worker")
