@@ -31,7 +31,7 @@ def echo(tmp_path: Path) -> Iterator[Container]:
     settings = {"option.echo_step_ms": 0, "option.chat_template": CHAT_TEMPLATE, "frontend_workers": 1}
     folder = write_model(tmp_path / "model", **settings)
     (folder / "config.json").write_text(json.dumps({"vocab_size": 257, "max_position_embeddings": CONTEXT}))
-    server = Container(folder, tmp_path / "log")
+    server = Container(folder, tmp_path / "log", environ={"TMPDIR": str(tmp_path)})
     try:
         yield server.start_and_wait()
     finally:
