@@ -1,19 +1,19 @@
 """The command `lmi`, and the commands `serve` and `djl-serving` with which container platforms start an image.
 
-Every flag of `lmi serve` and `lmi config` is a row of the table of options. A start that fails prints each fault on one
+A start that fails prints each fault on one
 line of stderr, then one JSON object if stderr is not a terminal, and ends with the exit code of its error.
 """
 
 from __future__ import annotations
 
-import difflib
-import functools
 import os
 import platform
 import re
+import subprocess
 import sys
-from collections.abc import Callable, Sequence
-from itertools import zip_longest
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import click
@@ -21,20 +21,14 @@ import orjson
 
 from lmi import __version__
 from lmi.errors import StartError
+from lmi.flags import OptionsCommand, text_of, unknown, with_options
 from lmi.settings.handler import announced
-from lmi.settings.kinds import BOOLEAN, MODELS
-from lmi.settings.option import Option
-from lmi.settings.options import OPTIONS, elsewhere, known_keys
 from lmi.settings.resolve import resolve_folder
 from lmi.settings.values import Setting
-from lmi.shared import log, sink
+from lmi.shared import linux, log, sink
 
 REPORTED_LIBRARIES = ("torch", "transformers", "tokenizers", "gunicorn", "uvicorn", "starlette")
-FLAGGED = {"option_" + option.flag[2:].replace("-", "_"): option for option in OPTIONS if option.has_flag}
-Command = Callable[..., Any]
 ABOUT = ("-h", "--help", "--version")  # flags of `lmi` itself
-WITH_GATEWAY, GATEWAY_VALUE = "--with-gateway", re.compile("[0-9]+|true|false")
-NEAR = 0.83  # a ratio of difflib: --prot is a slip for --port, --workers is not one for --min-workers
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -58,15 +52,18 @@ def run(arguments: list[str]) -> int:
     """Run one command. Returns the exit code."""
     sink.open_missing()
     try:
-        return lmi.main(_with_command(_with_values(arguments)), "lmi", standalone_mode=False) or 0
+        return lmi.main(_with_command(arguments), "lmi", standalone_mode=False) or 0
     except click.NoSuchOption as error:
         where = error.ctx.command_path if error.ctx else "lmi"
-        click.echo(f"{where}: {_unknown(error.option_name)} See {where} --help.", err=True)
+        click.echo(f"{where}: {unknown(error.option_name)} See {where} --help.", err=True)
         return error.exit_code
     except click.UsageError as error:
         where = error.ctx.command_path if error.ctx else "lmi"
         said = " ".join(error.format_message().split()).rstrip(".")
         click.echo(f"{where}: {said}. See {where} --help.", err=True)
+        return error.exit_code
+    except click.ClickException as error:
+        click.echo(f"lmi: {log.escape(error.message)}", err=True)
         return error.exit_code
     except click.Abort:
         return 130
@@ -75,14 +72,6 @@ def run(arguments: list[str]) -> int:
         return 1
     except StartError as error:
         return _fail(error)
-
-
-def _with_values(arguments: list[str]) -> list[str]:
-    """Return the arguments with a value for the flag that may have none, unless the next word is its value."""
-    return [
-        f"{WITH_GATEWAY}=true" if word == WITH_GATEWAY and not GATEWAY_VALUE.fullmatch(after) else word
-        for word, after in zip_longest(arguments, arguments[1:], fillvalue="")
-    ]
 
 
 def _with_command(arguments: list[str]) -> list[str]:
@@ -99,74 +88,14 @@ def _with_command(arguments: list[str]) -> list[str]:
     raise click.UsageError(f"No such command {log.escape(first)}. Commands are {words}; no command means serve.")
 
 
-def _unknown(flag: str) -> str:
-    """Return the message about an unknown flag, with a hint at an option's key or at a flag of nearly that name."""
-    if elsewhere(flag):
-        return f"{flag}: {elsewhere(flag)}."
-    key = flag.removeprefix("--").replace("-", "_")
-    known = {*known_keys(), *(name for handler in announced().values() for name in handler.option_keys() or ())}
-    named = [name for name in (key, f"option.{key}") if name in known]
-    if named:
-        return f"{flag} is not a flag, say --set {named[0]}=VALUE."
-    flags = [flag for option in FLAGGED.values() for flag in option.flags]
-    near = difflib.get_close_matches(flag, [*flags, "--model-dir", "--set", "--json"], 1, NEAR)
-    return f"No such option {flag}." + (f" Did you mean {near[0]}?" if near else "")
-
-
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, message="lmi %(version)s")
 def lmi() -> None:
     """Serve a large language model behind the contracts that its clients already speak."""
 
 
-def _with_options(command: Command) -> Command:
-    """Add DIR and a flag for each option to a command, which receives them as `folder` and `flags`."""
-
-    @functools.wraps(command)
-    def collected(folder: str | None, model_dir: str | None, settings: tuple[str, ...], **others: Any) -> Any:
-        if folder and model_dir and folder != model_dir:
-            raise click.UsageError(f"DIR is {folder} and --model-dir is {model_dir}.")
-        flags = {option.key: _text(others.pop(name)) for name, option in FLAGGED.items()}
-        given = {key: text for key, text in flags.items() if text is not None}
-        for key, text in map(_pair, settings):
-            if given.setdefault(key, text) != text:
-                raise click.UsageError(f"{key} is given as {given[key]} and as {text}.")
-        return command(folder=folder or model_dir, flags=given, **others)
-
-    wrapped: Command = collected
-    for name, option in reversed(FLAGGED.items()):
-        wrapped = _flag(name, option)(wrapped)
-    wrapped = click.option(
-        "--set", "settings", multiple=True, metavar="KEY=VALUE", help="any key of serving.properties"
-    )(wrapped)
-    wrapped = click.option("--model-dir", metavar="DIR", help="the same as DIR")(wrapped)
-    wrapped = click.argument("folder", required=False, metavar="[DIR]")(wrapped)
-    return wrapped
-
-
-def _flag(name: str, option: Option) -> Command:
-    help = f"{option.help} [{option.key}]"
-    if option.kind is BOOLEAN:
-        return click.option(f"{option.flag}/--no-{option.flag[2:]}", name, default=None, help=help)
-    metavar = "[PORT]" if option.flag == WITH_GATEWAY else "VALUE"
-    return click.option(*option.flags, name, metavar=metavar, multiple=option.kind is MODELS, help=help)
-
-
-def _text(value: bool | str | tuple[str, ...] | None) -> str | None:
-    if isinstance(value, tuple):
-        return ",".join(value) or None
-    return str(value).lower() if isinstance(value, bool) else value
-
-
-def _pair(setting: str) -> tuple[str, str]:
-    key, equals, text = setting.partition("=")
-    if not equals or not key.strip():
-        raise click.UsageError(f"--set takes KEY=VALUE, given {setting}.")
-    return key.strip(), text.strip()
-
-
-@lmi.command()
-@_with_options
+@lmi.command(cls=OptionsCommand)
+@with_options
 def serve(folder: str | None, flags: dict[str, str]) -> int:
     """Serve the model in DIR.
 
@@ -182,28 +111,29 @@ def serve(folder: str | None, flags: dict[str, str]) -> int:
 @click.option("-m", "--models", multiple=True, metavar="NAME=PATH", help="folder and name of the model")
 def djl_serving(folder: str | None, models: tuple[str, ...]) -> int:
     """Serve as the LMI container's own start command does."""
-    named = _text(models)
+    named = text_of(models)
     return _serve(folder, {"load_models": named} if named else {})
 
 
-@lmi.command()
-@_with_options
+@lmi.command(cls=OptionsCommand)
+@with_options
 @click.option("--json", "is_json", is_flag=True, help="one JSON object")
-def config(folder: str | None, flags: dict[str, str], is_json: bool) -> None:
+@click.option("--changed", "is_changed", is_flag=True, help="only options that have another value than their default")
+def config(folder: str | None, flags: dict[str, str], is_json: bool, is_changed: bool) -> None:
     """Show every option, its value and where it came from.
 
     It shows what each value shadows too, and starts nothing.
     """
     resolved = resolve_folder(folder, os.environ, flags)
+    rows = [row for row in resolved.settings if row.source != "default" or not is_changed]
     if is_json:
-        rows = [
-            {"option": row.option, "value": row.value, "source": row.source, "shadowed": row.shadowed}
-            for row in resolved.settings
+        shown = [
+            {"option": row.option, "value": row.value, "source": row.source, "shadowed": row.shadowed} for row in rows
         ]
-        document = {"options": rows, "warnings": resolved.warnings, "notes": resolved.notes}
+        document = {"options": shown, "warnings": resolved.warnings, "notes": resolved.notes}
         click.echo(orjson.dumps(document, option=orjson.OPT_INDENT_2).decode())
         return
-    click.echo("\n".join(_table(resolved.settings)))
+    click.echo("\n".join(_table(rows)))
     for warning in resolved.warnings:
         click.echo(f"warning: {log.escape(warning)}", err=True)
 
@@ -218,17 +148,91 @@ def gateway(words: tuple[str, ...]) -> int:
     return code
 
 
+def _asking(command: Any) -> Any:
+    """Add to a command what says which server to ask."""
+    url = click.option("--url", default="http://127.0.0.1:8080", show_default=True, help="server that speaks OpenAI")
+    key = click.option("--api-key", envvar="LMI_API_KEY", help="key of the server, else LMI_API_KEY")
+    return url(key(command))
+
+
+TEMPERATURE = click.option("--temperature", type=float, help="left out: the server's")
+FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+QUICK = click.option("-q", "--quick", metavar="TEXT", help="answer this and end")
+MODEL = click.option("--model", metavar="NAME", help="model that answers; left out: the first one of /v1/models")
+
+
+@lmi.command()
+@_asking
+@MODEL
+@TEMPERATURE
+@click.option("--system-prompt", metavar="TEXT", help="first message")
+@QUICK
+def chat(system_prompt: str | None, quick: str | None, **talk: Any) -> None:
+    """Talk to a server in the terminal."""
+    from lmi.client.talk import Talk
+
+    Talk(**talk).chat(system_prompt, quick)
+
+
+@lmi.command()
+@_asking
+@MODEL
+@TEMPERATURE
+@click.option("--max-tokens", default=128, show_default=True, help="longest answer")
+@QUICK
+def complete(max_tokens: int, quick: str | None, **talk: Any) -> None:
+    """Let a server continue texts in the terminal."""
+    from lmi.client.talk import Talk
+
+    Talk(**talk).complete(quick, max_tokens)
+
+
+@lmi.command("run-batch")
+@click.option("-i", "--input-file", "source", type=FILE, required=True, help="requests, one on each line")
+@click.option("-o", "--output-file", "target", type=Path, required=True, help="answers, in any order")
+@_asking
+@click.option("--concurrency", type=click.IntRange(1), default=16, show_default=True, help="requests at once")
+def run_batch(source: Path, target: Path, url: str, api_key: str | None, concurrency: int) -> int:
+    """Answer the requests of a file in OpenAI's batch form."""
+    import asyncio
+
+    from lmi.client import batch
+
+    with source.open("rb") as requests, target.open("wb") as answers:
+        num_failed = asyncio.run(batch.run_batch(requests, answers, url, api_key, concurrency))
+    if num_failed:
+        click.echo(f"lmi run-batch: {num_failed} requests have no answer of 200; {target} says why", err=True)
+    return 1 if num_failed else 0
+
+
 @lmi.command("version")
 def show_version() -> None:
     """Show the versions of lmi and of what it runs on."""
     click.echo(f"lmi {__version__}")
     click.echo(f"python {platform.python_version()}")
+    click.echo("\n".join(_machine()))
     handlers = announced()
     for name in (*REPORTED_LIBRARIES, *(one for handler in handlers.values() for one in handler.distributions)):
         click.echo(f"{name} {_version_of(name)}")
     for name, handler in handlers.items():
         if about := handler.describe():
             click.echo(f"{name} {about}")
+
+
+def _machine() -> list[str]:
+    """Return lines about the system, the processor, memory and GPUs."""
+    found = Path("/proc/cpuinfo")
+    names = re.findall(r"^model name\s*: (.+)$", found.read_text(), re.MULTILINE) if found.exists() else []
+    lines = [
+        f"os {platform.platform()}",
+        f"cpu {names[0] if names else platform.machine()}, {linux.num_usable_cores()} cores",
+        f"memory {linux.memory_bytes() / 2**30:.1f} GiB",
+    ]
+    query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+    with suppress(OSError, subprocess.SubprocessError):
+        gpus = subprocess.run(query, capture_output=True, text=True, timeout=10, check=True).stdout
+        lines += [f"gpu {gpu}" for gpu in gpus.splitlines()]
+    return lines
 
 
 def _version_of(distribution: str) -> str:

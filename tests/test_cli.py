@@ -155,10 +155,7 @@ def test_an_unknown_word_is_one_line_and_exit_code_2(arguments: list[str]) -> No
     ("flag", "said"),
     [
         ("--ssl-keyfile=a", "--ssl-keyfile: this server speaks plain HTTP."),
-        ("--gpu-memory-utilization=0.9", "is not a flag, say --set option.gpu_memory_utilization=VALUE."),
-        ("--enforce-eager", "is not a flag, say --set option.enforce_eager=VALUE."),
-        ("--enable-auto-tool-choice", "is not a flag, say --set option.enable_auto_tool_choice=VALUE."),
-        ("--max-idle-time", "is not a flag, say --set max_idle_time=VALUE."),
+        ("--max-idle-time", "Option --max-idle-time requires an argument."),
         ("--prot", "No such option --prot. Did you mean --port?"),
         ("--max-modellen", "No such option --max-modellen. Did you mean --max-model-len?"),
         ("--workers", "No such option --workers."),
@@ -184,6 +181,52 @@ def test_vllms_names_of_our_options_are_flags_too(folder: Path, flags: list[str]
     given = [row for row in json.loads(done.stdout)["options"] if row["source"].startswith("--")]
     assert [row["value"] for row in given if row["option"] == "option.model_id"] == [str(folder)]
     assert len(given) == 1 + len(flags) // 2
+
+
+@pytest.mark.parametrize(
+    ("words", "given"),
+    [
+        (["--gpu-memory-utilization", "0.9"], {"option.gpu_memory_utilization": "0.9"}),
+        (
+            ["--gpu-memory-utilization=0.9", "--seed", "-1"],
+            {"option.gpu_memory_utilization": "0.9", "option.seed": "-1"},
+        ),
+        (["--enforce-eager"], {"option.enforce_eager": "true"}),
+        (["--enable-lora", "--max-loras", "2"], {"option.enable_lora": "true", "option.max_loras": "2"}),
+        (["--no-enable-chunked-prefill"], {"option.enable_chunked_prefill": "false"}),
+        (["--enable-lora", "false"], {"option.enable_lora": "false"}),
+        (["--enable-auto-tool-choice"], {"option.enable_auto_tool_choice": "true"}),
+    ],
+)
+def test_a_flag_that_an_engine_knows_as_an_option_sets_it(
+    folder: Path, words: list[str], given: dict[str, str]
+) -> None:
+    """The folder follows the last flag, whose value it is not."""
+    done = command("config", "--json", "--rolling-batch", "vllm", *words, str(folder))
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)["options"]
+    assert {row["option"]: row["value"] for row in rows if row["source"].startswith("--set")} == given
+
+
+@pytest.mark.parametrize(
+    ("flag", "typed", "offered"),
+    [
+        ("--dtype", "", ["auto", "fp32", "bf16", "fp16"]),
+        ("--log-level", "W", ["WARNING"]),
+        ("--rolling-batch", "", ["auto", "lmi-dist", "vllm", "trtllm", "scheduler", "disable"]),
+    ],
+)
+def test_a_shell_completes_the_values_of_a_flag(flag: str, typed: str, offered: list[str]) -> None:
+    shell = {"_LMI_COMPLETE": "bash_complete", "COMP_WORDS": f"lmi serve {flag} {typed}", "COMP_CWORD": "3"}
+    script = Path(sys.executable).parent / "lmi"
+    done = subprocess.run([script], env=os.environ | shell, capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == [f"plain,{word}" for word in offered]
+
+
+def test_the_help_shows_groups_values_and_defaults() -> None:
+    help = command("serve", "--help").stdout
+    assert re.findall(r"^(\S.*):$", help, re.MULTILINE) == ["Options", "The model", "The server", "The engine"]
+    assert "--dtype auto|fp32|bf16|fp16" in help and "--port N" in help and "[port; default: 8080]" in help
 
 
 @pytest.mark.parametrize(
@@ -256,6 +299,18 @@ def test_the_gateways_flag_takes_no_folder_for_a_port(folder: Path) -> None:
 
 def test_the_help_of_lmi_cuts_no_sentence() -> None:
     assert "..." not in command("--help").stdout.partition("Commands:")[2]
+
+
+def test_config_may_show_only_what_is_no_default(folder: Path) -> None:
+    done = command("config", "--changed", str(folder), "--port", "9999")
+    _, *lines = done.stdout.splitlines()
+    assert {"port", "option.dtype", "option.max_rolling_batch_size"} <= {line.split()[0] for line in lines}
+    assert not any(re.search(r"\bdefault$", line) for line in lines) and len(lines) < 12
+
+
+def test_version_names_the_machine() -> None:
+    said = dict(line.split(" ", 1) for line in command("version").stdout.splitlines())
+    assert said["os"].startswith("Linux") and said["cpu"].endswith(" cores") and said["memory"].endswith(" GiB")
 
 
 def test_version_and_help_are_there() -> None:

@@ -83,7 +83,7 @@ EXPORTED = {
 
 @pytest.mark.parametrize("command", [*COMMANDS, *MENTIONS])
 def test_a_command_is_one_that_its_tool_takes(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for name in ("request.json", "stream.json"):
+    for name in ("request.json", "stream.json", "requests.jsonl"):
         (tmp_path / name).write_text("{}")
     words = [expanded(word) for word in shlex.split(command)]
     while re.fullmatch(r"[A-Z_]+=.*", words[0]):
@@ -113,8 +113,7 @@ def check_lmi(words: list[str]) -> None:
     command: click.Command = lmi.commands[words[0]]
     if words[0] == "gateway":
         command = gateway
-    given = ["--with-gateway=true" if word == "--with-gateway" else word for word in words[1:]]  # as lmi.cli.run does
-    command.make_context(words[0], given)
+    command.make_context(words[0], words[1:])
 
 
 def check_curl(words: list[str]) -> None:
@@ -372,9 +371,13 @@ class Reader:
 
 
 TOOLS = {
+    "lmi": f"{sys.executable} -P -m lmi",
     "scripts/sagemaker": f"{sys.executable} -P -m scripts.sagemaker_kit",
     "curl": "curl --silent --show-error --fail-with-body",
 }
+
+
+ASKING = ("lmi chat ", "lmi complete ", "lmi config ", "lmi run-batch ")
 
 
 def steps_of(block: Block) -> list[str]:
@@ -387,7 +390,7 @@ def is_for_this_machine(step: str) -> bool:
         return False
     if step.startswith("scripts/sagemaker"):
         return "--endpoint-url" in step
-    return "\n" in step or step.startswith(("curl ", "echo ", "printf ", "export "))
+    return "\n" in step or step.startswith(("curl ", "echo ", "printf ", "export ", *ASKING))
 
 
 def is_healthy(port: int) -> bool:

@@ -28,9 +28,10 @@ LAYERS = (
     {"lmi.capabilities", "lmi.http", "lmi.ipc", "lmi.settings", "lmi.types"},
     {"lmi.apis", "lmi.runtime", "lmi.text"},
     {"lmi.engine"},
-    {"lmi.gateway", "lmi.pipeline"},
+    {"lmi.client", "lmi.gateway", "lmi.pipeline"},
     {"lmi.supervisor"},
     {"lmi.server"},
+    {"lmi.flags"},
     {"lmi.cli"},
     {"lmi.__main__"},
 )
@@ -44,10 +45,10 @@ DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 ENGINE_NAME = re.compile("vllm|lmi.?dist|trt.?llm|tensorrt", re.IGNORECASE)
 # Texts for people, and names on the wire: help of options, engines that LMI names.
 ENGINES_NAMED_IN = {
-    "lmi.settings.kinds": {"Python or MPI; what runs the model is option.rolling_batch (auto, vllm, trtllm, lmi-dist)"},
+    "lmi.settings.kinds": {"Python or MPI; what runs the model is option.rolling_batch (auto, vllm, trtllm, lmi-dist)"}
+    | {"lmi-dist", "vllm", "trtllm"},
     "lmi.settings.engine_config": {
         "run Python code that comes with the model (vllm, trtllm)",
-        "engine: auto, lmi-dist, vllm, trtllm, scheduler, disable",
         "GPUs that share each layer, or groups of cores on a CPU (vllm); max: all GPUs",
     },
     "lmi.settings.options": {"SM_VLLM_"},  # variables of another image
@@ -187,7 +188,9 @@ SERVING = {
 }
 CLIENTS = {"huggingface_hub", "httpx2", "boto3", "rich", "prometheus_client", "lmi.gateway.worker", "lmi.sources.fetch"}
 UNUSED_AT_START = {
-    "lmi.cli": CLIENTS | SERVING | {"asyncio", "ssl", "http.client", "lmi.supervisor", "lmi.gateway", "lmi.engine"},
+    "lmi.cli": CLIENTS
+    | SERVING
+    | {"asyncio", "ssl", "http.client", "lmi.supervisor", "lmi.gateway", "lmi.engine", "lmi.client"},
     "lmi.supervisor.supervisor": CLIENTS | SERVING | {"asyncio", "ssl", "http.client", "click", "lmi.engine"},
     "lmi.engine.worker": CLIENTS | SERVING | {"click", "importlib.metadata", "lmi.settings.handler"},
     "lmi.server.app": CLIENTS | {"lmi.server.openapi", "lmi.models.registry", "lmi.settings.resolve", "click"},

@@ -41,7 +41,7 @@ ANNEXES = {
     "lmi_dist": ("handlers.lmi_dist",),
     "lmi_vllm": ("handlers.lmi_vllm",),
 }
-BESIDE = {"gateway": ("lmi.gateway",), "lmi_trtllm": ("handlers.lmi_trtllm",)}
+BESIDE = {"client": ("lmi.client",), "gateway": ("lmi.gateway",), "lmi_trtllm": ("handlers.lmi_trtllm",)}
 ARROWS = {
     "adapters": {"models", "openai", "secure_mode", "sources"},
     "engines": {"adapters", "beams"},
@@ -69,6 +69,7 @@ STILL = {
 MAX_LINES = {
     "lmi/adapters": 770,
     "lmi/apis": 4550,
+    "lmi/client": 210,
     "lmi/engine": 1380,
     "lmi/executor": 910,
     "lmi/gateway": 2270,
@@ -76,7 +77,7 @@ MAX_LINES = {
     "lmi/ipc": 310,
     "lmi/models": 860,
     "lmi/server": 2190,
-    "lmi/settings": 2850,
+    "lmi/settings": 2860,
     "lmi/sessions": 370,
     "lmi/shared": 1710,
     "lmi/sources": 2040,

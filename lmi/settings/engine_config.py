@@ -40,9 +40,7 @@ class EngineConfig:
     allow_pickle: bool = option(
         False, kinds.BOOLEAN, "load pickled weights, which can run code", key="option.allow_pickle", refused_by=PICKLES
     )
-    handler: str = option(
-        "auto", kinds.TEXT, "engine: auto, lmi-dist, vllm, trtllm, scheduler, disable", key="option.rolling_batch"
-    )
+    handler: str = option("auto", kinds.HANDLER, f"engine: {', '.join(kinds.HANDLERS)}", key="option.rolling_batch")
     async_mode: ClassVar = Option(
         None,
         kinds.BOOLEAN,

@@ -33,6 +33,8 @@ class Kind(Struct, frozen=True):
     allowed: str
     parse: Callable[[str], Any]
     unset: str = ""  # the text that means None
+    words: tuple[str, ...] = ()  # the values, where they are few
+    unit: str = "VALUE"  # what the help shows in the place of a value
 
 
 class NamedModel(Struct, frozen=True):
@@ -64,7 +66,8 @@ def integer(low: int, high: int = LARGEST) -> Kind:
             raise TooLarge(f"a whole number {low}..{high}") if high == LARGEST else ValueError
         return int(text)
 
-    return Kind(f"a whole number of at least {low}" if high == LARGEST else f"a whole number {low}..{high}", parse)
+    bounds = f"of at least {low}" if high == LARGEST else f"{low}..{high}"
+    return Kind(f"a whole number {bounds}", parse, unit="N")
 
 
 def choice(*words: str, **long_names: str) -> Kind:
@@ -76,7 +79,7 @@ def choice(*words: str, **long_names: str) -> Kind:
             raise ValueError
         return known[text.lower()]
 
-    return Kind(", ".join(words), parse)
+    return Kind(", ".join(words), parse, words=words)
 
 
 def form(*words: str, **other_names: str) -> Kind:
@@ -89,7 +92,7 @@ def form(*words: str, **other_names: str) -> Kind:
     def parse(text: str) -> str:
         return known.get(text.lower()) or str(FORM_NAME.parse(text))
 
-    return Kind(f"{', '.join(words)}, or another name, which means plain text", parse)
+    return Kind(f"{', '.join(words)}, or another name, which means plain text", parse, words=words)
 
 
 def matching(allowed: str, pattern: str) -> Kind:
@@ -227,16 +230,17 @@ def _folders(text: str) -> tuple[str, ...]:
 
 TEXT = Kind("any text in UTF-8", str)
 FOLDERS = Kind("absolute paths with ; between", _folders)
-GATEWAY = Kind(f"a port 1..65535, true (port {GATEWAY_PORT}) or false", _gateway_port)
+GATEWAY = Kind(f"a port 1..65535, true (port {GATEWAY_PORT}) or false", _gateway_port, unit="[PORT]")
 BOOLEAN = Kind("true or false", _boolean)
-SECONDS = Kind("seconds, more than 0", _seconds)
-MILLISECONDS = Kind("milliseconds, more than 0", _seconds)
+SECONDS = Kind("seconds, more than 0", _seconds, unit="SECONDS")
+MILLISECONDS = Kind("milliseconds, more than 0", _seconds, unit="MS")
 SECONDS_OR_NONE = Kind(
     "seconds, more than 0, or none",
     lambda text: None if text.lower() in ("none", "0", "-1") else _seconds(text),
     unset="none",
+    unit="SECONDS",
 )
-SIZE = Kind("bytes, more than 0, as in 67108864, 64k, 64m or 1g", _size)
+SIZE = Kind("bytes, more than 0, as in 67108864, 64k, 64m or 1g", _size, unit="BYTES")
 MEGABYTES = Kind(
     "a whole number of megabytes; 0: 1 GiB",
     lambda text: integer(0, 1 << 20).parse(text) * SIZE_UNITS["m"] or SIZE_UNITS["g"],
@@ -248,7 +252,7 @@ DEGREE = Kind(
     "a whole number 1..1024, or max",
     lambda text: "max" if text.lower() == "max" else integer(1, 1024).parse(text),
 )
-PORT_RANGE = Kind("FIRST-LAST, two ports", _port_range)
+PORT_RANGE = Kind("FIRST-LAST, two ports", _port_range, unit="FIRST-LAST")
 DEVICES = Kind("* or GPU numbers with ; between", _devices, unset="*")
 ABSOLUTE_PATH = matching("an absolute path", r"/[^\0]*")
 STREAMING = Kind(  # the reference's own streamer, or transformers'
@@ -272,8 +276,8 @@ SERVED_NAMES = Kind(
     f"names with , or blanks between, each {SERVED_NAME.allowed}",
     lambda text: tuple(map(SERVED_NAME.parse, re.findall(r"[^;,\s]+", text.strip("[]").replace('"', "")))),
 )
-VARIABLES = Kind("NAME=VALUE, several with , between", _variables)
-MODELS = Kind("NAME=PATH, NAME:VERSION:ENGINE:DEVICE=PATH, a path, ALL or NONE", _models)
+VARIABLES = Kind("NAME=VALUE, several with , between", _variables, unit="NAME=VALUE")
+MODELS = Kind("NAME=PATH, NAME:VERSION:ENGINE:DEVICE=PATH, a path, ALL or NONE", _models, unit="NAME=PATH")
 FUNCTION = matching("the name of a function in the model's own model.py", r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 BUILT_IN = "djl_python."  # the prefix of the reference's entry points
 ENTRY_POINT = matching(
@@ -290,6 +294,8 @@ ENGINE = Kind(
     "Python or MPI; what runs the model is option.rolling_batch (auto, vllm, trtllm, lmi-dist)",
     choice("Python", "MPI").parse,
 )
+HANDLERS = ("auto", "lmi-dist", "vllm", "trtllm", "scheduler", "disable")
+HANDLER = Kind(f"{', '.join(HANDLERS)}, or the name of another engine", str, words=HANDLERS)
 BATCH_STRATEGY = choice("SINGLE_RECORD", "MULTI_RECORD", singlerecord="SINGLE_RECORD", multirecord="MULTI_RECORD")
 LOG_LEVEL = choice(
     *("DEBUG", "INFO", "WARNING", "ERROR"),
@@ -301,6 +307,7 @@ FORMATTER_WORDS = ("json", "jsonlines", "sse")
 FORMATTER = Kind(
     "json, jsonlines, sse, or a function in the model's own model.py",
     lambda text: text.lower() if text.lower() in FORMATTER_WORDS else FUNCTION.parse(text),
+    words=FORMATTER_WORDS,
 )
 # The further names are vLLM's names of the forms. Source: the parsers of vLLM 0.32.
 TOOL_CALL_FORMS, REASONING_FORMS = ("hermes", "json", "text"), ("think",)

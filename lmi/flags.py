@@ -1,0 +1,150 @@
+"""The flags of `lmi serve` and `lmi config`: a row of the table of options each, and those of engines.
+
+A flag that no row has and an engine knows as an option is its `--set`: `--enable-lora` is option.enable_lora=true.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import re
+from collections.abc import Callable
+from typing import Any
+
+import click
+from click.shell_completion import CompletionItem
+
+from lmi.settings.handler import announced
+from lmi.settings.kinds import BOOLEAN, MODELS, WORDS
+from lmi.settings.option import Option
+from lmi.settings.options import OPTIONS, elsewhere, known_keys
+from lmi.settings.values import written
+
+Command = Callable[..., Any]
+GROUPS = {"model": "The model", "server": "The server", "engine": "The engine"}
+WITH_GATEWAY, GATEWAY_VALUE = "--with-gateway", re.compile("[0-9]+|true|false")
+# An engine's flag of such a name takes no value, unless the next word is true or false.
+SWITCH = re.compile("(enable|disable|enforce|use|skip|fully|return)_")
+NEAR = 0.83  # a ratio of difflib: --prot is a slip for --port, --workers is not one for --min-workers
+
+
+class OptionFlag(click.Option):
+    """The flag of one option. Its help shows the values that it takes, its key and its default."""
+
+    def __init__(self, name: str, row: Option) -> None:
+        usual = written(row.key, row.default)
+        help = f"{row.help} [{row.key}{f'; default: {usual}' if usual else ''}]"
+        if row.kind is BOOLEAN:
+            super().__init__([f"{row.flag}/--no-{row.flag[2:]}", name], default=None, help=help)
+        else:
+            words = "|".join(row.kind.words) or row.kind.unit
+            super().__init__([*row.flags, name], metavar=words, multiple=row.kind is MODELS, help=help)
+        self.row = row
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        return [CompletionItem(word) for word in self.row.kind.words if word.startswith(incomplete)]
+
+
+FLAGGED = {
+    name: OptionFlag(name, row)
+    for row in OPTIONS
+    if row.has_flag and (name := "option_" + row.flag[2:].replace("-", "_"))
+}
+OURS = {flag for option in FLAGGED.values() for flag in (*option.opts, *option.secondary_opts)}
+
+
+class OptionsCommand(click.Command):
+    """A command with DIR and the flags of all options, which its help shows in groups."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, _with_values(ctx, args))
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        groups: dict[str, list[tuple[str, str]]] = {"Options": [], **{title: [] for title in GROUPS.values()}}
+        for parameter in self.get_params(ctx):
+            title = GROUPS[parameter.row.part] if isinstance(parameter, OptionFlag) else "Options"
+            if isinstance(parameter, click.Option) and (record := parameter.get_help_record(ctx)):
+                groups[title].append(record)
+        for title, records in groups.items():
+            with formatter.section(title):
+                formatter.write_dl(records)
+
+
+def with_options(command: Command) -> Command:
+    """Add DIR and a flag for each option to a command, which receives them as `folder` and `flags`."""
+
+    @functools.wraps(command)
+    def collected(folder: str | None, model_dir: str | None, settings: tuple[str, ...], **others: Any) -> Any:
+        if folder and model_dir and folder != model_dir:
+            raise click.UsageError(f"DIR is {folder} and --model-dir is {model_dir}.")
+        flags = {option.row.key: text_of(others.pop(name)) for name, option in FLAGGED.items()}
+        given = {key: text for key, text in flags.items() if text is not None}
+        for key, text in map(_pair, settings):
+            if given.setdefault(key, text) != text:
+                raise click.UsageError(f"{key} is given as {given[key]} and as {text}.")
+        return command(folder=folder or model_dir, flags=given, **others)
+
+    of_command: list[click.Parameter] = [
+        click.Argument(["folder"], required=False, metavar="[DIR]"),
+        click.Option(["--model-dir"], metavar="DIR", help="the same as DIR"),
+        click.Option(["--set", "settings"], multiple=True, metavar="KEY=VALUE", help="any key of serving.properties"),
+    ]
+    before = getattr(collected, "__click_params__", [])
+    collected.__click_params__ = [*reversed(FLAGGED.values()), *before, *reversed(of_command)]  # type: ignore[attr-defined]
+    return collected
+
+
+def text_of(value: bool | str | tuple[str, ...] | None) -> str | None:
+    """Return what click has read as the text of an option, or None if the flag was not given."""
+    if isinstance(value, tuple):
+        return ",".join(value) or None
+    return str(value).lower() if isinstance(value, bool) else value
+
+
+def unknown(flag: str) -> str:
+    """Return the message about an unknown flag, with a hint at a flag of nearly that name."""
+    if elsewhere(flag):
+        return f"{flag}: {elsewhere(flag)}."
+    near = difflib.get_close_matches(flag, [*OURS, "--model-dir", "--set", "--json", "--changed"], 1, NEAR)
+    return f"No such option {flag}." + (f" Did you mean {near[0]}?" if near else "")
+
+
+def _pair(setting: str) -> tuple[str, str]:
+    key, equals, text = setting.partition("=")
+    if not equals or not key.strip():
+        raise click.UsageError(f"--set takes KEY=VALUE, given {setting}.")
+    return key.strip(), text.strip()
+
+
+def _with_values(ctx: click.Context, words: list[str]) -> list[str]:
+    """Return the words with a value for --with-gateway where it has none, and a --set for each flag of an engine."""
+    result, rest = [], list(words)
+    while rest:
+        word, after = rest.pop(0), rest[0] if rest else ""
+        name, equals, text = word.partition("=")
+        if word == WITH_GATEWAY and not GATEWAY_VALUE.fullmatch(after):
+            result.append(f"{WITH_GATEWAY}=true")
+        elif name.startswith("--") and name not in OURS and (key := _key_of_engine(name)):
+            is_no = name.startswith("--no-")
+            if not equals and (is_no or SWITCH.match(key.removeprefix("option."))) and after not in WORDS:
+                text = str(not is_no).lower()
+            elif not equals:
+                if not rest or re.match("-[^0-9.]", after):
+                    raise click.UsageError(f"Option {name} requires an argument.", ctx)
+                text = rest.pop(0)
+            result.append(f"--set={key}={text}")
+        else:
+            result.append(word)
+    return result
+
+
+def _key_of_engine(flag: str) -> str:
+    """Return the key of an option that no row has, or "" if no engine knows it or this server has nothing like it."""
+    if elsewhere(flag):
+        return ""
+    known = {*known_keys(), *(key for handler in announced().values() for key in handler.option_keys() or ())}
+    for name in (flag.removeprefix("--"), flag.removeprefix("--no-")):
+        name = name.replace("-", "_")
+        if found := [key for key in (name, f"option.{name}") if key in known]:
+            return found[0]
+    return ""

@@ -1,0 +1,113 @@
+"""`lmi chat`, `lmi complete` and `lmi run-batch` as a person types them, against a whole server."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.served import Server, serve
+from tests.system.container import ROOT, free_port
+
+KEY = "key-of-a-test"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    keys = {"LMI_API_KEY": f"{KEY},another"}
+    with serve(ROOT / "handlers" / "lmi_dist" / "demo", "option.model_name=demo", environ=keys) as server:
+        yield server
+
+
+def lmi(*words: str, typed: str = "", key: str = f"{KEY},another") -> subprocess.CompletedProcess[str]:
+    environ = {**os.environ, "LMI_API_KEY": key}
+    command = [sys.executable, "-P", "-m", "lmi", *words]
+    return subprocess.run(command, input=typed, env=environ, capture_output=True, text=True, timeout=120, cwd=ROOT)
+
+
+def url_of(server: Server) -> str:
+    return f"http://127.0.0.1:{server.port}"
+
+
+def asked(server: Server, path: str, body: dict[str, object]) -> dict[str, object]:
+    answer = server.post({"model": "demo", "temperature": 0, **body}, f"/v1/{path}", {"Authorization": f"Bearer {KEY}"})
+    choice: dict[str, object] = json.loads(answer.body)["choices"][0]
+    return choice
+
+
+def test_a_chat_remembers_what_was_said(server: Server) -> None:
+    said = [{"role": "system", "content": "Be brief."}]
+    for text in ("Who are you?", "And I?"):
+        said.append({"role": "user", "content": text})
+        message = asked(server, "chat/completions", {"messages": said})["message"]
+        said.append({"role": "assistant", "content": message["content"]})  # type: ignore[index]
+    words = ("--url", url_of(server), "--system-prompt", "Be brief.", "--temperature", "0")
+    done = lmi("chat", *words, typed="Who are you?\n\nAnd I?\n")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"{said[2]['content']}\n{said[4]['content']}\n"
+
+
+@pytest.mark.parametrize("folder", ["", "/v1", "/v1/"])
+def test_a_text_is_continued_and_the_url_may_name_v1(server: Server, folder: str) -> None:
+    text = asked(server, "completions", {"prompt": "The quick", "max_tokens": 5})["text"]
+    words = ("--max-tokens", "5", "--temperature", "0", "-q", "The quick")
+    done = lmi("complete", "--url", url_of(server) + folder, *words)
+    assert (done.returncode, done.stdout) == (0, f"{text}\n"), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--model", "nobody"], "lmi: 404: "),
+        (["--api-key", "wrong"], "lmi: 401: "),
+    ],
+)
+def test_a_refusal_is_one_line(server: Server, words: list[str], said: str) -> None:
+    done = lmi("chat", "--url", url_of(server), "-q", "Hello", *words)
+    assert done.returncode == 1 and done.stderr.startswith(said) and len(done.stderr.splitlines()) == 1
+
+
+def test_where_no_server_answers_the_command_says_how_to_start_one() -> None:
+    done = lmi("chat", "--url", f"http://127.0.0.1:{free_port()}")
+    assert done.returncode == 1 and "no server answers at" in done.stderr and "`lmi serve` starts one" in done.stderr
+
+
+def test_a_batch_has_one_answer_for_each_request(server: Server, tmp_path: Path) -> None:
+    shared = {"model": "demo", "max_tokens": 4, "temperature": 0, "stream": True}
+    bodies = [{**shared, "prompt": f"{number} foxes"} for number in range(20)]
+    bodies[7]["max_tokens"] = -1
+    lines = [
+        {"custom_id": f"line {number}", "method": "POST", "url": "/v1/completions", "body": body}
+        for number, body in enumerate(bodies)
+    ]
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text("\n".join(map(json.dumps, lines)) + "\n\n")
+    done = lmi("run-batch", "-i", str(source), "-o", str(target), "--url", url_of(server), "--concurrency", "3")
+    assert done.returncode == 1 and "1 requests have no answer of 200" in done.stderr
+    answers = {answer["custom_id"]: answer for answer in map(json.loads, target.read_text().splitlines())}
+    assert answers.keys() == {line["custom_id"] for line in lines}
+    refused = answers.pop("line 7")["response"]
+    assert refused["status_code"] == 400 and "max_tokens" in refused["body"]["error"]["message"]
+    text = asked(server, "completions", {"prompt": "3 foxes", "max_tokens": 4})["text"]
+    assert answers["line 3"]["response"]["body"]["choices"][0]["text"] == text
+    assert all(answer["response"]["status_code"] == 200 and answer["error"] is None for answer in answers.values())
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("{}", "line 2: not a request with custom_id, url and body"),
+        ("not json", "line 2: not a request"),
+        ('{"custom_id": "a", "url": "/v1/embeddings", "body": {}}', "line 2: url='/v1/embeddings': allowed is"),
+    ],
+)
+def test_a_line_that_is_no_request_is_named(server: Server, tmp_path: Path, line: str, said: str) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_text(f"\n{line}\n")
+    done = lmi("run-batch", "-i", str(source), "-o", str(tmp_path / "out.jsonl"), "--url", url_of(server))
+    assert done.returncode == 1 and f"lmi: {said}" in done.stderr
