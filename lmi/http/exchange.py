@@ -29,6 +29,7 @@ from lmi.http.sent import SENT
 
 KEY_FIELDS = (b"x-api-key", b"api-key")
 CUSTOM_ATTRIBUTES = "x-amzn-sagemaker-custom-attributes"
+TIMEOUT, TIMEOUT_MS = "X-Request-Timeout", "x-envoy-expected-rq-timeout-ms"  # how long the client waits
 ENDPOINT_NAME = "X-Lmi-Endpoint-Name"  # from the gateway; SageMaker tells a container no name of its endpoint
 MAX_ATTRIBUTE_CHARS = 1024  # SageMaker's limit
 MAX_HEADER_BYTES = 4096  # of a response; SageMaker's asynchronous endpoints refuse more
@@ -253,6 +254,8 @@ class Exchange:
             async with asyncio.timeout(left_s) as timeout:
                 self._deadlines.append(timeout)
                 try:
+                    if left_s == 0.0:
+                        await asyncio.sleep(0)  # what is late already does not begin
                     yield
                 finally:
                     self._deadlines.remove(timeout)

@@ -51,7 +51,8 @@ async def serve_lines(exchange: Exchange, service: Service, api: AnyApi, choose:
     try:
         lines = split(await inference.receive())
         await service.engines.ready()  # else every line would fail for the same reason
-        batch = LineBatch(exchange, service, api, choose, lines, await session_of(exchange, service))
+        inference.session = await session_of(exchange, service)
+        batch = LineBatch(inference, choose, lines)
         with service.front_end.admitted():
             await exchange.run_while_there(batch.run())
         exchange.check_goes_on()  # else the lines that were not answered would count as answered
@@ -101,21 +102,11 @@ class Places:
 class LineBatch:
     """The lines of one body. `answers` holds a line for each, b"" until it is answered."""
 
-    def __init__(
-        self,
-        exchange: Exchange,
-        service: Service,
-        api: AnyApi,
-        choose: Choose,
-        lines: Sequence[bytes],
-        session: str | None = None,
-    ) -> None:
+    def __init__(self, inference: Inference, choose: Choose, lines: Sequence[bytes]) -> None:
         self.answers = [b""] * len(lines)
         self._lines = iter(enumerate(lines))  # those that no worker has taken
-        self._exchange, self._service = exchange, service
-        self._api, self._choose = api, choose
-        self._session = session
-        self._num_running = max(1, service.num_running_sequences)
+        self._inference, self._exchange, self._choose = inference, inference.exchange, choose
+        self._num_running = max(1, inference.service.num_running_sequences)
         self._places = Places(self._num_running)
 
     async def run(self) -> None:
@@ -133,8 +124,7 @@ class LineBatch:
 
     async def _answer(self, line: bytes) -> bytes:
         """Return the answer to one line, or the error that it fails with, which affects no other line."""
-        inference = Inference(self._exchange, self._service, self._api, self._service.model, is_line=True)
-        inference.session, inference.started_s = self._session, time.monotonic()
+        inference = self._inference.of_line()
         try:
             return await self._generated(inference, line)
         except LmiError as error:

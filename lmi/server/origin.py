@@ -9,11 +9,10 @@ from __future__ import annotations
 import math
 
 from lmi.errors import InvalidParameter
-from lmi.http.exchange import CUSTOM_ATTRIBUTES, Exchange, attribute
+from lmi.http.exchange import CUSTOM_ATTRIBUTES, TIMEOUT, TIMEOUT_MS, Exchange, attribute
 from lmi.settings.server_config import ServerConfig
 
 FAIRNESS_ID = "x-llm-d-inference-fairness-id"
-TIMEOUT, TIMEOUT_MS = "X-Request-Timeout", "x-envoy-expected-rq-timeout-ms"
 ATTRIBUTE = "timeout"
 MAX_CLIENT_CHARS = 128
 

@@ -95,6 +95,13 @@ class Inference:
         self._format: AnswerFormat | None = None
         self._formatters = UserFormatters(exchange, service, is_admitted=is_line)
 
+    def of_line(self) -> Inference:
+        """The next line of this body."""
+        line = Inference(self.exchange, self.service, self.api, self._model, is_line=True)
+        line.session, line.started_s = self.session, time.monotonic()
+        line._client_timeout_s = self._client_timeout_s
+        return line
+
     async def receive(self) -> bytes:
         """Return the body of the HTTP request."""
         exchange, service = self.exchange, self.service
@@ -137,8 +144,8 @@ class Inference:
 
     def with_origin(self, requests: Sequence[GenerationRequest]) -> list[GenerationRequest]:
         """The requests for the engine's queue, which lets in the first, and the others with it."""
-        timeout_s, _ = self._timeout
-        deadline_s = math.inf if timeout_s is None else self.started_s + timeout_s
+        timeout_s, since_s, _ = self._timeout
+        deadline_s = math.inf if timeout_s is None else since_s + timeout_s
         client = client_of(self.exchange, self.service.config.server, requests[0].adapter)
         first = Origin(client, self.started_s, deadline_s, self._is_line)
         further = Origin(client, self.started_s, deadline_s, is_further=True)
@@ -160,15 +167,19 @@ class Inference:
         await self.exchange.send_whole(rendered.status, rendered.media_type, body, rendered.headers.items())
 
     def deadline(self) -> AbstractAsyncContextManager[None]:
-        return self.exchange.deadline(self._timeout[0], self.started_s, self._timeout[1])
+        return self.exchange.deadline(*self._timeout)
 
     @property
-    def _timeout(self) -> tuple[float | None, str]:
-        """The seconds for the whole answer, and whose time that is."""
-        predict_timeout_s = self.service.config.server.predict_timeout_s
-        if self._client_timeout_s < (math.inf if predict_timeout_s is None else predict_timeout_s):
-            return self._client_timeout_s, "as the client asked"
-        return predict_timeout_s, "the server's predict_timeout"
+    def _timeout(self) -> tuple[float | None, float, str]:
+        """The seconds for the whole answer, since when they count, and whose time that is.
+
+        The client's time is that of a whole body. The server's is that of each line by itself.
+        """
+        predict_timeout_s, arrived_s = self.service.config.server.predict_timeout_s, self.exchange.started_s
+        end_s = math.inf if predict_timeout_s is None else self.started_s + predict_timeout_s
+        if arrived_s + self._client_timeout_s < end_s:
+            return self._client_timeout_s, arrived_s, "as the client asked"
+        return predict_timeout_s, self.started_s, "the server's predict_timeout"
 
     def close(self) -> None:
         self._formatters.close()

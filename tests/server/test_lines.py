@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from lmi.http.exchange import CUSTOM_ATTRIBUTES
+from lmi.http.exchange import CUSTOM_ATTRIBUTES, TIMEOUT
 from lmi.server.lines import MAX_LINES, one_value, with_code
 from lmi.server.routes.batch import num_transforms
 from lmi.sessions.http import HEADER
@@ -170,6 +170,15 @@ def test_a_line_beyond_its_time_is_504_and_the_next_one_has_its_own_time(tmp_pat
         assert (late["code"], fine) == (504, {"generated_text": "a"})
         requests = [*[{"inputs": "hang"}] * NUM_RUNNING, {"inputs": "say b"}]
         assert answers(lmi, *requests)[-1] == {"generated_text": "b"}
+
+
+def test_the_time_that_a_client_waits_is_that_of_all_its_lines_together(lmi: Host) -> None:
+    num_before = len(lmi.executor.requests)
+    late = answers(lmi, *[{"inputs": "hang"}] * (NUM_RUNNING + 40), headers={TIMEOUT: "0.5"})
+    said = "no answer within 0.5 s, as the client asked"
+    assert [(each["error"], each["code"]) for each in late] == [(said, 504)] * (NUM_RUNNING + 40)
+    assert len(lmi.executor.requests) - num_before <= NUM_RUNNING, "a line that was late already began"
+    assert answers(lmi, {"inputs": "say a"}, headers={TIMEOUT: "60"}) == [{"generated_text": "a"}]
 
 
 def test_a_body_of_lines_is_503_while_no_engine_can_answer_any(tmp_path: Path) -> None:

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from lmi.apis.base.formatter import JSONLINES, SSE
+from lmi.apis.lmi.openapi import PATHS
+from lmi.http.exchange import TIMEOUT, TIMEOUT_MS
 from lmi.server.app import ROUTES, SERVER_ROUTES, USER_CODE_ROUTES
 from lmi.server.openapi import document as document_of
 from lmi.server.routes.docs import PAGE
@@ -77,6 +79,13 @@ def objects_in(value: Any) -> Iterator[dict[str, Any]]:
         yield value
     for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
         yield from objects_in(inner)
+
+
+def test_the_headers_with_which_a_client_says_how_long_it_waits_are_described(document: dict[str, Any]) -> None:
+    for path in PATHS:
+        parameters = {each["name"]: each for each in document["paths"][path]["post"]["parameters"]}
+        for name in (TIMEOUT, TIMEOUT_MS):
+            assert (parameters[name]["in"], parameters[name]["schema"]["exclusiveMinimum"]) == ("header", 0)
 
 
 def test_the_description_can_be_read(document: dict[str, Any]) -> None:

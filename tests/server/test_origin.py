@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from lmi.http.exchange import CUSTOM_ATTRIBUTES, Exchange
-from lmi.server.origin import FAIRNESS_ID, TIMEOUT, TIMEOUT_MS, client_of
+from lmi.http.exchange import CUSTOM_ATTRIBUTES, TIMEOUT, TIMEOUT_MS, Exchange
+from lmi.server.origin import FAIRNESS_ID, client_of
 from lmi.settings.server_config import ServerConfig
 from tests.scripted import host
 

@@ -27,7 +27,7 @@ from lmi.apis.batch.api import DYNAMIC_BATCH
 from lmi.apis.lmi.api import LMI
 from lmi.apis.lmi.schema import PARAMETERS
 from lmi.apis.table import BY_ROUTE
-from lmi.http.exchange import CUSTOM_ATTRIBUTES
+from lmi.http.exchange import CUSTOM_ATTRIBUTES, TIMEOUT, TIMEOUT_MS
 from lmi.sessions.http import CLOSE, HEADER, ID, MAX_ID_CHARS, NEW_SESSION
 from lmi.settings.config import Config
 
@@ -46,24 +46,27 @@ REQUEST = {
     ),
     "examples": [EXAMPLE],
 }
-
-
 BATCH_REQUEST = {
     **REQUEST,
     "properties": REQUEST["properties"] | {"inputs": {"anyOf": [PROMPT, {**array(PROMPT), "minItems": 1}]}},
     "examples": [EXAMPLE | {"inputs": [EXAMPLE["inputs"]], "parameters": {"max_new_tokens": 8}}],
 }
-ROUTE = parameter(
-    "header",
-    CUSTOM_ATTRIBUTES,
-    tuple(f"route={route}" for route in BY_ROUTE),
-    "another API for this body: route=" + ", ".join(BY_ROUTE),
-)
-SESSION = parameter(
-    "header",
-    HEADER,
-    {"type": "string", "maxLength": MAX_ID_CHARS, "pattern": f"^({ID.pattern})?$"},
-    "the id of an open session; all requests of a session go to one engine",
+DURATION: Schema = {"type": "number", "exclusiveMinimum": 0}
+HEADERS = (
+    parameter(
+        "header",
+        CUSTOM_ATTRIBUTES,
+        tuple(f"route={route}" for route in BY_ROUTE),
+        "another API for this body: route=" + ", ".join(BY_ROUTE),
+    ),
+    parameter(
+        "header",
+        HEADER,
+        {"type": "string", "maxLength": MAX_ID_CHARS, "pattern": f"^({ID.pattern})?$"},
+        "the id of an open session; all requests of a session go to one engine",
+    ),
+    parameter("header", TIMEOUT, DURATION, "the seconds that the client waits, after which the request ends with 504"),
+    parameter("header", TIMEOUT_MS, DURATION, "the same in milliseconds, as Envoy sends it; the shorter one counts"),
 )
 SESSIONS = {
     "SessionRequest": asked({"requestType": (NEW_SESSION, CLOSE)}, "requestType", example={"requestType": NEW_SESSION}),
@@ -98,7 +101,7 @@ def describe(config: Config) -> ApiDescription:
     schemas = (BATCH if is_batch else _schemas(is_tgi)) | SESSIONS
     api = ApiDescription("LMI", ABOUT, config.model, schemas, failed, rules)
     for path in PATHS:
-        api.add("post", path, "Continue a prompt", ok, OF_INFERENCE, body=body, parameters=(ROUTE, SESSION))
+        api.add("post", path, "Continue a prompt", ok, OF_INFERENCE, body=body, parameters=HEADERS)
     return api
 
 
