@@ -132,7 +132,7 @@ class LineHandler(logging.Handler):
 
 
 def _note(num_dropped: int) -> logging.LogRecord:
-    message = "%d lines of this process were dropped here, since the log was not read"
+    message = "%d lines of this process were dropped here: the log was full, or nobody read it"
     return logging.LogRecord(__name__, logging.WARNING, __file__, 0, message, (num_dropped,), None)
 
 
