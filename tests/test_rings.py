@@ -73,7 +73,7 @@ MAX_LINES = {
     "lmi/engine": 1380,
     "lmi/executor": 910,
     "lmi/gateway": 2270,
-    "lmi/http": 1000,
+    "lmi/http": 1060,
     "lmi/ipc": 310,
     "lmi/models": 860,
     "lmi/server": 2190,

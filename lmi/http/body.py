@@ -13,6 +13,7 @@ from typing import Protocol
 from lmi.errors import Overloaded
 
 SMALL_BODY_BYTES = 64 << 10
+MAPPED_BYTES, M_MMAP_THRESHOLD = 1 << 20, -3  # a mapped block grows without a copy. Source: mallopt(3)
 TRIM_BYTES, TRIM_S = 16 << 20, 1.0
 
 _libc = ctypes.CDLL(None)
@@ -37,6 +38,8 @@ class BodyMemory:
         self._num_small_bytes = self._num_large_bytes = 0
         self._num_ended_bytes = 0  # of large bodies since the heap was trimmed
         self._trim: asyncio.TimerHandle | None = None
+        if hasattr(_libc, "mallopt"):  # other C libraries lack it
+            _libc.mallopt(M_MMAP_THRESHOLD, MAPPED_BYTES)
 
     def check_room(self, num_before: int, num_after: int) -> None:
         """Raise Overloaded if a body of `num_before` bytes may not grow to `num_after`."""
@@ -64,5 +67,5 @@ class BodyMemory:
     def _trim_heap(self) -> None:
         """Return free memory to the kernel. glibc keeps free memory between used blocks. Source: malloc_trim(3)."""
         self._trim, self._num_ended_bytes = None, 0
-        if hasattr(_libc, "malloc_trim"):  # other C libraries lack it
+        if hasattr(_libc, "malloc_trim"):
             _libc.malloc_trim(0)

@@ -28,6 +28,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.server import ServerState
 
 from lmi.errors import shorten
+from lmi.http.flow import FairFlow
 from lmi.http.sent import SENT
 
 log = logging.getLogger(__name__)
@@ -138,6 +139,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.flow = FairFlow(transport, self.loop)
         if len(self.connections) > self.max_connections and not self._make_room():
             self._refuse(Refusal(503, f"{self.max_connections} connections are busy here"))
         else:
@@ -158,7 +160,8 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         if self._refusal is not None or self._is_lingering:
-            return  # discard it
+            self._discard()
+            return
         self._unset_keepalive_if_required()
         num_messages = self._num_messages
         try:
@@ -414,6 +417,11 @@ class GuardedProtocol(HttpToolsProtocol):
         """Log the refusal. No application sees this request, so a subclass counts it here too."""
         peer = self.client[0] if self.client else "a client"
         log.info("refused %s: %d %s", peer, refusal.status, refusal, extra={"status": refusal.status})
+
+    def _discard(self) -> None:
+        """Read on in turn. Otherwise the loop reads megabytes at once from a fast client."""
+        self.flow.pause_reading()
+        self.flow.resume_reading()
 
     def _linger(self, linger_s: float) -> None:
         """Read on before closing. Closing with unread bytes would reset the connection and lose the answer."""

@@ -9,6 +9,7 @@ import select
 import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -303,6 +304,41 @@ def test_the_memory_of_large_bodies_comes_back(echo: Server) -> None:
         for _ in range(70):
             connection.sendall(b"%x\r\n%b\r\n" % (MB, b"a" * MB))
     wait_until(lambda: resident_bytes(front_end) - before_bytes < 8 * MB, "the memory is back")
+
+
+SENDERS = """
+import contextlib, socket, sys, threading
+
+def send():
+    with socket.create_connection(("127.0.0.1", int(sys.argv[1])), 60) as connection, contextlib.suppress(OSError):
+        connection.sendall(b"POST /invocations HTTP/1.1\\r\\nHost: a\\r\\nContent-Length: 60000000\\r\\n\\r\\n")
+        for _ in range(56):
+            connection.sendall(piece)
+
+piece = bytes(1_000_000)
+for _ in range(60):
+    threading.Thread(target=send).start()
+"""
+
+
+def cpu_seconds(pid: int) -> float:
+    """For how long the main thread of a process has run."""
+    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
+
+
+def test_pings_are_answered_at_once_while_sixty_large_bodies_are_sent(tmp_path: Path) -> None:
+    with launch(write_model(tmp_path / "model", frontend_workers=1)) as server:
+        server.wait_ready()
+        [front_end] = server.pids("lmi-front")
+        for measurement in measurements():
+            with subprocess.Popen([sys.executable, "-c", SENDERS, str(server.port)]) as senders:
+                while senders.poll() is None:
+                    before_s = cpu_seconds(front_end)
+                    with measurement.within(0.1):
+                        assert server.ping() == 200
+                    assert cpu_seconds(front_end) - before_s < 0.4, "it did much else first, whoever had the cores"
+        assert server.metrics()['lmi_requests_total{code="503"}'] > 0, "more were sent than there is memory for"
+        wait_until(server.is_idle, "nothing of them is left")
 
 
 # Clients whose request target is not a path.

@@ -1,0 +1,41 @@
+"""Turns in which connections read, so that many large bodies at once do not hold up small requests.
+
+A connection pauses after each piece of a large body. If all of them read on in the same turn of the event loop, a turn
+would take the longer the more there are, and the loop accepts one new connection in a turn. So one reads on in a turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from weakref import WeakKeyDictionary
+
+from uvicorn.protocols.http.flow_control import FlowControl
+
+_waiting: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[FairFlow, None]] = WeakKeyDictionary()
+
+
+class FairFlow(FlowControl):
+    """Pauses a connection, and lets it read on when its turn has come."""
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(transport)
+        self._loop, self._waiting = loop, _waiting.setdefault(loop, {})
+
+    def pause_reading(self) -> None:
+        self._waiting.pop(self, None)
+        super().pause_reading()
+
+    def resume_reading(self) -> None:
+        if self.read_paused:
+            if not self._waiting:
+                self._loop.call_soon(self._take_turn)
+            self._waiting[self] = None
+
+    def _take_turn(self) -> None:
+        """Let the connection that has waited longest read on."""
+        if flow := next(iter(self._waiting), None):
+            del self._waiting[flow]
+            if not flow._transport.is_closing():
+                super(FairFlow, flow).resume_reading()
+        if self._waiting:
+            self._loop.call_soon(self._take_turn)
