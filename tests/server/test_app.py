@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import json
 import socket
@@ -9,13 +10,19 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from lmi.errors import LmiError
 from lmi.executor import RequestPerfMetrics
+from lmi.runtime import ServerRuntime
+from lmi.server.app import ErrorMiddleware
+from lmi.server.front_end import FrontEnd
+from lmi.server.models import Models
 from lmi.server.respond import Meter
-from lmi.shared.state import Phase
+from lmi.settings.config import ServerConfig
+from lmi.shared.state import Block, Phase
 from lmi.types import AnswerEnd, Delta, GenerationRequest, Token
 from tests.machine import measurements
 from tests.scripted import CONTEXT, STEP_S, Host, host, wait_until
@@ -558,3 +565,22 @@ def test_a_configured_formatter_beats_stream(tmp_path: Path) -> None:
         response, answer = lmi.post({"inputs": "say hi"})
         assert response.headers["content-type"] == "text/event-stream"
         assert records(answer, "sse")[-1]["generated_text"] == "hi"
+
+
+def test_a_fault_of_the_front_end_is_told_in_the_log_and_its_client_learns_only_where(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def broken(*_: object) -> None:
+        raise RuntimeError("no room in /opt/ml/secret")
+
+    block, sent = Block.create(tmp_path / "server", 0, 1), []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    app = ErrorMiddleware(broken, Models(FrontEnd(ServerRuntime(tmp_path, ServerConfig()), block, block.frontends[0])))
+    headers = [(b"x-request-id", b"one")]
+    asyncio.run(app({"type": "http", "method": "POST", "path": "/invocations", "headers": headers}, broken, send))
+    assert sent[0]["status"] == 500
+    assert shape_1(sent[1]["body"]) == ("internal error, see the log for request one", 500)
+    assert "request one failed in the front end" in caplog.text and "/opt/ml/secret" in caplog.text

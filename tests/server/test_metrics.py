@@ -81,3 +81,21 @@ def test_dropped_lines_of_the_log_are_those_of_all_processes(tmp_path: Path) -> 
 def test_each_status_that_a_route_has_is_counted_under_its_number() -> None:
     operations = [operation for methods in document(CONFIG)["paths"].values() for operation in methods.values()]
     assert {status for operation in operations for status in operation["responses"]} <= set(STATUS_CODES)
+
+
+def test_no_client_can_add_a_series(tmp_path: Path) -> None:
+    with host(tmp_path) as running:
+
+        def series() -> set[str]:
+            lines = running.send("GET", "/metrics")[1].decode().splitlines()
+            return {line.rpartition(" ")[0] for line in lines if not line.startswith("#")}
+
+        before = series()
+        for number in range(20):
+            name = f"made-up-{number}"
+            running.send("GET", f"/{name}")
+            running.send("DELETE", f"/models/{name}/adapters/{name}")
+            running.post({"inputs": "say a", "adapters": name}, headers={"x-amzn-sagemaker-target-model": name})
+            running.post({"prompt": "say a", "model": name}, "/v1/completions")
+            running.post({"text_input": "say a"}, f"/v2/models/{name}/generate")
+        assert series() == before

@@ -72,6 +72,13 @@ def test_the_body_and_the_headers_arrive_as_they_were_sent(handler: Server) -> N
     assert given == {"X-Amzn-SageMaker-Custom-Attributes": "tenant=blue; x", "tenant": "blue", "accept": "a/b"}
 
 
+def test_no_request_chooses_another_function_or_file(handler: Server) -> None:
+    named = {"handler": "initialize", "entryPoint": "other.py", "option.entryPoint": "other.py"}
+    query = "&".join(f"{name}={value}" for name, value in named.items())
+    answer = handler.post({"name": "Ada", **named}, f"/invocations?{query}", named)
+    assert json.loads(answer.body)["answer"] == "bonjour Ada"
+
+
 def test_status_type_and_properties_of_the_output_are_those_of_the_answer(handler: Server) -> None:
     answer = handler.post({"act": "teapot"})
     assert (answer.status, answer.body) == (418, b"\x00\x01tea")
