@@ -341,6 +341,39 @@ def test_pings_are_answered_at_once_while_sixty_large_bodies_are_sent(tmp_path: 
         wait_until(server.is_idle, "nothing of them is left")
 
 
+# More clients than there are places.
+
+
+def test_a_crowd_is_queued_up_to_the_limit_and_refused_beyond_it_and_pings_go_on(tmp_path: Path) -> None:
+    """The engine hardly moves, so whoever is let in waits until the crowd leaves."""
+    options = {"option.echo_step_ms": 1000, "job_queue_size": 300, "frontend_workers": 1}
+    with launch(write_model(tmp_path / "model", **options)) as server:
+        server.wait_ready()
+        [front_end] = server.pids("lmi-front")
+        before_bytes = resident_bytes(front_end)
+        crowd = [server.connect(request(max_new_tokens=1000)) for _ in range(800)]
+
+        def refused() -> list[socket.socket]:
+            return select.select(crowd, [], [], 0)[0]
+
+        def num_let_in() -> float:
+            return server.metrics()["lmi_requests_in_flight"]
+
+        try:
+            wait_until(lambda: len(refused()) + num_let_in() == len(crowd), "each is let in or refused")
+            assert 64 <= num_let_in() <= 300 + 64, "no more than wait and run"
+            heads = [connection.recv(65536).partition(b"\r\n\r\n")[0].lower() for connection in refused()]
+            assert all(head.startswith(b"http/1.1 503 ") and b"\r\nretry-after: " in head for head in heads)
+            assert resident_bytes(front_end) - before_bytes < 64 * MB
+            for measurement in measurements():
+                with measurement.within(PING_S):
+                    assert server.ping() == 200
+        finally:
+            for connection in crowd:
+                connection.close()
+        wait_until(server.is_idle, "nothing of it is left")
+
+
 # Clients whose request target is not a path.
 
 
