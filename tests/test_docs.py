@@ -410,7 +410,7 @@ def expect_shown(shown: str, printed: str) -> None:
     assert re.fullmatch(pattern, printed.strip(), re.DOTALL), f"the page shows {shown!r}, printed was {printed!r}"
 
 
-REFERENCE = {"engines", "options", "performance"}  # pages of tables
+REFERENCE = {"engines", "options", "performance", "reliability"}  # pages of tables
 OF_ANOTHER_TEST = {"library"}  # tests/handlers/test_library_page.py runs its programs in one process
 
 
@@ -428,6 +428,16 @@ def test_every_link_of_a_page_leads_somewhere(page: str) -> None:
         target = (PAGES[page].parent / path).resolve() if path else PAGES[page]
         assert target.exists(), link
         assert not anchor or anchor in anchors_of(target), link
+
+
+def test_each_promise_of_reliability_names_tests_that_are_there() -> None:
+    sources = (path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    there = {name for source in sources for name in re.findall(r"\bdef (test_\w+)", source)}
+    rows = re.findall(r"^\| (?!what happens).+$", PAGES["reliability"].read_text(), re.MULTILINE)
+    for row in rows:
+        named = re.findall(r"`(test_\w+)`", row)
+        assert named, f"no test holds it: {row}"
+        assert set(named) <= there, set(named) - there
 
 
 def anchors_of(path: Path) -> set[str]:
