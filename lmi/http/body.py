@@ -13,8 +13,9 @@ from typing import Protocol
 from lmi.errors import Overloaded
 
 SMALL_BODY_BYTES = 64 << 10
-MAPPED_BYTES, M_MMAP_THRESHOLD = 1 << 20, -3  # a mapped block grows without a copy. Source: mallopt(3)
+MAPPED_BYTES = 1 << 20  # a block of so many bytes is mapped, and grows without a copy
 TRIM_BYTES, TRIM_S = 16 << 20, 1.0
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # source: mallopt(3) and malloc.h
 
 _libc = ctypes.CDLL(None)
 
@@ -40,6 +41,7 @@ class BodyMemory:
         self._trim: asyncio.TimerHandle | None = None
         if hasattr(_libc, "mallopt"):  # other C libraries lack it
             _libc.mallopt(M_MMAP_THRESHOLD, MAPPED_BYTES)
+            _libc.mallopt(M_TRIM_THRESHOLD, TRIM_BYTES)
 
     def check_room(self, num_before: int, num_after: int) -> None:
         """Raise Overloaded if a body of `num_before` bytes may not grow to `num_after`."""
