@@ -19,8 +19,9 @@ LABEL org.opencontainers.image.title="lmi" \
       org.opencontainers.image.licenses="Apache-2.0" \
       com.amazonaws.sagemaker.capabilities.accept-bind-to-port="true" \
       com.amazonaws.sagemaker.capabilities.multi-models="true"
-# The image runs as any user, known or not, and with a read-only root filesystem: files that must be written go to /tmp.
-# The bytecode is compiled at build time.
+# The image starts as root, because platforms mount as root, and OPTION_USER then names the user of what clients reach
+# (docs/security.md). It runs as any user too, known or not, and with a read-only root filesystem: files that must be
+# written go to /tmp. The bytecode is compiled at build time.
 ENV PATH="/opt/lmi/bin:${PATH}" \
     HOME=/tmp \
     XDG_CACHE_HOME=/tmp/cache \

@@ -1,7 +1,8 @@
 """The folders that the processes of one running server share.
 
-The supervisor makes the server's folder with mode 0700, and a folder in it for each model. Front ends find the first
-and engines the second through one environment variable. The server's folder, a `ServerRuntime`, holds:
+The supervisor makes the server's folder, which only the server's users can open, and a folder in it for each model.
+Front ends find the first and engines the second through one environment variable. The server's folder, a
+`ServerRuntime`, holds:
 
     server.json         the settings of the server
     state               the shared block with the records of supervisor and front ends
@@ -38,6 +39,7 @@ import msgspec
 
 from lmi.errors import StartError
 from lmi.settings.config import Config, ServerConfig
+from lmi.settings.user import User
 from lmi.shared.desired_state import Adapter, Folder, Model, ModelFolder, State, key
 from lmi.shared.state import Block, EngineRecord
 
@@ -63,6 +65,7 @@ class RuntimeFolder(Generic[C]):
         try:
             runtime._fill()
             Block.create(runtime.path / "state", *runtime.num_records)
+            runtime._share()
         except OSError as error:
             runtime.remove()
             raise _cannot_write(runtime.path, error) from error
@@ -84,12 +87,26 @@ class RuntimeFolder(Generic[C]):
         except OSError as error:
             raise StartError(f"{state} cannot be mapped into memory: {error.strerror}") from error
 
+    def _share(self) -> None:
+        """Let the user of front ends write all but the settings, and remove only what that user made."""
+        if (user := self.user) is None or os.geteuid() != 0:
+            return
+        for path in (*self.path.rglob("*"), self.path):
+            os.chown(path, -1, user.gid)
+            path.chmod(0o770 if path.is_dir() else 0o640 if path.name == self.settings else 0o660)
+        self.path.chmod(0o1770)
+
     def remove(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
 
     @property
     def num_records(self) -> tuple[int, int, int]:
         """The records of engines, front ends and formatters."""
+        raise NotImplementedError
+
+    @property
+    def user(self) -> User | None:
+        """The user of front ends and user code, if it is not the supervisor's."""
         raise NotImplementedError
 
     def _fill(self) -> None:
@@ -106,6 +123,10 @@ class ServerRuntime(RuntimeFolder[ServerConfig]):
     @property
     def num_records(self) -> tuple[int, int, int]:
         return 0, _num_front_end_slots(self.config), 0
+
+    @property
+    def user(self) -> User | None:
+        return self.config.user
 
     def front_end_failure(self) -> Path:
         return self.path / "front-end-failure"
@@ -167,6 +188,10 @@ class Runtime(RuntimeFolder[Config]):
     @property
     def num_records(self) -> tuple[int, int, int]:
         return self.config.engine.num_engines, _num_front_end_slots(self.config.server), self.config.num_formatters
+
+    @property
+    def user(self) -> User | None:
+        return self.config.server.user
 
     def keep_environ(self) -> None:
         """Write option.env for the supervisor, if it is not this process that reads it from the settings."""

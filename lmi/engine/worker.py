@@ -113,7 +113,7 @@ class Worker:
         self._loop = asyncio.get_running_loop()
         self._thread = threading.Thread(target=self._pump, name="pump", daemon=True)
 
-    async def serve(self, socket_path: str) -> None:
+    async def serve(self, socket_path: str, client_uid: int | None = None) -> None:
         """Serve until SIGTERM or until the executor fails. `failure` then holds the error.
 
         Raises ModelUnusable if an adapter beside the model cannot be loaded in a server that starts.
@@ -123,7 +123,7 @@ class Worker:
         self._record.stage = "adapters"
         await (self._adapters.load_first() if self._record.num_starts <= 1 else self._adapters.follow())
         self._record.stage = ""
-        server = await listen(lambda: FrontEndConnection(self.dispatcher), socket_path)
+        server = await listen(lambda: FrontEndConnection(self.dispatcher), socket_path, client_uid)
         if not self._executor.pass_responses_to(self.dispatcher.deliver):
             self._thread.start()
         self._beat()
@@ -198,7 +198,8 @@ async def serve(executor: Executor, record: EngineRecord, runtime: Runtime, slot
     timeout_s = runtime.config.engine.model_loading_timeout_s
     dispatcher = Dispatcher(executor, record, timeout_s, runtime.config.server.max_queue_wait_s)
     worker = Worker(executor, record, dispatcher, AdapterKeeper(executor, runtime.adapters(), dispatcher))
-    await worker.serve(runtime.engine_socket(slot))
+    user = runtime.config.server.user
+    await worker.serve(runtime.engine_socket(slot), user.uid if user else None)
     return worker.failure
 
 

@@ -15,6 +15,8 @@ from urllib.parse import unquote, urlsplit
 
 from msgspec import Struct
 
+from lmi.settings.user import User
+
 LARGEST = 2**31 - 1
 SIZE_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 LENGTH_UNITS = {"": 1, "k": 10**3, "m": 10**6, "K": 1 << 10, "M": 1 << 20}
@@ -245,6 +247,7 @@ MEGABYTES = Kind(
     "a whole number of megabytes; 0: 1 GiB",
     lambda text: integer(0, 1 << 20).parse(text) * SIZE_UNITS["m"] or SIZE_UNITS["g"],
 )
+USER = Kind("a user that this machine knows, UID or UID:GID, and not root", User.of)
 KEYS = Kind("keys of printable ASCII without blanks, with , between", _keys)
 TEXTS = Kind("texts with , between", _texts)
 LENGTH = Kind("a whole number of at least 1, as in 4096, 32k (32000) or 32K (32768), or auto", _length)

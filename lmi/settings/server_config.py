@@ -8,6 +8,7 @@ from typing import ClassVar
 from lmi.settings import kinds
 from lmi.settings.kinds import choice, integer, matching
 from lmi.settings.option import Option, option
+from lmi.settings.user import User
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +29,13 @@ class ServerConfig:
         kinds.GATEWAY,
         "port on loopback for AWS's SageMaker API in front of the server; without PORT: 8081",
         key="with_gateway",
+    )
+    user: User | None = option(
+        None,
+        kinds.USER,
+        "user that front ends, the gateway and user code run as where root starts the server; nothing: the same user",
+        key="option.user",
+        is_for_operator=True,
     )
     safe_port_range: tuple[int, int] | None = option(
         None,

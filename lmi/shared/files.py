@@ -13,7 +13,9 @@ def write_whole(path: Path, data: bytes) -> None:
     """
     new = path.with_name(f"{path.name}.{os.getpid()}")
     try:
-        new.write_bytes(data)
+        new.unlink(missing_ok=True)
+        with open(new, "xb") as file:  # follows no link that another user has put there
+            file.write(data)
         new.rename(path)
     except OSError:
         new.unlink(missing_ok=True)

@@ -10,7 +10,7 @@ import os
 import select
 import signal
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
@@ -109,16 +109,17 @@ def spawn(
     *,
     death_signal: signal.Signals,
     oom_score: int = 0,
+    become: Callable[[], None] | None = None,
     inherited_fds: Sequence[int] = (),
     folder: str | None = None,
     output_fd: int | None = None,
 ) -> int:
     """Start a program as leader of a new process group, and return its pid.
 
-    `output_fd` becomes its standard output and error. `log_fd` then returns, in the program, the standard error of this
-    process. It does not use `subprocess`, which would race with a supervisor that reaps every child. Call it from a
-    process without threads. A signal that comes before the program has begun ends it: the handlers of this process,
-    which would swallow it, are away before the signal is let in.
+    `become` makes the process one of another user. `output_fd` becomes its standard output and error. `log_fd` then
+    returns, in the program, the standard error of this process. It does not use `subprocess`, which would race with a
+    supervisor that reaps every child. Call it from a process without threads. A signal that comes before the program
+    has begun ends it: the handlers of this process, which would swallow it, are away before the signal is let in.
     """
     parent_pid = os.getpid()
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, Signals.HANDLED)
@@ -134,8 +135,10 @@ def spawn(
         for signum in (signal.SIGPIPE, *Signals.HANDLED):
             signal.signal(signum, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        die_with_parent(parent_pid, death_signal)
         set_oom_score(oom_score)
+        if become is not None:
+            become()
+        die_with_parent(parent_pid, death_signal)
         if folder is not None:
             os.chdir(folder)
         for fd in inherited_fds:

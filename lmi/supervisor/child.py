@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from lmi.errors import NoMemory, StartError
+from lmi.settings.user import User
 from lmi.shared import linux
 from lmi.shared.pauses import Pauses
 from lmi.shared.state import EngineRecord, Phase
@@ -35,6 +36,7 @@ class ChildKind:
     title: str  # for people; {slot} becomes the number
     argv: Callable[[int], Sequence[str]]  # by slot
     environ: Callable[[int], Mapping[str, str]]  # by slot
+    user: User | None = None  # that its processes run as; None: the supervisor's
     inherited_fds: tuple[int, ...] = ()
     folder: str | None = None  # its working directory; None: the supervisor's
     output_logger: str | None = None  # the logger of its output; None: it prints where the supervisor prints
@@ -108,6 +110,7 @@ class Child:
             self.kind.environ(self._slot),
             death_signal=signal.SIGKILL,  # no child is of use without its supervisor
             oom_score=self.kind.oom_score,
+            become=self.kind.user.become if self.kind.user else None,
             inherited_fds=self.kind.inherited_fds,
             folder=self.kind.folder,
             output_fd=self.output.writer if self.output else None,

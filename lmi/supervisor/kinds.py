@@ -18,6 +18,7 @@ from lmi.gateway import argv
 from lmi.runtime import ENVIRONMENT_NAME, Runtime, ServerRuntime
 from lmi.settings.config import Config, ServerConfig
 from lmi.settings.handler import USER_CODE, announced
+from lmi.settings.user import User
 from lmi.shared.cores import Cores, variable
 from lmi.shared.linux import SUPERVISOR_PID
 from lmi.shared.state import Block, Phase
@@ -65,12 +66,14 @@ def engine(runtime: Runtime, cores: Cores | None = None) -> ChildKind:
 
 def user_code(runtime: Runtime, cores: Cores | None = None) -> ChildKind:
     config, kept = runtime.config, variable(cores.others) if cores else {}
+    user = config.server.user
     return _worker(
         config,
+        user=user,
         title="code {slot}",
         module="lmi.user_code.worker",
         output_logger="model.py",
-        environ=lambda slot: environment.of_user_code(config, _environ(runtime.path), slot) | kept,
+        environ=lambda slot: environment.of_user_code(config, _environ(runtime.path, user), slot) | kept,
         hang=lambda record, *times: code_hang(record, config, *times),
     )
 
@@ -83,6 +86,7 @@ def _worker(
     environ: Callable[[int], Mapping[str, str]],
     hang: Hang,
     words: Sequence[str] = (),
+    user: User | None = None,
 ) -> ChildKind:
     """Return the kind of a process that front ends talk to over a socket.
 
@@ -94,6 +98,7 @@ def _worker(
         environ=environ,
         output_logger=output_logger,
         oom_score=ENGINE_OOM_SCORE,
+        user=user,
         hang=hang,
         restarts=lambda: RestartTable(config.engine.retry_threshold, config.engine.retry_window_s),
         fatal=lambda code, why: ENGINE_ERRORS[code](why) if code in ENGINE_ERRORS else None,
@@ -109,12 +114,15 @@ def front_end(
 
     If it dies, its workers finish their requests. `cores` are those it is bound to when it starts; none: all.
     """
-    fd = listener.fileno()
+    fd, user = listener.fileno(), runtime.config.user
     command = [sys.executable, "-P", "-m", "gunicorn", "-c", "python:lmi.server.gunicorn", "-b", f"fd://{fd}", app]
     return ChildKind(
         title="front end",
         argv=lambda slot: command,
-        environ=lambda slot: environment.of_server(_environ(runtime.path)) | (variable(cores()) if cores() else {}),
+        environ=lambda slot: (
+            environment.of_server(_environ(runtime.path, user)) | (variable(cores()) if cores() else {})
+        ),
+        user=user,
         inherited_fds=(fd,),
         folder=str(runtime.path),  # gunicorn imports from its working directory, and a model folder is not trusted
         oom_score=FRONT_END_OOM_SCORE,
@@ -132,7 +140,10 @@ def gateway(config: ServerConfig, port: int, key: str) -> ChildKind:
     return ChildKind(
         title="gateway",
         argv=lambda slot: [sys.executable, "-P", "-m", "lmi", *words],
-        environ=lambda slot: environment.of_child(os.environ) | {"LMI_API_KEY": key},  # with secrets: it uses S3
+        environ=lambda slot: (  # with secrets: it uses S3
+            environment.of_child(os.environ) | (config.user.environ if config.user else {}) | {"LMI_API_KEY": key}
+        ),
+        user=config.user,
         restarts=lambda: RestartTable(MAX_FRONT_END_DEATHS, 600.0),
         fatal=partial(_gateway_error, config.gateway_port),
         lost_label="gateway_lost",
@@ -145,10 +156,10 @@ def _gateway_error(port: int, code: int, why: str) -> StartError | None:
     return BadConfiguration("the gateway cannot start, see the log above") if code == 2 else None
 
 
-def _environ(folder: Path) -> dict[str, str]:
+def _environ(folder: Path, user: User | None = None) -> dict[str, str]:
     """Return the environment that every child gets. `folder` is the server's or the model's."""
     own = {ENVIRONMENT_NAME: str(folder), SUPERVISOR_PID: str(os.getpid())}
-    return environment.of_child(os.environ) | own
+    return environment.of_child(os.environ) | (user.environ if user else {}) | own
 
 
 def _front_end_error(runtime: ServerRuntime, block: Block, code: int, why: str) -> StartError | None:

@@ -43,6 +43,7 @@ from lmi.supervisor.listener import bind
 from lmi.supervisor.model import RunningModel
 from lmi.supervisor.restarts import DRAIN_CUT_S, DRAIN_END_S, LATE_TURN_S, drain_notice_s
 from lmi.supervisor.stages import Settle, Stage, stages
+from lmi.supervisor.user import check_user
 
 APP = "lmi.server.app:create_app()"
 TICK_S, LOADING_TICK_S = 0.2, 0.05
@@ -362,8 +363,12 @@ def serve(resolved: Resolved, settle: Settle, app: str = APP) -> int:
     linux.adopt_orphans()
     linux.set_oom_score(OWN_OOM_SCORE)
     signals = linux.Signals()
+    if config.user is not None:
+        os.umask(0o022)  # front ends read what root writes
     runtime = ServerRuntime.create(config)
     try:
+        if config.user is not None:
+            check_user(config.user, runtime.path)
         steps = stages(resolved, settle, runtime)
         return Supervisor(runtime, runtime.attach(), listener, signals, steps, app).run()
     finally:

@@ -128,6 +128,7 @@ def test_every_row_can_be_given_by_flag_file_and_environment(folder: Path) -> No
         "batch_strategy": "SINGLE_RECORD",
         "option.sessions_path": "/mnt/sessions",
         "option.api_key_file": "/mnt/keys",
+        "option.user": "1000:1000",
         "option.speculative": "ngram",
         "option.prefix_cache_scope": "request",
         "option.additional_outputs": "logits;hidden_states.3:context",

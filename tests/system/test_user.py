@@ -1,0 +1,200 @@
+"""Servers that root starts, whose front ends, gateway and user code run as another user (`option.user`)."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import site
+import socket
+import stat
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from http.client import HTTPConnection
+from pathlib import Path
+
+import pytest
+
+from tests.served import Server
+from tests.system.container import ROOT, free_port, wait_until, write_model
+from tests.wheels import write_wheel
+
+NOBODY = 65534
+PYTHON = f"/usr/bin/python3.{sys.version_info.minor}"
+Make = Callable[..., Server]
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can start processes as another user")
+
+HANDLER = """
+import json, os
+from djl_python import Input, Output
+
+def handle(inputs):
+    if inputs.is_empty():
+        return None
+    found = {"uid": os.getuid(), "groups": os.getgroups(), "home": os.environ["HOME"]}
+    for path in json.loads(inputs.get_as_bytes()):
+        try:
+            found[path] = len(open(path, "rb").read())
+        except OSError as error:
+            found[path] = error.strerror
+    return Output().add_as_json(found)
+"""
+
+
+def is_reachable(path: str) -> bool:
+    """Whether every user can run a program, whose folder may be root's only."""
+    parts = [Path(path).resolve(), *Path(path).resolve().parents]
+    return parts[0].exists() and all(part.stat().st_mode & stat.S_IXOTH for part in parts)
+
+
+@pytest.fixture
+def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
+    """A function that makes a server of user nobody, in folders that every user can reach."""
+    environ = {}
+    if not is_reachable(sys.executable):
+        if not is_reachable(PYTHON):
+            pytest.skip(f"other users can run neither {sys.executable} nor {PYTHON}")
+        monkeypatch.setattr(sys, "executable", PYTHON)
+        environ["PYTHONPATH"] = ":".join([str(ROOT), *site.getsitepackages()])
+    made: list[Server] = []
+
+    def make(port: int | None = None, source: str = "", **options: object) -> Server:
+        home = Path(folders.enter_context(tempfile.TemporaryDirectory(prefix="lmi-")))
+        home.chmod(0o755)
+        (home / "tmp").mkdir()
+        (home / "tmp").chmod(0o1777)
+        given = {name.replace("__", "."): value for name, value in options.items()}
+        folder = write_model(home / "model", **{"option.user": "nobody", "frontend_workers": 2, **given})
+        if source:
+            (folder / "model.py").write_text(source)
+        more = {"TMPDIR": str(home / "tmp"), "SERVING_DOWNLOAD_DIR": str(home / "cache"), **environ}
+        made.append(Server(folder, home / "log", port or free_port(), more))
+        return made[-1]
+
+    with ExitStack() as folders:
+        yield make
+        for one in made:
+            one.kill()
+
+
+def uids(server: Server) -> dict[str, set[int]]:
+    """The user ids of every process of a server, by its name."""
+    found: dict[str, set[int]] = {}
+    for pid in server.pids():
+        status = Path(f"/proc/{pid}/status").read_text()
+        name = re.sub(r"-\d+$", "", status.split()[1])
+        found.setdefault(name, set()).update(map(int, re.findall(r"^[UG]id:\s(.*)$", status, re.M)[0].split()))
+    return found
+
+
+def test_front_ends_and_the_gateway_run_as_the_user_and_the_engine_as_root(make: Make) -> None:
+    gateway_port = free_port()
+    server = make(with_gateway=gateway_port).start_and_wait()
+    assert server.generate(5).status == 200
+    assert server.post({"inputs": "abc"}, "/generate").status == 200
+    connection = HTTPConnection("127.0.0.1", gateway_port, timeout=60)
+    connection.request("POST", "/endpoints/any/invocations", json.dumps({"inputs": "abc"}))
+    assert connection.getresponse().status == 200
+    connection.close()
+    found = uids(server)
+    assert found == {
+        **dict.fromkeys(("lmi-supervisor", "lmi-engine"), {0}),
+        **dict.fromkeys(("lmi-front", "lmi-gateway", "lmi-gunicorn"), {NOBODY}),
+    }
+
+
+def test_a_killed_front_end_master_and_engine_come_back_with_their_users(make: Make) -> None:
+    server = make().start_and_wait()
+    before = uids(server)
+    for name in ("lmi-gunicorn", "lmi-engine"):
+        old = server.pid(name)
+        os.kill(old, signal.SIGKILL)
+        wait_until(lambda: server.pids(name) not in ([], [old]), f"there is a new {name}")  # noqa: B023
+        wait_until(lambda: server.ping() == 200 and server.generate(3).status == 200, "it serves again")
+    os.kill(server.pids("lmi-front")[0], signal.SIGKILL)
+    os.kill(server.pid("lmi-gunicorn"), signal.SIGHUP)  # the master starts its workers anew
+    wait_until(lambda: server.ping() == 200 and uids(server) == before, "every process has its user")
+    assert server.generate(3).status == 200
+    server.signal(signal.SIGTERM)
+    assert server.wait() == 0
+    assert not list(Path(server.environ["TMPDIR"]).iterdir())
+
+
+def test_the_user_cannot_change_what_root_reads_in_the_runtime_folder(make: Make) -> None:
+    server = make().start_and_wait()
+    [folder] = Path(server.environ["TMPDIR"]).iterdir()
+    for place, settings in ((folder, "server.json"), (folder / "1", "config.json")):
+        found = place.stat()
+        assert (found.st_uid, found.st_gid, stat.S_IMODE(found.st_mode)) == (0, NOBODY, 0o1770)
+        found = (place / settings).stat()
+        assert (found.st_uid, stat.S_IMODE(found.st_mode)) == (0, 0o640)
+    found = (folder / "1" / "engine-0.sock").stat()
+    assert (found.st_uid, stat.S_IMODE(found.st_mode)) == (NOBODY, 0o600)
+
+
+def test_user_code_runs_as_the_user_with_what_its_requirements_name(make: Make) -> None:
+    source = "import a_small_thing\n" + HANDLER
+    server = make(option__rolling_batch="disable", option__entryPoint="model.py", engine="Python", source=source)
+    write_wheel(server.folder / "requirements", "a_small_thing")
+    (server.folder / "requirements.txt").write_text("a_small_thing\n")
+    server.start_and_wait()
+    [supervisor] = server.pids("lmi-supervisor")
+    environ, memory = f"/proc/{supervisor}/environ", f"/proc/{supervisor}/mem"
+    found = json.loads(server.post([environ, memory, "/proc/self/environ"]).body)
+    assert (found["uid"], found["groups"]) == (NOBODY, [NOBODY])
+    assert found[environ] == found[memory] == "Permission denied" and found["/proc/self/environ"] > 0
+    assert found["home"] != os.environ["HOME"]
+    assert uids(server)["lmi-code"] == {NOBODY}
+
+
+def test_a_model_that_a_client_loads_is_served_by_an_engine_of_root(make: Make) -> None:
+    server = make(multi_model="true")
+    server.environ |= {"SERVING_MULTI_MODEL": "true", "SERVING_MODEL_STORE": str(server.folder.parent)}
+    server.start_and_wait()
+    model = write_model(server.folder.parent / "other")
+    assert server.post({"model_name": "other", "url": str(model)}, "/models").status == 200
+    wait_until(lambda: server.post({"inputs": "abc"}, "/models/other/invoke").status == 200, "the model answers")
+    assert uids(server)["lmi-engine"] == {0}
+
+
+def test_a_port_below_1024_is_bound_before_the_front_ends_are_unprivileged(make: Make) -> None:
+    port = next(port for port in range(1023, 600, -1) if is_free(port))
+    server = make(port).start_and_wait()
+    assert server.generate(3).status == 200 and uids(server)["lmi-front"] == {NOBODY}
+
+
+def is_free(port: int) -> bool:
+    with socket.socket() as one:
+        return one.connect_ex(("127.0.0.1", port)) != 0
+
+
+def test_an_unknown_user_is_one_line(make: Make) -> None:
+    server = make(option__user="nobody_like_this").start()
+    assert server.wait() == 2
+    message = server.last_words()["message"]
+    assert "option.user='nobody_like_this'" in message and "a user that this machine knows" in message
+    assert "Traceback" not in server.log.read_text()
+
+
+def test_a_user_who_cannot_reach_the_runtime_folder_is_one_line(make: Make) -> None:
+    server = make(option__user="4321:1234")
+    Path(server.environ["TMPDIR"]).chmod(0o700)
+    server.start()
+    assert server.wait() == 2
+    message = server.last_words()["message"]
+    assert message.startswith(f"option.user=4321:1234: that user cannot use {server.environ['TMPDIR']}/lmi-")
+
+
+def test_only_root_may_ask_for_another_user(make: Make) -> None:
+    server = make()
+    server.log.touch(mode=0o666)
+    change = f"os.setgroups([]); os.setgid({NOBODY}); os.setuid({NOBODY})"
+    server.command_prefix = [sys.executable, "-c", f"import os, sys; {change}; os.execv(sys.argv[1], sys.argv[1:])"]
+    server.start()
+    assert server.wait() == 2
+    message = server.last_words()["message"]
+    assert message == f"option.user=nobody: only root may start processes as another user, and this is user {NOBODY}"
