@@ -127,6 +127,7 @@ def run(settings: GatewaySettings) -> int:
     """Serve until SIGTERM or SIGINT. Returns the exit code. Raises StartError."""
     lmi.shared.log.setup("gateway", settings.log_level, settings.log_format)
     linux.set_title("lmi-gateway")
+    linux.hide_memory()
     if parent := os.environ.get(linux.SUPERVISOR_PID):
         linux.die_with_parent(int(parent), signal.SIGTERM)
     if settings.s3_endpoint is not None:

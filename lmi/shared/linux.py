@@ -18,6 +18,7 @@ from typing import NoReturn
 from lmi.shared.sink import STDERR, STDOUT
 
 PR_SET_PDEATHSIG = 1
+PR_SET_DUMPABLE = 4
 PR_SET_CHILD_SUBREAPER = 36
 EXIT_EXEC_FAILED = 127
 IOLBF = 1  # of stdio.h
@@ -41,6 +42,14 @@ def die_with_parent(parent_pid: int, signum: signal.Signals) -> None:
 def adopt_orphans() -> None:
     """Become the parent of descendants whose parent dies, like PID 1."""
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def hide_memory() -> None:
+    """Keep other processes of this user from reading this process's environment and memory in /proc.
+
+    The kernel makes its files there root's, also to itself. A program that it starts is readable again.
+    """
+    _prctl(PR_SET_DUMPABLE, 0)
 
 
 def set_title(title: str) -> None:
@@ -135,7 +144,9 @@ def spawn(
         for signum in (signal.SIGPIPE, *Signals.HANDLED):
             signal.signal(signum, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        _prctl(PR_SET_DUMPABLE, 1)  # otherwise the file of its score is root's
         set_oom_score(oom_score)
+        hide_memory()
         if become is not None:
             become()
         die_with_parent(parent_pid, death_signal)

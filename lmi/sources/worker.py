@@ -150,6 +150,7 @@ def main() -> None:
     guard_streams()
     faulthandler.register(signal.SIGUSR2, all_threads=True)
     linux.set_title("lmi-fetch")
+    linux.hide_memory()
     lmi.shared.log.setup("fetch", given.log_level, given.log_format, linux.log_fd())
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # without it the client asks the hub for one more list
     # The log of the hub's client goes where ours goes. Its other libraries write one line for each request.

@@ -14,9 +14,12 @@ from lmi.shared.cores import Cores
 
 SMALL_MODEL_BYTES = 64 << 20  # weights that nearly fit a cache gain nothing from the last core
 SECRET = re.compile(
-    r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|API_?KEY|ACCESS_KEY)(_|$)"
-    r"|^PIP_(EXTRA_)?INDEX_URL$"  # an address that may hold a password
+    r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?|API_?KEY|ACCESS_KEY|PRIVATE_KEY|PAT$)(_|$)"
+    r"|^PIP_(EXTRA_)?INDEX_URL$"
 )
+WITH_PASSWORD = re.compile(
+    r"://[^/?#\s]*@"
+)  # in a value: an address that names who asks, as https://user:password@host
 NOTHING_BESIDE_CODE = {"PYTHONDONTWRITEBYTECODE": "1"}  # a model's folder is never written to
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 NOT_FOR_CHILDREN = re.compile(r"GUNICORN_|LISTEN_(FDS|PID)|WEB_CONCURRENCY|NOTIFY_SOCKET")
@@ -33,7 +36,11 @@ def of_child(environ: Mapping[str, str]) -> dict[str, str]:
 
 def without_secrets(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the environment for every process but those that fetch models, install packages or speak for AWS."""
-    return {name: value for name, value in environ.items() if not SECRET.search(name.upper())}
+    return {
+        name: value
+        for name, value in environ.items()
+        if not SECRET.search(name.upper()) and not WITH_PASSWORD.search(value)
+    }
 
 
 def of_server(environ: Mapping[str, str]) -> dict[str, str]:

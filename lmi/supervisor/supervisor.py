@@ -362,6 +362,7 @@ def serve(resolved: Resolved, settle: Settle, app: str = APP) -> int:
     linux.set_title("lmi-supervisor")
     linux.adopt_orphans()
     linux.set_oom_score(OWN_OOM_SCORE)
+    linux.hide_memory()
     signals = linux.Signals()
     if config.user is not None:
         os.umask(0o022)  # front ends read what root writes

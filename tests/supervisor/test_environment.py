@@ -33,15 +33,37 @@ from lmi.supervisor.environment import (
     ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_ACCESS_KEY_ID"]
     + ["DB_PASSWORD", "OPENAI_API_KEY", "AWS_CONTAINER_CREDENTIALS_FULL_URI", "aws_secret_access_key"]
     + ["AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_AUTHORIZATION_TOKEN", "AWS_WEB_IDENTITY_TOKEN_FILE"]
-    + ["AWS_SHARED_CREDENTIALS_FILE", "AWS_BEARER_TOKEN_BEDROCK", "HF_TOKEN_PATH", "PIP_INDEX_URL"],
+    + ["AWS_SHARED_CREDENTIALS_FILE", "AWS_BEARER_TOKEN_BEDROCK", "HF_TOKEN_PATH", "PIP_INDEX_URL"]
+    + ["PAT", "GITHUB_PAT", "azure_devops_pat", "PRIVATE_KEY", "SSH_PRIVATE_KEY_PATH", "PASSPHRASE", "KEY_PASSPHRASE"],
 )
 def test_a_secret_is_kept_from_front_ends_engines_and_user_code(name: str) -> None:
     assert without_secrets({name: "x", "PATH": "/bin"}) == {"PATH": "/bin"}
 
 
-@pytest.mark.parametrize("name", ["TOKENIZERS_PARALLELISM", "PATH", "LMI_RUNTIME_DIR", "AWS_REGION", "KEYMAP"])
+@pytest.mark.parametrize(
+    "name",
+    ["TOKENIZERS_PARALLELISM", "PATH", "LMI_RUNTIME_DIR", "AWS_REGION", "KEYMAP", "HF_ENDPOINT", "MASTER_ADDR"]
+    + ["NCCL_PATTERN", "PAT_SIZE", "PYTHONPATH", "MPATH", "VLLM_CACHE_ROOT", "PUBLIC_KEY"],
+)
 def test_what_is_no_secret_stays(name: str) -> None:
     assert without_secrets({name: "x"}) == {name: "x"}
+
+
+@pytest.mark.parametrize(
+    ("value", "is_secret"),
+    [
+        ("postgres://user:password@host/db", True),
+        ("redis://:password@host:6379", True),
+        ("https://a_token@host", True),
+        ("--proxy http://user:password@host", True),
+        ("https://huggingface.co", False),
+        ("https://host/path@2?to=a@b.c", False),
+        ("tcp://10.0.0.1:29500", False),
+        ("user@host", False),
+    ],
+)
+def test_an_address_with_a_password_is_a_secret_whatever_its_name(value: str, is_secret: bool) -> None:
+    assert without_secrets({"DATABASE_URL": value}) == ({} if is_secret else {"DATABASE_URL": value})
 
 
 def test_front_ends_and_engines_ask_no_hub_whatever_the_operator_says() -> None:

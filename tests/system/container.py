@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from lmi.runtime import Runtime, ServerRuntime
+from lmi.shared.linux import descendants, title
 from lmi.shared.state import Block, EngineRecord, Phase
 from tests import machine
 from tests.machine import WAIT_S, wait_until
@@ -190,10 +191,18 @@ class Container:
         found = []
         for entry in Path("/proc").iterdir():
             with suppress(OSError):
-                if entry.name.isdigit() and self.mark.encode() in (entry / "environ").read_bytes():
+                if entry.name.isdigit() and self._owns(entry):
                     if (entry / "comm").read_text().startswith(name):
                         found.append(int(entry.name))
         return sorted(found)
+
+    def _owns(self, process: Path) -> bool:
+        try:
+            return self.mark.encode() in (process / "environ").read_bytes()
+        except PermissionError:  # processes with secrets show their environment only to root
+            pid, is_alive = int(process.name), "State:\tZ" not in (process / "status").read_text()
+            family = (self.process.pid, *descendants(self.process.pid)) if title(pid).startswith("lmi-") else ()
+            return is_alive and pid in family
 
     def pid(self, name: str) -> int:
         wait_until(lambda: len(self.pids(name)) == 1, f"there is one {name}")

@@ -23,6 +23,7 @@ from tests.system.container import ROOT, free_port, wait_until, write_model
 from tests.wheels import write_wheel
 
 NOBODY = 65534
+OF_CONTAINERS = (0, 1, 3, 4, 5, 6, 7, 8, 10, 13, 18, 27, 29, 31)  # the capabilities that Docker leaves to root
 PYTHON = f"/usr/bin/python3.{sys.version_info.minor}"
 Make = Callable[..., Server]
 
@@ -149,6 +150,29 @@ def test_user_code_runs_as_the_user_with_what_its_requirements_name(make: Make) 
     assert found[environ] == found[memory] == "Permission denied" and found["/proc/self/environ"] > 0
     assert found["home"] != os.environ["HOME"]
     assert uids(server)["lmi-code"] == {NOBODY}
+
+
+@pytest.mark.parametrize(
+    "drop",
+    [
+        pytest.param(f"os.setgroups([]); os.setgid({NOBODY}); os.setuid({NOBODY})", id="nobody"),
+        pytest.param(
+            f"import ctypes; [ctypes.CDLL(None).prctl(24, one) for one in range(41) if one not in {OF_CONTAINERS}]",
+            id="root",
+        ),
+    ],
+)
+def test_code_of_the_supervisors_own_user_cannot_read_its_environment(make: Make, drop: str) -> None:
+    server = make(source=HANDLER, option__rolling_batch="disable", option__entryPoint="model.py", engine="Python")
+    properties = server.folder / "serving.properties"
+    properties.write_text(properties.read_text().replace("option.user=nobody\n", ""))
+    server.environ["A_TOKEN"] = "canary"
+    server.command_prefix = [sys.executable, "-c", f"import os, sys; {drop}\nos.execv(sys.argv[1], sys.argv[1:])"]
+    server.start_and_wait()
+    environ, memory = (f"/proc/{server.pid('lmi-supervisor')}/{name}" for name in ("environ", "mem"))
+    found = json.loads(server.post([environ, memory, "/proc/self/environ"]).body)
+    assert found[environ] == found[memory] == "Permission denied" and found["/proc/self/environ"] > 0
+    assert Path(f"/proc/{server.pid('lmi-code')}/oom_score_adj").read_text().strip() == "500"
 
 
 def test_a_model_that_a_client_loads_is_served_by_an_engine_of_root(make: Make) -> None:
