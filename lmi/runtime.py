@@ -5,6 +5,7 @@ Front ends find the first and engines the second through one environment variabl
 `ServerRuntime`, holds:
 
     server.json         the settings of the server
+    url                 where the server is; locked while it runs (`lmi/supervisor/leftovers.py`)
     state               the shared block with the records of supervisor and front ends
     front-end-failure   why a front end cannot start
     models/H.json       a model that should be loaded; H is a hash of its name

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 
 from lmi.errors import StartError
+from lmi.gateway import local_url
 from lmi.models.follower import RunningModels
 from lmi.runtime import ServerRuntime
 from lmi.settings.config import Config
@@ -35,7 +36,7 @@ from lmi.shared.log import count_dropped_in
 from lmi.shared.pauses import Pauses
 from lmi.shared.state import Block, Phase
 from lmi.sources.processes import FetchProcesses
-from lmi.supervisor import kinds, start_budget
+from lmi.supervisor import kinds, leftovers, start_budget
 from lmi.supervisor.banner import Failure, clear_bar, say_failed, say_ready, say_ready_for_models
 from lmi.supervisor.child import Child
 from lmi.supervisor.environment import divided_cores
@@ -366,12 +367,14 @@ def serve(resolved: Resolved, settle: Settle, app: str = APP) -> int:
     signals = linux.Signals()
     if config.user is not None:
         os.umask(0o022)  # front ends read what root writes
+    leftovers.sweep()
     runtime = ServerRuntime.create(config)
     try:
         if config.user is not None:
             check_user(config.user, runtime.path)
         steps = stages(resolved, settle, runtime)
-        return Supervisor(runtime, runtime.attach(), listener, signals, steps, app).run()
+        with leftovers.running(runtime.path, local_url(config.host, listener.getsockname()[1])):
+            return Supervisor(runtime, runtime.attach(), listener, signals, steps, app).run()
     finally:
         runtime.remove()
 

@@ -1,0 +1,75 @@
+"""What a killed server leaves, and how a health check finds a server that runs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.served import Server
+from tests.system.container import free_port, wait_until, write_model
+
+Make = Callable[..., Server]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Make]:
+    """A function that makes servers that share one folder for temporary files."""
+    made: list[Server] = []
+
+    def make(**options: object) -> Server:
+        folder = write_model(tmp_path / f"model-{len(made)}", **options)
+        made.append(Server(folder, tmp_path / f"log-{len(made)}", free_port(), {"TMPDIR": temporary}))
+        return made[-1]
+
+    with ExitStack() as folders:
+        temporary = folders.enter_context(tempfile.TemporaryDirectory(prefix="lmi-"))
+        yield make
+        for one in made:
+            one.kill()
+
+
+def folder_of(server: Server) -> Path:
+    """The runtime folder of a server, found by its port."""
+    [found] = (
+        url.parent
+        for url in Path(server.environ["TMPDIR"]).glob("lmi-*/url")
+        if url.read_text().endswith(f":{server.port}")
+    )
+    return found
+
+
+def test_the_folder_of_a_killed_server_is_removed_and_that_of_a_running_one_stays(make: Make) -> None:
+    killed, neighbour = make(), make()
+    for server in (killed, neighbour):
+        server.start_and_wait()
+    old, kept = folder_of(killed), folder_of(neighbour)
+    foreign = old.with_name("lmi-of_somebody_else")
+    foreign.mkdir()
+    link = old.with_name("lmi-link")
+    link.symlink_to(old)
+    for pid in killed.pids():
+        os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not killed.pids(), "every process is gone")
+    killed.process.wait()
+    assert old.is_dir()
+    new = make().start_and_wait()
+    assert not old.exists() and kept.is_dir() and foreign.is_dir() and folder_of(new).is_dir()
+    assert f"removed {old}" in new.log.read_text()
+    assert neighbour.generate(3).status == new.generate(3).status == 200
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
+def test_the_folder_of_another_users_killed_server_stays(make: Make) -> None:
+    server = make()
+    folder = Path(server.environ["TMPDIR"]) / "lmi-other"
+    folder.mkdir()
+    (folder / "url").write_text("http://127.0.0.1:1")
+    os.chown(folder, 65534, 65534)
+    server.start_and_wait()
+    assert folder.is_dir()
