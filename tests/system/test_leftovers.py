@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -12,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.served import Server
-from tests.system.container import free_port, wait_until, write_model
+from tests.system.container import ENVIRON, ROOT, free_port, wait_until, write_model
 
 Make = Callable[..., Server]
 
@@ -73,3 +77,36 @@ def test_the_folder_of_another_users_killed_server_stays(make: Make) -> None:
     os.chown(folder, 65534, 65534)
     server.start_and_wait()
     assert folder.is_dir()
+
+
+HOST = {"host": "127.0.0.1"}
+PLACES: dict[str, Callable[[int], tuple[dict[str, object], dict[str, str], list[str]]]] = {
+    "serving.properties": lambda port: ({**HOST, "port": port}, {}, []),
+    "a variable": lambda port: (HOST, {"SERVING_PORT": str(port)}, []),
+    "SageMaker's variable": lambda port: (HOST, {"SAGEMAKER_BIND_TO_PORT": str(port)}, []),
+    "a flag": lambda port: (HOST, {}, ["--port", str(port)]),
+    "nowhere, any free one": lambda port: ({**HOST, "port": 0}, {}, []),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_the_health_check_finds_the_port_wherever_it_was_set(place: str, tmp_path: Path) -> None:
+    options, variables, flags = PLACES[place](free_port())
+    folder = write_model(tmp_path / "model", **options)
+    with tempfile.TemporaryDirectory(prefix="lmi-") as temporary:
+        environ = {**ENVIRON, "TMPDIR": temporary, "http_proxy": "http://127.0.0.1:1", **variables}
+        assert not is_healthy(environ)
+        command = [sys.executable, "-P", "-m", "lmi", "serve", str(folder), *flags]
+        with subprocess.Popen(command, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
+            try:
+                wait_until(lambda: is_healthy(environ), "it is healthy")
+            finally:
+                server.send_signal(signal.SIGINT)
+        assert not is_healthy(environ)
+
+
+def is_healthy(environ: dict[str, str]) -> bool:
+    """What the image's health check says."""
+    [words] = re.findall(r"^HEALTHCHECK .*\\\n +CMD (.*)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+    command = [sys.executable, *json.loads(words)[1:]]
+    return subprocess.run(command, env=environ, capture_output=True, check=False).returncode == 0
