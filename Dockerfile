@@ -23,6 +23,7 @@ LABEL org.opencontainers.image.title="lmi" \
 # (docs/security.md). It runs as any user too, known or not, and with a read-only root filesystem: files that must be
 # written go to /tmp. The bytecode is compiled at build time.
 ENV PATH="/opt/lmi/bin:${PATH}" \
+    SERVING_HOST=0.0.0.0 \
     HOME=/tmp \
     XDG_CACHE_HOME=/tmp/cache \
     HF_HOME=/tmp/huggingface \

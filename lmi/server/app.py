@@ -24,6 +24,7 @@ from lmi.http.exchange import BufferedExchange, Exchange
 from lmi.models import routes as model_routes
 from lmi.models.choice import SeveralModels
 from lmi.runtime import ServerRuntime
+from lmi.server.cors import CrossOrigin
 from lmi.server.front_end import FrontEnd
 from lmi.server.models import Models
 from lmi.server.routes import batch, docs, health, invocations, kserve, openai, tgi
@@ -82,7 +83,9 @@ def build_app(models: Models) -> ASGIApp:
         *(Route(path, ServerEndpoint(handler), methods=methods) for path, methods, handler in SERVER_ROUTES),
         *(Route(path, Endpoint(handler, by_code.get(path)), methods=methods) for path, methods, handler in ROUTES),
     ]
-    return ErrorMiddleware(Router(endpoints, lifespan=lifespan, redirect_slashes=False), models)
+    app = ErrorMiddleware(Router(endpoints, lifespan=lifespan, redirect_slashes=False), models)
+    origins = models.front_end.config.cors_allowed_origins
+    return CrossOrigin(app, origins) if origins else app
 
 
 class ServerEndpoint:
@@ -112,7 +115,7 @@ class Endpoint:
 
 
 class ErrorMiddleware:
-    """The outermost application. It answers errors that a route raises, in the form of the path's API."""
+    """The application around all others. It answers errors that a route raises, in the form of the path's API."""
 
     def __init__(self, app: ASGIApp, models: Models) -> None:
         self._app, self._models, self._front_end = app, models, models.front_end

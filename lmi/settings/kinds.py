@@ -249,6 +249,11 @@ MEGABYTES = Kind(
 )
 USER = Kind("a user that this machine knows, UID or UID:GID, and not root", User.of)
 KEYS = Kind("keys of printable ASCII without blanks, with , between", _keys)
+ORIGIN = matching("an origin", r"\*|[a-z][a-z0-9+.-]*://[A-Za-z0-9.:\[\]-]+")
+ORIGINS = Kind(
+    "SCHEME://HOST[:PORT], several with , between, or *",
+    lambda text: tuple(ORIGIN.parse(each) for each in re.findall(r"[^\s,\"\[\]]+", text)),
+)
 TEXTS = Kind("texts with , between", _texts)
 LENGTH = Kind("a whole number of at least 1, as in 4096, 32k (32000) or 32K (32768), or auto", _length)
 DEGREE = Kind(

@@ -172,7 +172,7 @@ def _choose_forms(values: Values) -> Values:
 
 
 def _choose_for_server(values: Values) -> Values:
-    """Choose front ends, room for bodies and the folder for downloads, which becomes an absolute path.
+    """Choose the address, front ends, room for bodies and the folder for downloads, which becomes an absolute path.
 
     There is room for at least one body of the allowed size.
     """
@@ -182,6 +182,8 @@ def _choose_for_server(values: Values) -> Values:
             values.warn(f"{values.how_given(key).said}: less than max_request_size, so {largest} bytes count")
         values = values.settle(key, largest, "max_request_size")
     num_workers = min(4, max(1, here.machine.num_cores // 2))
+    if here.machine.is_container:
+        values = values.choose("host", "0.0.0.0", "this is a container")
     values = values.choose("frontend_workers", num_workers, "half of the cores, 1 to 4")
     key = "download_dir"
     if key in values:

@@ -15,7 +15,11 @@ from lmi.settings.user import User
 class ServerConfig:
     """Settings of the front ends and the supervisor."""
 
-    host: str = option("0.0.0.0", matching("a host name or address", r"[A-Za-z0-9.:_-]{1,253}"), "address to listen on")
+    host: str = option(
+        "127.0.0.1",
+        matching("a host name or address", r"[A-Za-z0-9.:_-]{1,253}"),
+        "address to listen on; nothing: this machine only, in a container every address",
+    )
     port: int = option(
         8080,
         integer(0, 65535),
@@ -60,6 +64,12 @@ class ServerConfig:
         "file with further keys, one on each line",
         key="option.api_key_file",
         is_path=True,
+    )
+    cors_allowed_origins: tuple[str, ...] = option(
+        (),
+        kinds.ORIGINS,
+        "origins whose pages may call this server from a browser, as in https://app.example; *: all",
+        aliases=("allowed_origins",),
     )
     max_queue_wait_s: float = option(
         10.0,

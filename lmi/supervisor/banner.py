@@ -20,6 +20,7 @@ from lmi.supervisor.hints import hint
 
 CLEAR_BAR = "\r\x1b[2K\x1b[?25h"  # clears the line and shows the cursor, which a bar hides
 
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
@@ -118,6 +119,8 @@ def banner(config: Config, port: int, report: LoadReport, after_s: float) -> str
         "health": f"{url}/ping",
         "metrics": f"{url}/metrics",
     }
+    if config.server.host in LOOPBACK:
+        rows["network"] = "only this machine reaches it; --host 0.0.0.0 opens it to others"
     table = "\n".join(f"  {name:<8} {escape(value)}" for name, value in rows.items())
     return f"\nlmi is ready\n{table}\n\n  curl {url}/invocations -d {body}\n"
 

@@ -10,6 +10,7 @@ import pytest
 
 from handlers.lmi_dist.about import HANDLER as LMI_DIST
 from lmi.settings.config import EngineConfig, ModelConfig, ServerConfig
+from lmi.settings.machine import Machine, is_container
 from lmi.settings.options import OPTIONS
 from tests.settings.settling import faults, settle, source_of
 
@@ -19,11 +20,33 @@ def test_nothing_given_means_the_documented_defaults(folder: Path) -> None:
     assert config.server == ServerConfig(frontend_workers=2, download_dir="/tmp/.cache/lmi/models")
     assert config.model == ModelConfig(path=str(folder), name="tiny")
     assert config.engine == EngineConfig(handler="lmi-dist", max_num_sequences=64, max_prefill_tokens=1024)
-    assert (config.server.host, config.server.port) == ("0.0.0.0", 8080)
+    assert (config.server.host, config.server.port) == ("127.0.0.1", 8080)
     assert (config.server.job_queue_size, config.server.max_request_size) == (1000, 64 * 1024 * 1024)
     assert (config.server.drain_timeout_s, config.server.predict_timeout_s) == (25, None)
     assert (config.engine.step_timeout_s, config.engine.first_step_timeout_s) == (60, 300)
     assert (config.engine.retry_threshold, config.engine.retry_window_s) == (3, 600)
+
+
+def test_a_server_in_a_container_listens_on_every_address_and_another_on_this_machine(folder: Path) -> None:
+    container = Machine(num_cores=4, is_container=True)
+    resolved = settle(folder, machine=container)
+    assert resolved.config.server.host == "0.0.0.0" and source_of(resolved, "host") == "this is a container"
+    assert settle(folder, "host=127.0.0.1", machine=container).config.server.host == "127.0.0.1"
+
+
+@pytest.mark.parametrize(
+    "environ", [{"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, {"SAGEMAKER_BIND_TO_PORT": "8080"}, {"SM_MODEL_DIR": "/opt"}]
+)
+def test_a_container_shows_by_its_variables_or_files(environ: dict[str, str], tmp_path: Path) -> None:
+    assert is_container(environ, ()) and not is_container({"HOME": "/"}, [tmp_path / "none"])
+    assert is_container({}, [tmp_path])
+
+
+@pytest.mark.parametrize("text", ["https://a.example, http://b:81", '["https://a.example", "http://b:81"]'])
+def test_origins_are_written_with_commas_or_as_vllm_writes_them(folder: Path, text: str) -> None:
+    server = settle(folder, f"cors_allowed_origins={text}").config.server
+    assert server.cors_allowed_origins == ("https://a.example", "http://b:81")
+    assert "cors_allowed_origins='a.example'" in faults(folder, flags={"cors_allowed_origins": "a.example"})[0]
 
 
 def test_one_body_of_the_allowed_size_always_has_room(folder: Path) -> None:
@@ -129,6 +152,7 @@ def test_every_row_can_be_given_by_flag_file_and_environment(folder: Path) -> No
         "option.sessions_path": "/mnt/sessions",
         "option.api_key_file": "/mnt/keys",
         "option.user": "1000:1000",
+        "cors_allowed_origins": "https://a.example",
         "option.speculative": "ngram",
         "option.prefix_cache_scope": "request",
         "option.additional_outputs": "logits;hidden_states.3:context",
