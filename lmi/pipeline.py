@@ -21,6 +21,7 @@ from lmi.errors import DeadlineExceeded, EngineLost, GenerationFailed, Unsupport
 from lmi.executor import Capabilities, EngineInfo, FinishReason, LoraConfig, OutputConfig, Request, Result
 from lmi.text.answer import AnswerText, prompt_tokens
 from lmi.text.chat_template import ChatTemplate
+from lmi.text.forgery import Forgery
 from lmi.text.tokenizer import Tokenizer
 from lmi.types import AnswerEnd, Chat, Delta, GenerationRequest
 
@@ -45,11 +46,14 @@ class Pipeline:
         engines: Engines,
         chat_template: ChatTemplate | None = None,
         prefix_cache_scope: str = "server",
+        special_tokens_in_content: bool = False,
     ) -> None:
         self._tokenizer = tokenizer
         self._engines = engines
         self._chat_template = chat_template
         self._prefix_cache_scope = prefix_cache_scope
+        specials = () if special_tokens_in_content else (text for text, _ in tokenizer.special_texts.values())
+        self._forgery = Forgery(specials)
 
     async def generate(self, requests: Sequence[GenerationRequest], take: Take) -> None:
         """Pass the Deltas of the answer to `take`. Raises LmiError, before the first Delta or after some.
@@ -70,10 +74,10 @@ class Pipeline:
         Raises InvalidRequest, or Unavailable when no engine is ready.
         """
         info = await self._engines.ready(request.adapter)
-        prompt = request.prompt if request.chat is None else await self._render(request.chat)
+        prompt, forged = (request.prompt, []) if request.chat is None else await self._render(request.chat)
         if request.is_beam_search and request.guided_decoding is not None:
             raise Unsupported("guided_decoding_params", "a beam search follows no structure")
-        prompt_ids = await self._encode(request, prompt, info)
+        prompt_ids = await self._encode(request, prompt, forged, info)
         submitted = self._engine_request(request, prompt_ids, spelled[request.bad_sequences], info)
         check_request(submitted, info)
         if request.prompt_token_ids is not None and request.return_full_text:
@@ -144,7 +148,9 @@ class Pipeline:
         except Exception as error:
             arrived.put_nowait(error)
 
-    async def _encode(self, request: GenerationRequest, prompt: str, info: EngineInfo) -> list[int]:
+    async def _encode(
+        self, request: GenerationRequest, prompt: str, forged: Sequence[int], info: EngineInfo
+    ) -> list[int]:
         """Return the prompt's token ids. Raises InvalidParameter for a prompt that leaves no room for an answer."""
         if request.prompt_token_ids is not None:
             return list(request.prompt_token_ids[-(request.truncate or 0) :])
@@ -153,19 +159,25 @@ class Pipeline:
             max_tokens=info.max_sequence_length - 1,  # one for the answer
             truncate=request.truncate,
             add_special_tokens=request.chat is None,  # a template writes them itself
+            forged=forged,
         )
 
-    async def _render(self, chat: Chat) -> str:
-        template = self._chat_template
+    async def _render(self, chat: Chat) -> tuple[str, list[int]]:
+        """Return the text of a chat, and the places in it where its content spells special tokens."""
+        template, forgery = self._chat_template, self._forgery
         if template is None:
             raise Unsupported("messages", "this model has no chat template, and option.chat_template gives none")
-        return await asyncio.to_thread(
-            template.render,
-            chat.messages,
-            tools=chat.tools,
-            variables=chat.variables,
-            add_generation_prompt=chat.add_generation_prompt,
-        )
+
+        def render() -> tuple[str, list[int]]:
+            text = template.render(
+                forgery.mark(chat.messages),
+                tools=forgery.mark(chat.tools),
+                variables=forgery.mark(chat.variables),
+                add_generation_prompt=chat.add_generation_prompt,
+            )
+            return forgery.unmark(text)
+
+        return await asyncio.to_thread(render)
 
     def _engine_request(
         self, request: GenerationRequest, prompt_ids: list[int], bad_words: list[tuple[int, ...]], info: EngineInfo

@@ -391,7 +391,13 @@ async def _serve(
     engines = Engines([str(folder / "engine-0.sock")], block.engines)
     tokenizer = RecordingTokenizer.load(config.model.path)
     template = ChatTemplate.load(config.model.path, tokenizer.special_tokens, config.model.chat_template)
-    pipeline = Pipeline(tokenizer, engines, template, config.model.prefix_cache_scope)
+    pipeline = Pipeline(
+        tokenizer,
+        engines,
+        template,
+        config.model.prefix_cache_scope,
+        config.model.special_tokens_in_content,
+    )
     user_code, user_code_server = None, None
     if config.user_code is not None:
         user_code, user_code_server = await _run_user_code(folder, config, config.user_code, block)

@@ -48,7 +48,13 @@ class Service:
         engines = Engines([runtime.engine_socket(i) for i in range(len(block.engines))], block.engines)
         tokenizer = Tokenizer.load(config.model.path)
         template = ChatTemplate.load(config.model.path, tokenizer.special_tokens, config.model.chat_template)
-        pipeline = Pipeline(tokenizer, engines, template, config.model.prefix_cache_scope)
+        pipeline = Pipeline(
+            tokenizer,
+            engines,
+            template,
+            config.model.prefix_cache_scope,
+            config.model.special_tokens_in_content,
+        )
         limits = config.server.max_adapters, config.engine.model_loading_timeout_s
         registry = AdapterRegistry(engines, runtime.adapters(), *limits)
         sessions, folder = Sessions.of(runtime), runtime.path.name

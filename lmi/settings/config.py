@@ -116,6 +116,12 @@ class ModelConfig:
         is_path=True,
         refused_by=TEMPLATES,
     )
+    special_tokens_in_content: bool = option(
+        False,
+        kinds.BOOLEAN,
+        "special tokens that the content of a chat spells count as such, so that a user can write a system message",
+        key="option.special_tokens_in_content",
+    )
     tool_call_parser: str | None = option(
         None, kinds.TOOL_CALL_FORM, "form of a model's tool calls: hermes, json", key="option.tool_call_parser"
     )

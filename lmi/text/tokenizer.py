@@ -12,6 +12,7 @@ import os
 import re
 import subprocess
 import sys
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -77,6 +78,7 @@ class Tokenizer:
         self.special_tokens = special.named
         added = backend.get_added_tokens_decoder().items()
         self.special_ids = special.ids | {token_id for token_id, token in added if token.special}
+        self.special_texts = {} if backend.encode_special_tokens else self._special_texts()
         self.eos_ids = special.eos_ids
         self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
         self.max_token_chars = max((len(backend.id_to_token(i) or "") for i in range(self.vocab_size)), default=1)
@@ -106,18 +108,32 @@ class Tokenizer:
             ) from error
         return cls(backend, _special_tokens(folder, backend, named))
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Return the token ids of a text, with the special tokens that the model's tokenizer adds to a prompt."""
+    def encode(self, text: str, *, add_special_tokens: bool = True, forged: Sequence[int] = ()) -> list[int]:
+        """Return the token ids of a text, with the special tokens that the model's tokenizer adds to a prompt.
+
+        A special token in the text is encoded as text if a place in `forged`, between two characters, is inside it.
+        """
+        # Unlike `encode`, a batch (of one) releases the interpreter lock. The fast one knows no places.
+        encode = self._backend.encode_batch if forged else self._backend.encode_batch_fast
         try:
             with _panics_as_failures():
-                # Unlike `encode`, a batch (of one) releases the interpreter lock.
-                return self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+                encoding = encode([text], add_special_tokens=add_special_tokens)[0]
         except TypeError as error:
             raise InvalidParameter("inputs", "text of whole Unicode characters", "a lone surrogate") from error
+        if not forged:
+            return encoding.ids
+        ids: list[int] = []
+        for token_id, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
+            inside = bisect_right(forged, start)
+            is_forged = token_id in self.special_texts and inside < len(forged) and forged[inside] < end
+            ids += self.special_texts[token_id][1] if is_forged else (token_id,)
+        return ids
 
-    async def encode_async(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+    async def encode_async(
+        self, text: str, *, add_special_tokens: bool = True, forged: Sequence[int] = ()
+    ) -> list[int]:
         """Encode without blocking the event loop. A thread encodes a long text."""
-        encode = partial(self.encode, text, add_special_tokens=add_special_tokens)
+        encode = partial(self.encode, text, add_special_tokens=add_special_tokens, forged=forged)
         if len(text) <= MAX_INLINE_CHARS:
             return encode()
         return await asyncio.get_running_loop().run_in_executor(self._threads(), encode)
@@ -128,7 +144,13 @@ class Tokenizer:
         return self._pool
 
     async def encode_prompt(
-        self, text: str, *, max_tokens: int, truncate: int | None = None, add_special_tokens: bool = True
+        self,
+        text: str,
+        *,
+        max_tokens: int,
+        truncate: int | None = None,
+        add_special_tokens: bool = True,
+        forged: Sequence[int] = (),
     ) -> list[int]:
         """Return the token ids of a prompt, with `truncate` only the last `truncate` ids.
 
@@ -138,7 +160,8 @@ class Tokenizer:
         if truncate is None:
             self.check_length(text, max_tokens)
         kept = text if truncate is None else text[-max_tokens * self.max_token_chars :]
-        ids = await self.encode_async(kept, add_special_tokens=add_special_tokens)
+        forged = [place - len(text) + len(kept) for place in forged]
+        ids = await self.encode_async(kept, add_special_tokens=add_special_tokens, forged=forged)
         if not ids:
             raise InvalidParameter("inputs", "a text of at least one token", text)
         return ids if truncate is None else ids[-truncate:]
@@ -185,6 +208,22 @@ class Tokenizer:
     def token_name(self, token_id: int) -> str:
         """Return the token as the vocabulary spells it."""
         return self._backend.id_to_token(token_id) or ""
+
+    def _special_texts(self) -> dict[int, tuple[str, list[int]]]:
+        """Return the text of each special token by its id, and the ids of this text where it is only text."""
+        added = self._backend.get_added_tokens_decoder().items()
+        texts = {token_id: token.content for token_id, token in added if token.special}
+        self._backend.encode_special_tokens = True
+        try:
+            line = self.encode("\n", add_special_tokens=False)
+            plain = {token_id: self.encode(f"\n{text}", add_special_tokens=False) for token_id, text in texts.items()}
+        finally:
+            self._backend.encode_special_tokens = False
+        return {
+            token_id: (text, plain[token_id][len(line) :])
+            for token_id, text in texts.items()
+            if plain[token_id][: len(line)] == line and token_id not in plain[token_id]
+        }
 
     def _find_anchor(self) -> int:
         """Return a plain token. Put around another token, it keeps decoders from trimming that token's text."""
