@@ -202,7 +202,7 @@ class EngineConfig:
     retry_threshold: int = option(
         3,
         integer(0, 1000),
-        "deaths of an engine in retry_window, then the server ends; 0 as 1: the first one ends it",
+        "deaths of an engine in retry_window, then the server ends, if no other replica serves; 0 as 1: the first one",
         aliases=("option.retry_threshold",),
         env=("PROCESS_MAX_START_RETRIES",),
     )

@@ -18,7 +18,7 @@ from lmi.shared.pauses import Pauses
 from lmi.shared.state import EngineRecord, Phase
 from lmi.supervisor.banner import Failure
 from lmi.supervisor.output import ChildOutput
-from lmi.supervisor.restarts import STEADY_S, RestartTable
+from lmi.supervisor.restarts import LONGEST_DELAY_S, STEADY_S, RestartTable
 
 FORK_AGAIN_S = 1.0  # until the next try where the system refused a process
 STACKS_S = 0.5  # how long a hung process may write its stacks before it is killed
@@ -62,6 +62,7 @@ class Child:
         self.record = record  # None: its processes keep records of a different kind
         self.pid: int | None = None
         self.is_done = False
+        self.others: Sequence[EngineRecord] = ()  # of the other replicas, which may serve without this one
         self.output: ChildOutput | None = None  # of the running process, or of the last one
         self.is_retired = False  # its process may end and does not start again
         self.waits_for: Child | None = None  # a child of one shot that must be done before this one starts
@@ -148,6 +149,9 @@ class Child:
         if (error := self.kind.fatal(code, why)) is not None:
             return self._fail(Failure.of(error, stage))
         delay_s = self._table.delay_s(now, was_ready=was_ready)
+        if delay_s is None and self._table.max_deaths > 1 and any(each.phase == Phase.READY for each in self.others):
+            self._set_aside(why, now)
+            return None
         if delay_s is None:
             message = f"{self.name} died {self._table.num_deaths} times, the last time it {why}"
             cause, notice_s = self.kind.lost_label, self.kind.lost_notice_s
@@ -155,6 +159,13 @@ class Child:
         self._start_s = now + delay_s
         log.error("%s lost: %s; next start in %g s", self.name, why, delay_s)
         return None
+
+    def _set_aside(self, why: str, now: float) -> None:
+        """Count this place as failed, and try it again now and then, while another replica serves."""
+        assert self.record is not None
+        self.record.phase, self._start_s = Phase.FAILED, now + LONGEST_DELAY_S
+        said = "%s failed: it died %d times, the last time it %s; another replica serves, next try in %g s"
+        log.error(said, self.name, self._table.num_deaths, why, LONGEST_DELAY_S)
 
     def _has_been_ready(self, now: float) -> bool:
         if self.record is None:

@@ -38,10 +38,10 @@ def of_model(runtime: Runtime, block: Block, cores: Cores | None = None) -> list
     """Return the children of one model. `cores` are the cores that its processes are bound to."""
     code = user_code(runtime, cores)
     model = code if runtime.config.is_user_code else engine(runtime, cores)
-    return [
-        *(Child(model, slot, record) for slot, record in enumerate(block.engines)),
-        *(Child(code, slot, record) for slot, record in enumerate(block.formatters)),
-    ]
+    replicas = [Child(model, slot, record) for slot, record in enumerate(block.engines)]
+    for child in replicas:
+        child.others = [record for record in block.engines if record is not child.record]
+    return [*replicas, *(Child(code, slot, record) for slot, record in enumerate(block.formatters))]
 
 
 def engine(runtime: Runtime, cores: Cores | None = None) -> ChildKind:

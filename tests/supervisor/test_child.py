@@ -68,6 +68,22 @@ def test_after_too_many_deaths_there_is_no_other_start(engine: Child) -> None:
     assert failure.message.startswith("engine 0 died 2 times, the last time it was killed by SIGKILL")
 
 
+def test_a_place_whose_engine_dies_again_and_again_is_set_aside_while_another_replica_serves(
+    engine: Child, tmp_path: Path
+) -> None:
+    other = Block.create(tmp_path / "other", num_engines=1, num_frontends=1).engines[0]
+    other.phase, engine.others = Phase.READY, [other]
+    assert engine.record is not None
+    for now in (1.0, 2.0, 3.0):
+        engine.pid = DEAD_PID
+        assert engine.exited(1, now=now, is_ending=False) is None
+    assert engine.record.phase == Phase.FAILED
+    assert not starts_at_once(engine, now=32.9) and starts_at_once(engine, now=33.0), "it is tried again, but slowly"
+    other.phase = Phase.LOST
+    assert engine.exited(1, now=34.0, is_ending=False) is not None, "nobody serves"
+    engine.send(signal.SIGKILL)
+
+
 @pytest.mark.parametrize(
     ("code", "told", "cause"),
     [(1, "no_memory", "no_memory"), (4, "model_unusable", "model_unusable"), (-9, "", "no_memory"), (-11, "", "")],

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from lmi.shared.state import Phase
 from tests.machine import measurements
 from tests.served import Server
 from tests.system.container import Answer, Container, free_port, wait_until, wait_within, write_model
@@ -172,6 +173,22 @@ def test_an_engine_that_keeps_dying_fails_the_server_after_a_ping_of_500(contain
     ]
     assert server.log.read_text().count("starts as process") == 2
     assert_nothing_left(server)
+
+
+def test_a_replica_that_keeps_dying_leaves_the_server_to_the_others(container: Make) -> None:
+    server = container(minWorkers=2, maxWorkers=2, retry_threshold=2, frontend_workers=1).start_and_wait()
+    wait_until(lambda: server.metric("lmi_engines_ready") == 2, "both replicas are ready")
+    victim, other = server.engines()
+    for num_starts in (1, 2):
+        wait_until(lambda: (victim.num_starts, victim.phase) == (num_starts, Phase.READY), "it is ready")  # noqa: B023
+        os.kill(victim.pid, signal.SIGKILL)
+    wait_until(lambda: victim.phase == Phase.FAILED, "it is set aside")
+    assert server.ping() == 200 and other.phase == Phase.READY
+    assert_whole(server.generate(3), 3)
+    assert "another replica serves, next try in 30 s" in server.log.read_text()
+    os.kill(other.pid, signal.SIGKILL)
+    wait_until(lambda: (other.num_starts, other.phase) == (2, Phase.READY), "the other one comes back by itself")
+    assert_whole(server.generate(3), 3)
 
 
 def test_without_retries_the_first_death_of_an_engine_ends_the_server(container: Make) -> None:
