@@ -17,7 +17,7 @@ from itertools import accumulate
 
 from lmi.capabilities import check_request
 from lmi.engine.client import Engines
-from lmi.errors import DeadlineExceeded, EngineLost, GenerationFailed, Unsupported
+from lmi.errors import DeadlineExceeded, EngineLost, GenerationFailed, Overloaded, Unsupported
 from lmi.executor import Capabilities, EngineInfo, FinishReason, LoraConfig, OutputConfig, Request, Result
 from lmi.text.answer import AnswerText, prompt_tokens
 from lmi.text.chat_template import ChatTemplate
@@ -102,8 +102,16 @@ class Pipeline:
                 if (pause := take(delta)) is not None:
                     await pause
 
+        take_any = take_beams if request.is_beam_search else take_result
         try:
-            await stream.forward(take_beams if request.is_beam_search else take_result)
+            try:
+                await stream.forward(take_any)
+            except (EngineLost, Overloaded):  # once, since a request may be what ends an engine
+                other = None if stream.has_begun else self._engines.submit_elsewhere(stream, submitted, request.origin)
+                if other is None:
+                    raise
+                stream = other
+                await stream.forward(take_any)
         except asyncio.CancelledError as error:
             stream.close(has_left=error.args != (OVER,))
             raise

@@ -1,8 +1,9 @@
 """The front end's side of the engine sockets.
 
 `Engines` keeps one connection to each engine, sends a request to the engine with the fewest outstanding tokens, or to
-that of its session, and puts each Response into the stream of its request. It does not retry a request: when an engine
-is lost, its requests end with `EngineLost`. A stream that is closed before its end cancels its request.
+that of its session, and puts each Response into the stream of its request. When an engine is lost, its requests end
+with `EngineLost`; who has not seen a Result yet may submit to another. A stream that is closed before its end cancels
+its request.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ class ResponseStream:
 
     def __init__(self, connection: EngineConnection, request_id: int, num_tokens: int) -> None:
         self.num_tokens = num_tokens  # of the prompt and the longest possible answer: the engine's load
-        self._connection = connection
+        self.has_begun = False  # a Result has come
+        self.connection = connection
         self._id = request_id
         self._inbox: deque[Result | Exception] = deque()  # what arrived while no task slept in `forward`
         self._take: Take | None = None
@@ -56,7 +58,7 @@ class ResponseStream:
         self._take = take
         while self._inbox or not self._is_over:
             if not self._inbox:
-                self._sleep = self._connection.loop.create_future()
+                self._sleep = self.connection.loop.create_future()
                 pause = await self._sleep
             elif isinstance(item := self._inbox.popleft(), Exception):
                 raise item
@@ -73,9 +75,10 @@ class ResponseStream:
             forget(self._sleep.result())  # the task was cancelled before it could await it
         if not self._is_over:
             self._is_over = True
-            self._connection.cancel(self._id, has_left=has_left)
+            self.connection.cancel(self._id, has_left=has_left)
 
     def put(self, item: Result | LmiError) -> None:
+        self.has_begun = self.has_begun or isinstance(item, Result)
         if isinstance(item, LmiError) or item.is_final:
             self._is_over = True
         sleep = self._sleep
@@ -192,10 +195,17 @@ class Engines(Connections[EngineConnection]):
 
     def submit(self, request: Request, session: str | None = None, origin: Origin = ANYBODY) -> ResponseStream:
         """Send a request to the engine of its session, else to the least loaded. Raises Unavailable without one."""
-        adapter = None if request.lora_config is None else request.lora_config.name
-        candidates = self._candidates(adapter)
+        candidates = self._candidates(_adapter_of(request))
         of_session = None if session is None else self._of_session(session, candidates)
         return (of_session or _least_loaded(candidates)).submit(request, origin)
+
+    def submit_elsewhere(self, stream: ResponseStream, request: Request, origin: Origin) -> ResponseStream | None:
+        """Send the request of a stream to another engine, the least loaded. Returns None if no other is ready."""
+        others = [one for one in self._ready() if one is not stream.connection]
+        adapter = _adapter_of(request)
+        if adapter is not None:
+            others = [one for one in others if one.info is not None and adapter in one.info.adapters]
+        return _least_loaded(others).submit(request, origin) if others else None
 
     async def ready(self, adapter: str | None = None) -> EngineInfo:
         """Return facts about the model, which are equal for all replicas except `adapters`.
@@ -262,6 +272,10 @@ class Engines(Connections[EngineConnection]):
         if adapter is None:
             return ready
         return [one for one in ready if one.info is not None and adapter in one.info.adapters] or ready
+
+
+def _adapter_of(request: Request) -> str | None:
+    return None if request.lora_config is None else request.lora_config.name
 
 
 def _least_loaded(engines: Iterable[EngineConnection]) -> EngineConnection:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from lmi.engine.client import Engines, ResponseStream
+from lmi.engine.client import ANYBODY, Engines, ResponseStream
 from lmi.engine.messages import Cancel, Ready, Refused, Responses, Submit, decode_to_engine, encode
 from lmi.errors import GenerationFailed, InvalidParameter, LmiError, Overloaded, PromptTooLong, Unavailable
 from lmi.executor import EngineInfo, FinishReason, Request, Response, ResponseError, Result
@@ -245,6 +245,29 @@ def test_the_least_loaded_engine_gets_the_request(tmp_path: Path) -> None:
             await until(lambda: len(first.heard) == 1 and len(second.heard) == 3)
             streams[0].close()
             assert client.open[1].num_outstanding_tokens == 2 * 8
+
+    run(test)
+
+
+def test_what_has_not_begun_at_one_engine_may_go_to_another(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with engines(tmp_path, num=2) as (client, scripted, _):
+            begun, refused = client.submit(REQUEST), client.submit(REQUEST)
+            await until(lambda: all(engine.heard for engine in scripted))
+            scripted[0].say(Responses([token(0, 7)]))
+            scripted[1].say(Refused(0, Overloaded("the queue is full").info))
+            with pytest.raises(Overloaded):
+                await results(refused)
+            await until(lambda: begun.has_begun)
+            assert not refused.has_begun
+            again = client.submit_elsewhere(refused, REQUEST, ANYBODY)
+            assert again is not None
+            await until(lambda: len(scripted[0].heard) == 2)
+            scripted[0].say(Responses([token(1, 8, is_final=True)]))
+            assert [result.output_token_ids for result in await results(again)] == [[[8]]]
+            await scripted[1].stop()
+            await until(lambda: sum(engine.info is not None for engine in client.open.values()) == 1)
+            assert client.submit_elsewhere(begun, REQUEST, ANYBODY) is None
 
     run(test)
 

@@ -191,6 +191,16 @@ def test_a_replica_that_keeps_dying_leaves_the_server_to_the_others(container: M
     assert_whole(server.generate(3), 3)
 
 
+def test_a_request_without_an_answer_yet_goes_on_at_another_replica(container: Make, background: Background) -> None:
+    server = container(minWorkers=2, maxWorkers=2, frontend_workers=1, option__echo_step_ms=1500).start_and_wait()
+    wait_until(lambda: server.metric("lmi_engines_ready") == 2, "both replicas are ready")
+    answers = [background(server.generate, 3, stream=False) for _ in range(2)]
+    wait_until(lambda: [engine.num_running for engine in server.engines()] == [1, 1], "each replica has one request")
+    os.kill(server.engines()[0].pid, signal.SIGKILL)
+    for answer in answers:
+        assert answer.result().status == 200 and answer.result().lines[0]["generated_text"] == "abc"
+
+
 def test_without_retries_the_first_death_of_an_engine_ends_the_server(container: Make) -> None:
     server = container(option__rolling_batch="crashing", retry_threshold=0).start()
     assert server.wait() == 1
