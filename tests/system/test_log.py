@@ -8,7 +8,7 @@ import pty
 import signal
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -94,7 +94,7 @@ def test_a_log_that_grows_no_further_ends_nothing_and_goes_on_when_there_is_room
         wait_until(is_told, "both front ends say that lines are missing")
         lines = log.read_text().splitlines()
         whole = [json.loads(line) for line in lines if line.startswith('{"ts"')]
-        assert whole[-1]["message"] == "GET /nowhere 404"
+        assert "GET /nowhere 404" in [line["message"] for line in whole]
         assert len(lines) - len(whole) <= 4, "each process may have begun a line when the room ended"
         assert_ends_in_order(server)
 
@@ -112,11 +112,12 @@ def test_a_pipe_whose_reader_leaves_ends_nothing_and_goes_on_with_the_next_reade
         def is_told() -> bool:
             nonlocal heard
             assert server.request("GET", "/nowhere").status == 404
-            heard += os.read(reader, 65536)
+            with suppress(BlockingIOError):  # a line may come after its answer
+                heard += os.read(reader, 65536)
             return heard.count(b"lines of this process were dropped here") >= 2
 
         wait_until(is_told, "both front ends say that lines are missing")
-        assert all(json.loads(line) for line in heard.splitlines())
+        assert all(json.loads(line) for line in heard[: heard.rindex(b"\n")].splitlines())
         os.close(reader)
         assert_ends_in_order(server)
 
