@@ -10,7 +10,6 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from handlers import echo
-from handlers.base.sequence import Sequence
 from lmi.errors import ModelUnusable, SecurityRefused
 from lmi.executor import Executor, Progress, Response
 from lmi.settings.config import EngineConfig
@@ -82,16 +81,3 @@ def asked(config: EngineConfig, model_path: str, progress: Progress) -> Executor
 def exhausted(config: EngineConfig, model_path: str, progress: Progress) -> Executor:
     progress("weights", 0.5)
     raise MemoryError("the device has no room for 16 GiB")
-
-
-class Hungry(echo.EchoExecutor):
-    """A prompt that holds `!` makes the engine take all memory there is."""
-
-    def _obey_faults(self, sequence: Sequence) -> None:
-        taken = []
-        while ord("!") in sequence.request.input_token_ids:
-            taken.append(b"x" * (16 << 20))
-
-
-def hungry(config: EngineConfig, model_path: str, progress: Progress) -> Executor:
-    return Hungry(config, model_path)
