@@ -14,11 +14,13 @@ import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
+from typing import Self
 
 from lmi.capabilities import check_request
 from lmi.engine.client import Engines
 from lmi.errors import DeadlineExceeded, EngineLost, GenerationFailed, Overloaded, Unsupported
 from lmi.executor import Capabilities, EngineInfo, FinishReason, LoraConfig, OutputConfig, Request, Result
+from lmi.settings.config import ModelConfig
 from lmi.text.answer import AnswerText, prompt_tokens
 from lmi.text.chat_template import ChatTemplate
 from lmi.text.forgery import Forgery
@@ -54,6 +56,12 @@ class Pipeline:
         self._prefix_cache_scope = prefix_cache_scope
         specials = () if special_tokens_in_content else (text for text, _ in tokenizer.special_texts.values())
         self._forgery = Forgery(specials)
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, engines: Engines, model: ModelConfig) -> Self:
+        """Return the pipeline of a model as it is set. Raises ModelUnusable or BadConfiguration for its template."""
+        template = ChatTemplate.load(model.path, tokenizer.special_tokens, model.chat_template)
+        return cls(tokenizer, engines, template, model.prefix_cache_scope, model.special_tokens_in_content)
 
     async def generate(self, requests: Sequence[GenerationRequest], take: Take) -> None:
         """Pass the Deltas of the answer to `take`. Raises LmiError, before the first Delta or after some.

@@ -69,7 +69,6 @@ from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig,
 from lmi.shared.desired_state import Adapter, Folder
 from lmi.shared.state import Block, Phase
 from lmi.text import tokenizer as lmi_tokenizer
-from lmi.text.chat_template import ChatTemplate
 from lmi.user_code.client import UserCodeWorkers
 from lmi.user_code.job import CodeThread
 from lmi.user_code.runner import UserCode
@@ -390,14 +389,7 @@ async def _serve(
     pump = asyncio.create_task(_pump(executor, dispatcher, block, connections))
     engines = Engines([str(folder / "engine-0.sock")], block.engines)
     tokenizer = RecordingTokenizer.load(config.model.path)
-    template = ChatTemplate.load(config.model.path, tokenizer.special_tokens, config.model.chat_template)
-    pipeline = Pipeline(
-        tokenizer,
-        engines,
-        template,
-        config.model.prefix_cache_scope,
-        config.model.special_tokens_in_content,
-    )
+    pipeline = Pipeline.of(tokenizer, engines, config.model)
     user_code, user_code_server = None, None
     if config.user_code is not None:
         user_code, user_code_server = await _run_user_code(folder, config, config.user_code, block)

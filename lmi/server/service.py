@@ -16,7 +16,6 @@ from lmi.server.front_end import FrontEnd
 from lmi.sessions.folder import Sessions
 from lmi.settings.config import Config, ModelConfig
 from lmi.shared.state import Block, FrontEndRecord
-from lmi.text.chat_template import ChatTemplate
 from lmi.text.tokenizer import Tokenizer
 from lmi.types import GenerationRequest
 from lmi.user_code.client import UserCodeWorkers
@@ -47,14 +46,7 @@ class Service:
             return cls(config, block, front_end, user_code=user_code, sessions=sessions, folder=folder)
         engines = Engines([runtime.engine_socket(i) for i in range(len(block.engines))], block.engines)
         tokenizer = Tokenizer.load(config.model.path)
-        template = ChatTemplate.load(config.model.path, tokenizer.special_tokens, config.model.chat_template)
-        pipeline = Pipeline(
-            tokenizer,
-            engines,
-            template,
-            config.model.prefix_cache_scope,
-            config.model.special_tokens_in_content,
-        )
+        pipeline = Pipeline.of(tokenizer, engines, config.model)
         limits = config.server.max_adapters, config.engine.model_loading_timeout_s
         registry = AdapterRegistry(engines, runtime.adapters(), *limits)
         sessions, folder = Sessions.of(runtime), runtime.path.name
