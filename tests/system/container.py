@@ -85,6 +85,7 @@ class Container:
     port: int = field(default_factory=free_port)
     environ: dict[str, str] = field(default_factory=dict)
     command_prefix: list[str] = field(default_factory=list)
+    python: str = sys.executable
     stderr: str | None = None  # a file to write to instead of the log
     last_ping: str = field(default="none", init=False)
 
@@ -98,7 +99,7 @@ class Container:
             **self.environ,
         }
         what = ["serve", "." if from_its_folder else str(self.folder), "--host", "127.0.0.1", "--port", str(self.port)]
-        command = [*self.command_prefix, sys.executable, "-P", "-m", "lmi", *what]
+        command = [*self.command_prefix, self.python, "-P", "-m", "lmi", *what]
         with open(self.stderr or self.log, "ab") as errors, open(self.log, "ab") as output:
             self.process = subprocess.Popen(
                 command,

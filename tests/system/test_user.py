@@ -53,13 +53,13 @@ def is_reachable(path: str) -> bool:
 
 
 @pytest.fixture
-def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
+def make() -> Iterator[Make]:
     """A function that makes a server of user nobody, in folders that every user can reach."""
-    environ = {}
+    environ, python = {}, sys.executable
     if not is_reachable(sys.executable):
         if not is_reachable(PYTHON):
             pytest.skip(f"other users can run neither {sys.executable} nor {PYTHON}")
-        monkeypatch.setattr(sys, "executable", PYTHON)
+        python = PYTHON
         environ["PYTHONPATH"] = ":".join([str(ROOT), *site.getsitepackages()])
     made: list[Server] = []
 
@@ -73,7 +73,7 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
         if source:
             (folder / "model.py").write_text(source)
         more = {"TMPDIR": str(home / "tmp"), "SERVING_DOWNLOAD_DIR": str(home / "cache"), **environ}
-        made.append(Server(folder, home / "log", port or free_port(), more))
+        made.append(Server(folder, home / "log", port or free_port(), more, python=python))
         return made[-1]
 
     with ExitStack() as folders:
@@ -167,7 +167,7 @@ def test_code_of_the_supervisors_own_user_cannot_read_its_environment(make: Make
     properties = server.folder / "serving.properties"
     properties.write_text(properties.read_text().replace("option.user=nobody\n", ""))
     server.environ["A_TOKEN"] = "canary"
-    server.command_prefix = [sys.executable, "-c", f"import os, sys; {drop}\nos.execv(sys.argv[1], sys.argv[1:])"]
+    server.command_prefix = [server.python, "-c", f"import os, sys; {drop}\nos.execv(sys.argv[1], sys.argv[1:])"]
     server.start_and_wait()
     environ, memory = (f"/proc/{server.pid('lmi-supervisor')}/{name}" for name in ("environ", "mem"))
     found = json.loads(server.post([environ, memory, "/proc/self/environ"]).body)
@@ -217,7 +217,7 @@ def test_only_root_may_ask_for_another_user(make: Make) -> None:
     server = make()
     server.log.touch(mode=0o666)
     change = f"os.setgroups([]); os.setgid({NOBODY}); os.setuid({NOBODY})"
-    server.command_prefix = [sys.executable, "-c", f"import os, sys; {change}; os.execv(sys.argv[1], sys.argv[1:])"]
+    server.command_prefix = [server.python, "-c", f"import os, sys; {change}; os.execv(sys.argv[1], sys.argv[1:])"]
     server.start()
     assert server.wait() == 2
     message = server.last_words()["message"]
