@@ -85,8 +85,8 @@ class Container:
     port: int = field(default_factory=free_port)
     environ: dict[str, str] = field(default_factory=dict)
     command_prefix: list[str] = field(default_factory=list)
-    python: str = sys.executable
     stderr: str | None = None  # a file to write to instead of the log
+    python: str = sys.executable
     last_ping: str = field(default="none", init=False)
 
     def start(self, from_its_folder: bool = False) -> Container:
