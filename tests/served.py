@@ -52,11 +52,15 @@ class Server(Container):
 
     @contextmanager
     def open(
-        self, body: object, path: str = "/invocations", headers: Mapping[str, str] | None = None
+        self,
+        body: object,
+        path: str = "/invocations",
+        headers: Mapping[str, str] | None = None,
+        timeout_s: float = TIMEOUT_S,
     ) -> Iterator[HTTPResponse]:
         """A response whose head has come and whose body is still to be read. Leaving closes the connection at once."""
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
-        connection = HTTPConnection("127.0.0.1", self.port, timeout=TIMEOUT_S)
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=timeout_s)
         try:
             connection.request("POST", path, data, dict(headers or {}))
             with connection.getresponse() as response:

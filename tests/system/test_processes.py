@@ -268,6 +268,20 @@ def test_while_the_only_engine_is_away_a_request_is_503_and_so_is_ping(container
     wait_until(lambda: server.ping() == 200, "the engine is back")
 
 
+def test_a_lost_engine_says_at_every_api_when_to_come_back(container: Make, background: Background) -> None:
+    """To those that it worked for, and to those that come before the next one is ready."""
+    server = container(
+        option__rolling_batch="slow", option__load_s=5, option__chat_template=TEMPLATE, frontend_workers=1
+    ).start_and_wait()
+    wholes, _ = ask_long(server, background)
+    server.lose_engine()
+    assert [line["code"] for line in wholes.pop("lines").result().lines] == [503, 503], "each line has its own status"
+    late = {f"{name}, later": background(server.post, body, path) for name, (path, body) in LONG.items()}
+    for name, answer in {**wholes, **late}.items():
+        status, headers = answer.result().status, answer.result().headers
+        assert status == 503 and int(headers["retry-after"]) >= 1, (name, answer.result())
+
+
 def test_a_killed_front_end_takes_only_its_own_streams_with_it(container: Make, background: Background) -> None:
     server = container(frontend_workers=2).start_and_wait()
     records = [record for record in server.block().frontends if record.pid]
