@@ -154,7 +154,7 @@ def test_an_unknown_word_is_one_line_and_exit_code_2(arguments: list[str]) -> No
 @pytest.mark.parametrize(
     ("flag", "said"),
     [
-        ("--ssl-keyfile=a", "--ssl-keyfile: this server speaks plain HTTP."),
+        ("--ssl-ca-certs=a", "--ssl-ca-certs: this server asks no client for a certificate."),
         ("--max-idle-time", "Option --max-idle-time requires an argument."),
         ("--prot", "No such option --prot. Did you mean --port?"),
         ("--max-modellen", "No such option --max-modellen. Did you mean --max-model-len?"),

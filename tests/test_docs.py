@@ -25,6 +25,7 @@ import yaml
 
 from lmi.cli import lmi
 from lmi.gateway.command import gateway
+from lmi.supervisor.certificate import check_certificate
 from scripts.sagemaker_kit.__main__ import main as sagemaker
 from tests.system.container import ENVIRON, free_port, wait_until, write_model
 
@@ -117,8 +118,9 @@ def check_lmi(words: list[str]) -> None:
 
 
 def check_curl(words: list[str]) -> None:
-    [url] = [word for word in words if word.startswith(("localhost:8080/", "localhost:8090/"))]
-    flags = {"-d": 1, "-H": 1, "-X": 1, "--data-binary": 1}
+    servers = ("localhost:8080/", "localhost:8090/", "https://localhost:8080/")
+    [url] = [word for word in words if word.startswith(servers)]
+    flags = {"-d": 1, "-H": 1, "-X": 1, "--data-binary": 1, "--cacert": 1}
     assert rest_of(words, flags) == [url]
 
 
@@ -247,6 +249,12 @@ def check_written(words: list[str]) -> None:
     assert words[-2] == ">"
 
 
+def check_openssl(words: list[str]) -> None:
+    """It makes a certificate that a server can use."""
+    subprocess.run(["openssl", *words], check=True, capture_output=True)
+    check_certificate("tls.crt", "tls.key")
+
+
 CHECKS: dict[str, Callable[[list[str]], None]] = {
     "ray": check_ray,
     "lmi": check_lmi,
@@ -259,6 +267,7 @@ CHECKS: dict[str, Callable[[list[str]], None]] = {
     "scripts/serve": lambda words: check_lmi(["serve", *words]),
     "scripts/try-trtllm": check_alone,
     "pip": check_pip,
+    "openssl": check_openssl,
     "export": check_export,
     "echo": check_written,
     "printf": check_written,

@@ -5,10 +5,10 @@ from __future__ import annotations
 WILDCARDS = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
-def local_url(host: str, port: int) -> str:
+def local_url(host: str, port: int, scheme: str = "http") -> str:
     """Return the URL at which this machine reaches what listens on `host`."""
     name = WILDCARDS.get(host, host)
-    return f"http://{f'[{name}]' if ':' in name else name}:{port}"
+    return f"{scheme}://{f'[{name}]' if ':' in name else name}:{port}"
 
 
 def argv(port: int, server_host: str, server_port: int, log_level: str, log_format: str) -> list[str]:

@@ -429,8 +429,9 @@ class GuardedProtocol(HttpToolsProtocol):
         self._stop_timer()
         self._unset_keepalive_if_required()
         self.flow.resume_reading()
-        with suppress(OSError):  # the client is gone already
-            self.transport.write_eof()
+        if self.transport.can_write_eof():  # not within TLS
+            with suppress(OSError):  # the client is gone already
+                self.transport.write_eof()
         self._start_timer(self.transport.abort, linger_s)
 
     def on_response_complete(self) -> None:

@@ -91,6 +91,9 @@ class FrontEndWorker(GuardedWorker):
         "http": FrontEndProtocol,
         "lifespan": "on",
         "timeout_graceful_shutdown": _finish_s + LAST_S,
+        "ssl_certfile": _server.ssl_certfile,
+        "ssl_keyfile": _server.ssl_keyfile,
+        "ssl_ciphers": "",  # Python's
     }
     slot: int
     record: FrontEndRecord

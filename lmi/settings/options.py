@@ -71,8 +71,7 @@ ENGINE_KEYS = {
 
 # Keys and flags of other servers for features that are missing here. They are never taken for a misspelt option.
 ELSEWHERE = {
-    "ssl_certfile": "this server speaks plain HTTP",
-    "ssl_keyfile": "this server speaks plain HTTP",
+    "ssl_ca_certs": "this server asks no client for a certificate",
     "lora_modules": "an adapter is a folder in adapters/ beside the model, or registered at /adapters",
     "max_new_tokens": "a request says it, as max_new_tokens among its parameters",
     "adapters": "the adapters are in the folder adapters/ beside the model, move or link them there",

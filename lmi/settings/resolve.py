@@ -76,6 +76,8 @@ def resolve(
     has_keys = values.final("option.api_key") or values.final("option.api_key_file")
     if has_keys and any(name.startswith("SAGEMAKER_") for name in environ):
         values.warn("option.api_key: SageMaker passes on neither Authorization nor x-api-key, so its requests get 401")
+    if values.final("ssl_certfile") and values.final("with_gateway"):
+        values.refuse("with_gateway", "no port beside ssl_certfile, since the gateway asks the server in plain HTTP")
     return _without_model(values, flags) if values.final("multi_model") else _with_one_model(values, missing)
 
 

@@ -34,6 +34,18 @@ class ServerConfig:
         "port on loopback for AWS's SageMaker API in front of the server; without PORT: 8081",
         key="with_gateway",
     )
+    ssl_certfile: str | None = option(
+        None,
+        matching("an absolute path", r"/[^\0]*"),
+        "file with this server's certificate and those that signed it, in PEM; the port speaks HTTPS then",
+        is_path=True,
+    )
+    ssl_keyfile: str | None = option(
+        None,
+        matching("an absolute path", r"/[^\0]*"),
+        "file with the certificate's key, without a password; nothing: ssl_certfile has it too",
+        is_path=True,
+    )
     user: User | None = option(
         None,
         kinds.USER,
@@ -227,3 +239,7 @@ class ServerConfig:
         is_for_operator=True,
     )
     model_flags: dict[str, str] = field(default_factory=dict)  # of the command line, by key, for each of several models
+
+    @property
+    def scheme(self) -> str:
+        return "http" if self.ssl_certfile is None else "https"

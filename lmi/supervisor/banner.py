@@ -73,7 +73,7 @@ def say_ready(config: Config, port: int, report: LoadReport, after_s: float) -> 
 def say_ready_for_models(server: ServerConfig, port: int, after_s: float) -> None:
     """Say that a server without a model takes models."""
     if is_text(server.log_format):
-        url = f"http://127.0.0.1:{port}/models"
+        url = f"{server.scheme}://127.0.0.1:{port}/models"
         print(f"\nlmi is ready for models below {escape(server.model_store)}: POST {url}\n", flush=True)
         return
     event = {"event": "ready", "model_store": server.model_store, "port": port, "ready_after_s": round(after_s, 2)}
@@ -99,7 +99,7 @@ def _event(config: Config, port: int, report: LoadReport, after_s: float) -> dic
 def banner(config: Config, port: int, report: LoadReport, after_s: float) -> str:
     """Return the text that a new user reads first: what runs, where, and a command that gets an answer."""
     host = "127.0.0.1" if config.server.host in ("0.0.0.0", "::") else config.server.host
-    url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    url = f"{config.server.scheme}://{f'[{host}]' if ':' in host else host}:{port}"
     replicas = f"{config.engine.num_engines} replicas" if config.engine.num_engines > 1 else ""
     kernels = f"{report.kernels} kernels" if report.kernels else ""
     stages = ", ".join(f"{stage} {seconds:.1f}" for stage, seconds in report.stages_s.items())

@@ -38,6 +38,7 @@ from lmi.shared.state import Block, Phase
 from lmi.sources.processes import FetchProcesses
 from lmi.supervisor import kinds, leftovers, start_budget
 from lmi.supervisor.banner import Failure, clear_bar, say_failed, say_ready, say_ready_for_models
+from lmi.supervisor.certificate import check_certificate
 from lmi.supervisor.child import Child
 from lmi.supervisor.environment import divided_cores
 from lmi.supervisor.listener import bind
@@ -359,6 +360,7 @@ def serve(resolved: Resolved, settle: Settle, app: str = APP) -> int:
     """
     config = resolved.config.server
     _raise_file_limit()
+    check_certificate(config.ssl_certfile, config.ssl_keyfile)
     listener = bind(config.host, config.port)
     linux.set_title("lmi-supervisor")
     linux.adopt_orphans()
@@ -371,9 +373,10 @@ def serve(resolved: Resolved, settle: Settle, app: str = APP) -> int:
     runtime = ServerRuntime.create(config)
     try:
         if config.user is not None:
-            check_user(config.user, runtime.path)
+            check_user(config.user, runtime)
         steps = stages(resolved, settle, runtime)
-        with leftovers.running(runtime.path, local_url(config.host, listener.getsockname()[1])):
+        url = local_url(config.host, listener.getsockname()[1], config.scheme)
+        with leftovers.running(runtime.path, url):
             return Supervisor(runtime, runtime.attach(), listener, signals, steps, app).run()
     finally:
         runtime.remove()

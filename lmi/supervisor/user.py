@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 
 from lmi.errors import BadConfiguration
+from lmi.runtime import ServerRuntime
 from lmi.settings.user import User
 
 
-def check_user(user: User, folder: Path) -> None:
-    """Raise BadConfiguration unless children may become the user, and can then run and reach the runtime folder."""
+def check_user(user: User, runtime: ServerRuntime) -> None:
+    """Raise BadConfiguration unless children may become the user, and can then use what front ends open."""
     if os.geteuid() != 0:
         raise BadConfiguration(
             f"option.user={user}: only root may start processes as another user, and this is user {os.geteuid()}"
         )
-    needed = {sys.executable: os.X_OK, str(folder): os.W_OK | os.X_OK}
+    files = (runtime.config.ssl_certfile, runtime.config.ssl_keyfile)
+    needed = {sys.executable: os.X_OK, str(runtime.path): os.W_OK | os.X_OK}
+    needed |= {file: os.R_OK for file in files if file is not None}
     pid = os.fork()
     if pid == 0:
         try:

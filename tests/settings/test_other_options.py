@@ -40,7 +40,7 @@ def test_a_key_that_is_not_nearly_a_known_one_gets_no_hint(folder: Path, key: st
 @pytest.mark.parametrize(
     ("key", "said"),
     [
-        ("option.ssl_keyfile", "this server speaks plain HTTP"),
+        ("option.ssl_ca_certs", "this server asks no client for a certificate"),
         ("option.max_new_tokens", "a request says it, as max_new_tokens among its parameters"),
     ],
 )

@@ -1,0 +1,144 @@
+"""A server that speaks HTTPS, and clients that do, do not, or stop in the middle of the handshake."""
+
+from __future__ import annotations
+
+import json
+import socket
+import ssl
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.client import HTTPSConnection
+from pathlib import Path
+from urllib.request import urlopen
+
+import pytest
+
+from tests.machine import wait_until
+from tests.served import Server, launch
+from tests.system.container import write_model
+
+WHO = "-subj /CN=localhost -addext subjectAltName=DNS:localhost,IP:127.0.0.1"
+LONG = {"inputs": "abc", "stream": True, "parameters": {"max_new_tokens": 50_000}}
+
+
+@pytest.fixture(scope="module")
+def pem(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a certificate for this machine, its key, the key of another one, and one with a password."""
+    folder = tmp_path_factory.mktemp("pem")
+    new = f"openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -days 2 {WHO}"
+    for command in (
+        f"{new} -nodes -keyout own.key -out own.crt",
+        f"{new} -nodes -keyout other.key -out other.crt",
+        f"{new} -passout pass:secret -keyout locked.key -out locked.crt",
+    ):
+        subprocess.run(command.split(), cwd=folder, check=True, capture_output=True)
+    (folder / "both.pem").write_text((folder / "own.crt").read_text() + (folder / "own.key").read_text())
+    return folder
+
+
+@contextmanager
+def client(server: Server, pem: Path) -> Iterator[HTTPSConnection]:
+    context = ssl.create_default_context(cafile=str(pem / "own.crt"))
+    connection = HTTPSConnection("localhost", server.port, timeout=60, context=context)
+    try:
+        yield connection
+    finally:
+        connection.close()
+
+
+def ping(server: Server, pem: Path) -> int:
+    with client(server, pem) as connection:
+        connection.request("GET", "/ping")
+        return connection.getresponse().status
+
+
+@pytest.fixture(scope="module")
+def server(pem: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    options = {"ssl_certfile": pem / "own.crt", "ssl_keyfile": pem / "own.key", "frontend_workers": 1}
+    folder = write_model(tmp_path_factory.mktemp("tls") / "model", max_request_size=1 << 20, **options)
+    with launch(folder) as server:
+        wait_until(lambda: '"event":"ready"' in server.log.read_text(), "it is ready")
+        yield server
+
+
+def test_answers_and_streams_come_over_tls_and_one_connection_has_many(server: Server, pem: Path) -> None:
+    with client(server, pem) as connection:
+        for stream in (False, True, True):
+            body = {"inputs": "abc", "stream": stream, "parameters": {"max_new_tokens": 5}}
+            connection.request("POST", "/invocations", json.dumps(body))
+            response = connection.getresponse()
+            last = json.loads(response.read().splitlines()[-1])
+            assert (response.status, last["generated_text"]) == (200, "abcab")
+
+
+def test_a_client_that_leaves_ends_its_generation(server: Server, pem: Path) -> None:
+    with client(server, pem) as connection:
+        connection.request("POST", "/invocations", json.dumps(LONG))
+        assert connection.getresponse().read1(100)
+        assert running(server, pem) == 1
+    wait_until(lambda: running(server, pem) == 0, "nothing is generated for it")
+
+
+def running(server: Server, pem: Path) -> float:
+    with client(server, pem) as connection:
+        connection.request("GET", "/metrics")
+        lines = connection.getresponse().read().decode().splitlines()
+    return float(next(line for line in lines if line.startswith("lmi_requests_running")).rpartition(" ")[2])
+
+
+def test_a_body_that_is_too_large_gets_its_answer_and_the_connection_ends(server: Server, pem: Path) -> None:
+    with client(server, pem) as connection:
+        connection.request("POST", "/invocations", headers={"Content-Length": str(2 << 20)})
+        connection.send(bytes(1 << 16))
+        assert connection.getresponse().status == 413
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /ping HTTP/1.1\r\nHost: a\r\n\r\n", b"\x16\x03\x01\x02\x00\x01"])
+def test_a_client_without_a_handshake_gets_nothing_and_holds_up_nobody(server: Server, pem: Path, sent: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), 60) as connection:
+        connection.sendall(sent)
+        assert ping(server, pem) == 200
+        if sent.startswith(b"GET"):
+            assert b"HTTP" not in connection.recv(100)
+
+
+def test_the_folder_of_the_server_has_the_url_that_a_health_check_asks(server: Server, pem: Path) -> None:
+    [url] = Path(server.environ["TMPDIR"]).glob("lmi-*/url")
+    assert url.read_text() == f"https://127.0.0.1:{server.port}"
+    with urlopen(f"{url.read_text()}/ping", context=ssl.create_default_context(cafile=str(pem / "own.crt"))) as answer:
+        assert answer.status == 200
+
+
+def test_one_file_may_have_the_certificate_and_its_key(pem: Path, tmp_path: Path) -> None:
+    with launch(write_model(tmp_path / "model", ssl_certfile=pem / "both.pem", log_format="text")) as server:
+        wait_until(lambda: "lmi is ready" in server.log.read_text(), "it is ready")
+        assert f"curl https://127.0.0.1:{server.port}/invocations" in server.log.read_text()
+        assert ping(server, pem) == 200
+
+
+@pytest.mark.parametrize(
+    ("certificate", "key", "said"),
+    [
+        ("none.crt", "own.key", "ssl_certfile={pem}/none.crt cannot be read: No such file or directory"),
+        ("own.crt", "other.key", "ssl_keyfile={pem}/other.key: not a certificate and its key in PEM (key values mism"),
+        ("own.key", "own.key", "ssl_certfile={pem}/own.key and ssl_keyfile={pem}/own.key: not a certificate and its"),
+        ("own.crt", "", "ssl_certfile={pem}/own.crt: not a certificate and its key in PEM"),
+        ("locked.crt", "locked.key", "ssl_keyfile: the key has a password"),
+        ("", "own.key", "ssl_keyfile={pem}/own.key: there is no ssl_certfile"),
+    ],
+)
+def test_a_certificate_that_cannot_be_used_ends_the_server_with_the_reason(
+    pem: Path, tmp_path: Path, certificate: str, key: str, said: str
+) -> None:
+    given = {"ssl_certfile": certificate, "ssl_keyfile": key}
+    options = {name: pem / file for name, file in given.items() if file}
+    with launch(write_model(tmp_path / "model", **options)) as server:
+        assert server.wait() == 2
+        assert said.format(pem=pem) in server.last_words()["message"]
+
+
+def test_the_gateway_is_refused_beside_a_certificate(pem: Path, tmp_path: Path) -> None:
+    with launch(write_model(tmp_path / "model", ssl_certfile=pem / "both.pem", with_gateway=8081)) as server:
+        assert server.wait() == 2
+        assert "with_gateway" in server.last_words()["message"]
