@@ -18,7 +18,14 @@ from typing import Self
 
 from lmi.capabilities import check_request
 from lmi.engine.client import Engines
-from lmi.errors import DeadlineExceeded, EngineLost, GenerationFailed, Overloaded, Unsupported
+from lmi.errors import (
+    DeadlineExceeded,
+    EngineLost,
+    GenerationFailed,
+    InvalidParameter,
+    Overloaded,
+    Unsupported,
+)
 from lmi.executor import Capabilities, EngineInfo, FinishReason, LoraConfig, OutputConfig, Request, Result
 from lmi.settings.config import ModelConfig
 from lmi.text.answer import AnswerText, prompt_tokens
@@ -30,6 +37,7 @@ from lmi.types import AnswerEnd, Chat, Delta, GenerationRequest
 Take = Callable[[Delta], Awaitable[None] | None]  # what it returns is awaited before the next Delta
 Spelled = Mapping[tuple[str, ...], list[tuple[int, ...]]]  # the token ids of bad words
 
+MAX_TEXT_CHARS = 4 << 20  # that are only tokenized
 OVER = "the answer is over"  # why its tasks are cancelled
 NOT_FINISHED = FinishReason.NOT_FINISHED
 REASONS = {
@@ -75,6 +83,24 @@ class Pipeline:
             await self._generate(requests[0], await self._prepare(requests[0], spelled), 0, take)
         else:
             await self._generate_all(requests, spelled, take)
+
+    async def tokenize(self, request: GenerationRequest, *, add_special_tokens: bool) -> list[int]:
+        """Return the ids of a prompt, of any length up to MAX_TEXT_CHARS. Raises InvalidParameter for a longer one."""
+        if request.prompt_token_ids is not None:
+            return list(request.prompt_token_ids)
+        text, forged = (request.prompt, []) if request.chat is None else await self._render(request.chat)
+        if len(text) > MAX_TEXT_CHARS:
+            raise InvalidParameter("inputs", f"at most {MAX_TEXT_CHARS} characters", f"{len(text)} characters")
+        return await self._tokenizer.encode_async(text, add_special_tokens=add_special_tokens, forged=forged)
+
+    async def detokenize(self, ids: Sequence[int]) -> str:
+        """Return the text of token ids, special ones included. Raises InvalidParameter for an id that is no token."""
+        if (worst := max(ids, default=0)) >= self._tokenizer.vocab_size:
+            raise InvalidParameter("tokens", f"ids below {self._tokenizer.vocab_size}", worst)
+        return await asyncio.to_thread(self._tokenizer.decode, ids)
+
+    def token_name(self, token_id: int) -> str:
+        return self._tokenizer.token_name(token_id)
 
     async def _prepare(self, request: GenerationRequest, spelled: Spelled) -> tuple[str, Request]:
         """Return the text that the answer continues, and the request for the engine.

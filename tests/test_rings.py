@@ -17,7 +17,7 @@ import pytest
 from tests.test_layout import ANNEX_FOLDERS, ROOT, imported_modules, module_name, sources
 
 ANNEXES = {
-    "openai": ("lmi.apis.openai", "lmi.server.routes.openai"),
+    "openai": ("lmi.apis.openai", "lmi.server.routes.openai", "lmi.server.routes.tokens"),
     "tgi": ("lmi.apis.tgi", "lmi.server.routes.tgi"),
     "triton": ("lmi.apis.triton", "lmi.server.routes.kserve"),
     "batch": ("lmi.apis.batch", "lmi.server.routes.batch"),
@@ -68,7 +68,7 @@ STILL = {
 # Lines of Python. A room may shrink freely. To grow, it changes its row in the same commit, which says why.
 MAX_LINES = {
     "lmi/adapters": 770,
-    "lmi/apis": 4550,
+    "lmi/apis": 4580,
     "lmi/client": 210,
     "lmi/engine": 1390,
     "lmi/executor": 910,
@@ -76,7 +76,7 @@ MAX_LINES = {
     "lmi/http": 1060,
     "lmi/ipc": 320,
     "lmi/models": 860,
-    "lmi/server": 2230,
+    "lmi/server": 2280,
     "lmi/settings": 2980,
     "lmi/sessions": 370,
     "lmi/shared": 1730,

@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from lmi.apis.base.outline import BodyOutline
+from lmi.apis.openai.api import OPENAI_CHAT
 from lmi.apis.openai.schema import UNNAMED
 from lmi.apis.table import BY_FIELD
 from lmi.errors import InvalidRequest, Overloaded, StartError, Unavailable, UnknownModel, shorten, without_paths
@@ -24,7 +25,7 @@ from lmi.shared.desired_state import Model, State, is_abandoned
 from lmi.shared.state import Block, Phase
 
 NAME = "model_name"
-OPENAI_PATHS = "/v1/"
+OPENAI_PATHS = OPENAI_CHAT.prefixes
 
 
 class SeveralModels(Models):

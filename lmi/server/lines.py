@@ -23,7 +23,7 @@ import orjson
 
 from lmi.apis.base.api import AnyApi
 from lmi.apis.base.formatter import one_line
-from lmi.errors import ClientGone, LmiError, MalformedRequest
+from lmi.errors import LmiError, MalformedRequest
 from lmi.http.exchange import Exchange
 from lmi.server.respond import Choose, Inference, generate
 from lmi.server.service import Service
@@ -46,9 +46,8 @@ def are_lines(exchange: Exchange) -> bool:
 
 async def serve_lines(exchange: Exchange, service: Service, api: AnyApi, choose: Choose) -> None:
     """Read a body of lines and answer each. `choose` finds the API of a line, `api` refuses the whole body."""
-    inference = Inference(exchange, service, api, service.model)
     assert service.engines is not None
-    try:
+    async with Inference(exchange, service, api, service.model) as inference:
         lines = split(await inference.receive())
         await service.engines.ready()  # else every line would fail for the same reason
         inference.session = await session_of(exchange, service)
@@ -57,12 +56,6 @@ async def serve_lines(exchange: Exchange, service: Service, api: AnyApi, choose:
             await exchange.run_while_there(batch.run())
         exchange.check_goes_on()  # else the lines that were not answered would count as answered
         await exchange.send_whole(200, MEDIA_TYPE, b"".join(batch.answers))
-    except ClientGone:
-        raise
-    except LmiError as error:
-        await inference.refuse(error)
-    finally:
-        inference.close()
 
 
 def split(body: bytes) -> list[bytes]:

@@ -49,20 +49,13 @@ async def serve_request(
     `model` has the name that the path has for it. `choose` finds the API from the body and its content type, if a path
     serves several; only such a path opens and closes sessions. Until the body is read the API is `api`.
     """
-    inference = Inference(exchange, service, api, model or service.model)
-    try:
+    async with Inference(exchange, service, api, model or service.model) as inference:
         body = await inference.receive()
         asked = None if choose is None else inference.session_request(body)
         if asked is not None:
             await change_session(exchange, service, asked)
         else:
             await answer(inference, body, choose)
-    except ClientGone:
-        raise
-    except LmiError as error:
-        await inference.refuse(error)
-    finally:
-        inference.close()
 
 
 async def answer(inference: Inference, body: bytes, choose: Choose | None) -> None:
@@ -81,6 +74,7 @@ class Inference:
 
     The API is that of the path until the body has chosen one. The format of the answer is None until the body is read.
     With `is_line` it is a line of a body: its answer is not streamed, and the caller holds a place in the queue for it.
+    An LmiError that leaves `async with` is the answer of the exchange.
     """
 
     def __init__(
@@ -94,6 +88,20 @@ class Inference:
         self._is_line = is_line
         self._format: AnswerFormat | None = None
         self._formatters = UserFormatters(exchange, service, is_admitted=is_line)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        try:
+            if not isinstance(error, LmiError) or isinstance(error, ClientGone):
+                return False
+            await self.refuse(error)
+            return True
+        finally:
+            self.close()
 
     def of_line(self) -> Inference:
         """The next line of this body."""

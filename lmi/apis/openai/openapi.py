@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from lmi import errors
 from lmi.apis.base.formatter import SSE
 from lmi.apis.base.openapi import (
     OF_INFERENCE,
@@ -16,9 +17,10 @@ from lmi.apis.base.openapi import (
     struct,
     taken,
 )
+from lmi.apis.base.readers import JSON_SCHEMAS
 from lmi.apis.openai.api import OPENAI_CHAT
 from lmi.apis.openai.chat_schema import CHAT, ROLES
-from lmi.apis.openai.schema import COMPLETION
+from lmi.apis.openai.schema import COMPLETION, PROMPT_IDS
 from lmi.settings.config import Config
 
 CHAT_EXAMPLE = {"messages": [{"role": "user", "content": "say Hello"}], "max_completion_tokens": 8}
@@ -27,6 +29,12 @@ TEXT_PART = asked({"type": ("text",), "text": str}, "type", "text")
 SAYS = either(str, [TEXT_PART], None)
 MESSAGES = {**array(asked({"role": ROLES, "content": SAYS, "tool_calls": or_null([dict])}, "role")), "minItems": 1}
 PROMPTS = array(either(str, int, [int]))
+ABOUT_TOKENS: dict[str, Form] = {
+    "model": str | None,
+    "tools": or_null([dict]),
+    **dict.fromkeys(("add_special_tokens", "add_generation_prompt", "return_token_strs"), bool),
+}
+TOKENS = (errors.InvalidRequest, errors.UnknownAdapter, errors.UnknownModel, errors.GenerationFailed)
 PROMPT = either({"type": "string", "minLength": 1}, {**PROMPTS, "minItems": 1})
 
 
@@ -39,6 +47,8 @@ def describe(config: Config) -> ApiDescription:
     ):
         ok = content(kind) | content(either(f"{kind}Chunk", "OpenAIError"), SSE, end="[DONE]")
         api.add("post", path, summary, ok, OF_INFERENCE, body=f"{kind}Request")
+    api.add("post", "/tokenize", "The token ids of a prompt or a chat", "OpenAITokens", TOKENS, body="OpenAIToTokenize")
+    api.add("post", "/detokenize", "The text of token ids", content(struct(prompt=str)), TOKENS, body="OpenAIToText")
     models = content(struct(object={"const": "list"}, data=["OpenAIModel"]))
     api.add("get", "/v1/models", "The model and its names", models)
     api.add("get", "/v1/models/{model}", "The model by a name of its", "OpenAIModel")
@@ -95,6 +105,16 @@ SCHEMAS = {
     "OpenAIText": _answer("text_completion", USAGE, text=str, logprobs=LOG_PROBS, finish_reason=REASON),
     "OpenAITextChunk": _answer(
         "text_completion", or_null(USAGE), "usage", text=str, logprobs=LOG_PROBS, finish_reason=or_null(REASON)
+    ),
+    "OpenAIToTokenize": {
+        **asked(ABOUT_TOKENS | {"prompt": PROMPT, "messages": MESSAGES}, example={"prompt": "The capital of France"}),
+        "oneOf": [{"required": ["prompt"]}, {"required": ["messages"]}],
+    },
+    "OpenAITokens": struct(count=int, max_model_len=int, tokens=[int], token_strs=or_null([str])),
+    "OpenAIToText": asked(
+        {"model": str | None, "tokens": {**JSON_SCHEMAS[PROMPT_IDS], "minItems": 1}},
+        "tokens",
+        example={"tokens": [1, 2, 3]},
     ),
     "OpenAIModel": struct("parent", id=str, object={"const": "model"}, created=int, owned_by=str, parent=str),
     "OpenAIError": struct(error=struct(message=str, type=str, param=str | None, code=str | None)),
