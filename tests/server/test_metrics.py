@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import time
+from contextlib import closing
+from http.client import HTTPConnection
 from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -15,7 +18,7 @@ from lmi.server.openapi import document
 from lmi.server.service import Service
 from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig
 from lmi.shared.state import STATUS_CODES, Block, Phase
-from tests.scripted import host
+from tests.scripted import host, wait_until
 
 CONFIG = Config(server=ServerConfig(), model=ModelConfig(path="/m", name="demo"), engine=EngineConfig())
 
@@ -24,8 +27,11 @@ def scrape(server: Block, model: Block) -> dict[str, float]:
     """Every sample by its name and labels."""
     models = Models(FrontEnd(ServerRuntime(Path("/r"), CONFIG.server), server, server.frontends[0]))
     models.add(Service(CONFIG, model, models.front_end))
-    families = text_string_to_metric_families(metrics.render(models).decode())
-    samples = [sample for family in families for sample in family.samples]
+    return samples_of(metrics.render(models).decode())
+
+
+def samples_of(text: str) -> dict[str, float]:
+    samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
     return {sample.name + "".join(f"{{{k}={v}}}" for k, v in sample.labels.items()): sample.value for sample in samples}
 
 
@@ -52,7 +58,7 @@ def test_workers_are_summed(tmp_path: Path) -> None:
     assert samples["lmi_kv_cache_usage_ratio{model=demo}"] == 0.25
     assert samples["lmi_engines_ready{model=demo}"] == 1
     assert samples["lmi_time_to_first_token_seconds_count{model=demo}"] == 2
-    assert samples["lmi_time_to_first_token_seconds_bucket{le=0.0025}{model=demo}"] == 2
+    assert samples["lmi_time_to_first_token_seconds_bucket{le=0.005}{model=demo}"] == 2
     assert samples["lmi_time_to_first_token_seconds_bucket{le=0.001}{model=demo}"] == 0
 
 
@@ -67,6 +73,36 @@ def test_an_empty_block_scrapes(tmp_path: Path) -> None:
     samples = scrape(Block.create(tmp_path / "server", 0, 1), Block.create(tmp_path / "model", 1, 1))
     assert samples["lmi_kv_cache_usage_ratio{model=demo}"] == 0
     assert samples["lmi_requests_total{code=503}"] == 0
+
+
+def test_each_sequence_has_its_phases_and_its_length(tmp_path: Path) -> None:
+    with host(tmp_path) as running:
+        for body in ({"prompt": "say hi"}, {"prompt": "say hi", "stream": True}, {"prompt": ["say hi", "say hello"]}):
+            assert running.post(body, "/v1/completions")[0].status == 200
+        samples = samples_of(running.send("GET", "/metrics")[1].decode())
+
+    def observed(name: str) -> tuple[float, float]:
+        return samples[f"lmi_{name}_count{{model=scripted}}"], samples[f"lmi_{name}_sum{{model=scripted}}"]
+
+    assert observed("prompt_length_tokens") == (4, 3 * len("say hi") + len("say hello"))
+    assert observed("sequence_length_tokens") == (4, 3 * len("hi.") + len("hello."))  # with the end token
+    assert observed("longest_sequence_tokens") == (3, 2 * len("hi.") + len("hello."))
+    phases = [observed(f"{phase}_time_seconds") for phase in ("queue", "prefill", "decode")]
+    assert [num for num, _ in phases] == [4, 4, 4] and all(seconds > 0 for _, seconds in phases)
+    num_answers, answers_s = observed("answer_time_seconds")
+    assert num_answers == 3 and answers_s > observed("time_to_first_token_seconds")[1]
+
+
+def test_an_answer_that_its_client_leaves_has_phases_but_no_length(tmp_path: Path) -> None:
+    with host(tmp_path) as running:
+        engine, front_end = running.block.engines[0], running.block.frontends[0]
+        with closing(HTTPConnection("127.0.0.1", running.port, timeout=60)) as client:
+            client.request("POST", "/invocations", json.dumps({"inputs": "hang hi", "stream": True}))
+            with client.getresponse() as response:
+                response.read(1)
+        wait_until(lambda: sum(engine.decode_time_s.counts) == 1)
+        wait_until(lambda: dict(front_end.num_finished.items())["cancelled"] == 1)
+        assert sum(front_end.answer_time_s.counts) == sum(front_end.sequence_length.counts) == 0
 
 
 def test_dropped_lines_of_the_log_are_those_of_all_processes(tmp_path: Path) -> None:
