@@ -17,6 +17,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from lmi import __version__
+from lmi.server.metric_twins import twins
 from lmi.server.models import Models
 from lmi.shared import state
 from lmi.shared.state import Block, Record
@@ -37,6 +38,11 @@ class BlockCollector(Collector):
         self._of_models = {name: service.block for name, service in models.services.items()}
 
     def collect(self) -> Iterator[Metric]:
+        for family in self._families():
+            yield family
+            yield from twins(family)
+
+    def _families(self) -> Iterator[Metric]:
         yield self._info()
         yield from self._of_server()
         for kind in (state.FrontEndRecord, state.EngineRecord, state.SupervisorRecord):

@@ -25,9 +25,13 @@ CONFIG = Config(server=ServerConfig(), model=ModelConfig(path="/m", name="demo")
 
 def scrape(server: Block, model: Block) -> dict[str, float]:
     """Every sample by its name and labels."""
+    return samples_of(metrics.render(models_of(server, model)).decode())
+
+
+def models_of(server: Block, model: Block) -> Models:
     models = Models(FrontEnd(ServerRuntime(Path("/r"), CONFIG.server), server, server.frontends[0]))
     models.add(Service(CONFIG, model, models.front_end))
-    return samples_of(metrics.render(models).decode())
+    return models
 
 
 def samples_of(text: str) -> dict[str, float]:
@@ -103,6 +107,28 @@ def test_an_answer_that_its_client_leaves_has_phases_but_no_length(tmp_path: Pat
         wait_until(lambda: sum(engine.decode_time_s.counts) == 1)
         wait_until(lambda: dict(front_end.num_finished.items())["cancelled"] == 1)
         assert sum(front_end.answer_time_s.counts) == sum(front_end.sequence_length.counts) == 0
+
+
+def test_vllms_series_say_what_ours_say(tmp_path: Path) -> None:
+    block, model = Block.create(tmp_path / "server", 0, 1), Block.create(tmp_path / "model", 2, 1)
+    engine, front_end = model.engines[0], model.frontends[0]
+    model.engines[0].num_waiting, model.engines[1].num_waiting = 3, 4
+    engine.num_used_blocks, engine.max_num_blocks = 5, 10
+    front_end.num_prompt_tokens, front_end.num_cached_tokens = 50, 40
+    for reason, num in (("eos_token", 1), ("stop_sequence", 2), ("length", 4), ("cancelled", 8), ("error", 16)):
+        front_end.num_finished.add(reason, num)
+    for seconds in (0.002, 0.4):
+        engine.queue_time_s.observe(seconds)
+    samples = {name: value for name, value in scrape(block, model).items() if name.startswith("vllm:")}
+    labels = "{engine=0}{model_name=demo}"
+    assert samples[f"vllm:num_requests_waiting{labels}"] == 7
+    assert samples[f"vllm:kv_cache_usage_perc{labels}"] == samples[f"vllm:gpu_cache_usage_perc{labels}"] == 0.5
+    assert samples[f"vllm:prefix_cache_queries_total{labels}"] == samples[f"vllm:prompt_tokens_total{labels}"] == 50
+    assert samples[f"vllm:prefix_cache_hits_total{labels}"] == samples[f"vllm:prompt_tokens_cached_total{labels}"] == 40
+    ended = "vllm:request_success_total{engine=0}{finished_reason=%s}{model_name=demo}"
+    assert [samples[ended % reason] for reason in ("stop", "length", "abort", "error")] == [3, 4, 8, 16]
+    queued = "vllm:request_queue_time_seconds_bucket{engine=0}{le=%s}{model_name=demo}"
+    assert [samples[queued % bound] for bound in ("0.3", "0.5", "+Inf")] == [1, 2, 2] and queued % "0.1" not in samples
 
 
 def test_dropped_lines_of_the_log_are_those_of_all_processes(tmp_path: Path) -> None:
