@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import time
 from contextlib import closing
 from http.client import HTTPConnection
@@ -129,6 +131,23 @@ def test_vllms_series_say_what_ours_say(tmp_path: Path) -> None:
     assert [samples[ended % reason] for reason in ("stop", "length", "abort", "error")] == [3, 4, 8, 16]
     queued = "vllm:request_queue_time_seconds_bucket{engine=0}{le=%s}{model_name=demo}"
     assert [samples[queued % bound] for bound in ("0.3", "0.5", "+Inf")] == [1, 2, 2] and queued % "0.1" not in samples
+
+
+def test_each_process_has_its_memory_its_time_and_its_files(tmp_path: Path) -> None:
+    block, model = Block.create(tmp_path / "server", 0, 2), Block.create(tmp_path / "model", 2, 1)
+    block.frontends[1].pid = os.getpid()
+    with subprocess.Popen(["sleep", "60"]) as process:
+        model.engines[0].pid = process.pid
+        model.engines[1].pid = 2**22 + 1  # beyond all that a kernel gives: a process that has ended
+        samples = scrape(block, model)
+        process.kill()
+    ours, other = "{process=front 1}", "{model=demo}{process=engine 0}"
+    named = {name: value for name, value in samples.items() if name.startswith("process_")}
+    assert {name.partition("{")[2] for name in named} == {ours[1:], other[1:]}
+    assert named[f"process_resident_memory_bytes{ours}"] > named[f"process_resident_memory_bytes{other}"] > 0
+    assert named[f"process_cpu_seconds_total{ours}"] > 0
+    assert named[f"process_start_time_seconds{ours}"] <= named[f"process_start_time_seconds{other}"]
+    assert named[f"process_open_fds{ours}"] > named[f"process_open_fds{other}"] > 0
 
 
 def test_dropped_lines_of_the_log_are_those_of_all_processes(tmp_path: Path) -> None:
