@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import time
 from contextlib import closing
@@ -131,6 +132,16 @@ def test_vllms_series_say_what_ours_say(tmp_path: Path) -> None:
     assert [samples[ended % reason] for reason in ("stop", "length", "abort", "error")] == [3, 4, 8, 16]
     queued = "vllm:request_queue_time_seconds_bucket{engine=0}{le=%s}{model_name=demo}"
     assert [samples[queued % bound] for bound in ("0.3", "0.5", "+Inf")] == [1, 2, 2] and queued % "0.1" not in samples
+
+
+def test_the_page_has_each_series_of_ours_beside_its_twins(tmp_path: Path) -> None:
+    block, model = Block.create(tmp_path / "server", 0, 1), Block.create(tmp_path / "model", 1, 1)
+    text = metrics.render(models_of(block, model)).decode()
+    page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+    rows = [re.findall(r"`([\w:]+)`", row) for row in re.findall(r"^\| `lmi_.*$", page, re.MULTILINE)]
+    shown = {name: kind for name, kind in re.findall(r"^# TYPE (\S+) (\w+)$", text, re.MULTILINE)}
+    assert {name for row in rows for name in row if name.startswith(("lmi_", "vllm:"))} == shown.keys()
+    assert all(shown[name] == shown[row[0]] for row in rows for name in row if name.startswith("vllm:"))
 
 
 def test_each_process_has_its_memory_its_time_and_its_files(tmp_path: Path) -> None:
