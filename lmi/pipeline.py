@@ -360,5 +360,5 @@ def output_config(request: GenerationRequest, can: Capabilities) -> OutputConfig
         return_log_probs=request.needs_log_probs,
         num_top_log_probs=request.num_top_log_probs or 0,
         num_prompt_log_probs=request.num_prompt_log_probs,
-        return_perf_metrics=can.perf_metrics and not comes_in_parts(request),
+        return_perf_metrics=can.perf_metrics,
     )

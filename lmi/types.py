@@ -171,10 +171,10 @@ class Delta(msgspec.Struct, gc=False):
     `num_prompt_tokens`, `num_cached_tokens` (those of them that the engine did not compute again), `prompt_token_ids`
     and, if the request asks for it, `prefill` (the prompt's tokens). Every Delta has `prompt`, the text that the answer
     continues: as given, as rendered from a chat, or, if `return_full_text` asks for it, as decoded from token ids.
-    `stop_reason` is the stop string or the id of the stop token that ended the sequence, and `times` are the engine's
-    times of a sequence that comes whole. A sequence's whole text is the
-    concatenation of its token texts. The pipeline raises an error inside a stream and never puts it into a Delta. With
-    `is_followed` the next Delta has already arrived, so a writer may put both into one record.
+    `stop_reason` is the stop string or the id of the stop token that ended the sequence, and `times`, which its last
+    Delta may have, are the engine's. A sequence's whole text is the concatenation of its token texts. The pipeline
+    raises an error inside a stream and never puts it into a Delta. With `is_followed` the next Delta has already
+    arrived, so a writer may put both into one record.
     """
 
     tokens: list[Token]

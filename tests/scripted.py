@@ -101,6 +101,10 @@ def _byte(char: str) -> int:
     return ord(char) if ord(char) in plain else shifted[ord(char) - 256]
 
 
+def times_of_one_that_starts_at_once(now: float) -> RequestPerfMetrics:
+    return RequestPerfMetrics(arrival_time=now, first_scheduled_time=now)
+
+
 @dataclass
 class Turn:
     """One request in the scripted engine."""
@@ -113,7 +117,7 @@ class Turn:
     is_cancelled: bool = False
     is_begun: bool = False  # its first Result is out
     num_cached_tokens: int = 0
-    times: RequestPerfMetrics = field(default_factory=lambda: RequestPerfMetrics(arrival_time=time.monotonic()))
+    times: RequestPerfMetrics = field(default_factory=lambda: times_of_one_that_starts_at_once(time.monotonic()))
 
 
 class ScriptedExecutor(Executor):

@@ -241,6 +241,12 @@ def check_pip(words: list[str]) -> None:
     assert words[0] == "install" and all(f"{name}==" in locks for name in words[1:])
 
 
+def check_prometheus(words: list[str]) -> None:
+    """A configuration that tests/system/test_prometheus.py runs with."""
+    [flag] = words
+    assert yaml.safe_load((ROOT / flag.removeprefix("--config.file=")).read_text())["scrape_configs"]
+
+
 def check_export(words: list[str]) -> None:
     assert all(re.fullmatch(r"[A-Za-z_]+=\S+", word) for word in words)
 
@@ -268,6 +274,7 @@ CHECKS: dict[str, Callable[[list[str]], None]] = {
     "scripts/try-trtllm": check_alone,
     "pip": check_pip,
     "openssl": check_openssl,
+    "prometheus": check_prometheus,
     "export": check_export,
     "echo": check_written,
     "printf": check_written,

@@ -52,6 +52,7 @@ ENGINES_NAMED_IN = {
         "GPUs that share each layer, or groups of cores on a CPU (vllm); max: all GPUs",
     },
     "lmi.settings.options": {"SM_VLLM_"},  # variables of another image
+    "lmi.server.metric_twins": {"vllm:"},  # the beginning of another server's metrics
 }
 
 

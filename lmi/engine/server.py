@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import cast
 
 import msgspec
@@ -33,7 +34,7 @@ from lmi.engine.messages import (
 )
 from lmi.engine.queue import QueueEntry, RequestQueue
 from lmi.errors import LmiError, Overloaded, Unavailable
-from lmi.executor import ErrorKind, Executor, IterationStats, Request, Response, ResponseError
+from lmi.executor import ErrorKind, Executor, IterationStats, Request, RequestPerfMetrics, Response, ResponseError
 from lmi.ipc.frames import FrameTooLarge, frame
 from lmi.ipc.listener import Accepted
 from lmi.ipc.writer import ThreadSafeWriter
@@ -51,6 +52,7 @@ class FrontEndEntry(QueueEntry):
     connection: FrontEndConnection
     request_id: int  # the front end's
     request: Request
+    queued_s: float
     engine_id: int | None = None  # the executor's, once it has the request
     has_left: bool = False
 
@@ -72,6 +74,7 @@ class Dispatcher:
         self.is_closing = False
         self._executor = executor
         self._record = record
+        self._phases = record.queue_time_s, record.prefill_time_s, record.decode_time_s
         self._adapter_timeout_s = adapter_timeout_s
         self._adapter_s: float | None = None  # time.monotonic() of the first look at the load that goes on now
         info = executor.info
@@ -103,6 +106,7 @@ class Dispatcher:
             connection=connection,
             request_id=message.request_id,
             request=request,
+            queued_s=now,
         )
         try:
             if self.is_closing:
@@ -181,6 +185,8 @@ class Dispatcher:
             if entry is None:
                 continue
             response.request_id = entry.request_id
+            if response.result is not None and response.result.request_perf_metrics is not None:
+                self._note_times(entry, response.result.request_perf_metrics)
             if response.is_final:
                 is_answered = response.error is None and not entry.has_left
                 self._end(entry, now, has_left=entry.has_left, is_answered=is_answered)
@@ -191,6 +197,13 @@ class Dispatcher:
                     self._queue.note_sequence_end(entry)
             outputs.setdefault(entry.connection, []).append(response)
         return outputs
+
+    def _note_times(self, entry: FrontEndEntry, times: RequestPerfMetrics) -> None:
+        """Count the phases that a sequence which has ended went through."""
+        moments = entry.queued_s, times.first_scheduled_time, times.first_token_time, times.last_token_time
+        for phase, (since_s, until_s) in zip(self._phases, pairwise(moments), strict=True):
+            if since_s is not None and until_s is not None:
+                phase.observe(until_s - since_s)
 
     def observe(self) -> None:
         """Bring the record up to date with the executor's steps, and refuse who has waited too long."""

@@ -8,15 +8,18 @@ records say how they are shown; what is made of several fields stands here. What
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import accumulate
 from typing import Any, cast
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, InfoMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from lmi import __version__
+from lmi.server.metric_twins import twins
 from lmi.server.models import Models
 from lmi.shared import state
 from lmi.shared.state import Block, Record
@@ -37,6 +40,11 @@ class BlockCollector(Collector):
         self._of_models = {name: service.block for name, service in models.services.items()}
 
     def collect(self) -> Iterator[Metric]:
+        for family in self._families():
+            yield family
+            yield from twins(family)
+
+    def _families(self) -> Iterator[Metric]:
         yield self._info()
         yield from self._of_server()
         for kind in (state.FrontEndRecord, state.EngineRecord, state.SupervisorRecord):
@@ -44,6 +52,7 @@ class BlockCollector(Collector):
                 if field.metric is not None:
                     yield self._family(kind, name, field, field.metric)
         yield from self._of_engines()
+        yield from self._of_processes()
 
     def _info(self) -> Metric:
         family = InfoMetricFamily("lmi_build", "What runs here", labels=["model", "engine"])
@@ -66,6 +75,31 @@ class BlockCollector(Collector):
             used, whole = (sum(e.num_used_blocks for e in block.engines), sum(e.max_num_blocks for e in block.engines))
             usage.add_metric([model], used / whole if whole else 0.0)
         yield from (ready, usage)
+
+    def _of_processes(self) -> Iterator[Metric]:
+        """Yield what Prometheus' clients say of their process, of each process with a record.
+
+        Open files are shown only where this front end may count those of all, as one that runs as root may: otherwise
+        series would come and go with the front end that a scrape reaches.
+        """
+        processes = [(labels, record.pid) for labels, record in self._processes() if record.pid]
+        collector = ProcessCollector(pid=partial(next, iter([pid for _, pid in processes])), registry=None)
+        families: dict[str, Metric] = {}
+        for labels, _ in processes:
+            for found in collector.collect():
+                family = families.setdefault(found.name, Metric(found.name, found.documentation, found.type))
+                family.samples += [sample._replace(labels=labels) for sample in found.samples]
+        num_alive = max((len(family.samples) for family in families.values()), default=0)
+        yield from (family for family in families.values() if len(family.samples) == num_alive)
+
+    def _processes(self) -> Iterator[tuple[dict[str, str], Record]]:
+        yield {"process": "supervisor"}, self._block.supervisor
+        for slot, front_end in enumerate(self._block.frontends):
+            yield {"process": f"front {slot}"}, front_end
+        for model, block in self._of_models.items():
+            for name, records in (("engine", block.engines), ("code", block.formatters)):
+                for slot, record in enumerate(records):
+                    yield {"process": f"{name} {slot}", "model": model}, record
 
     def _family(self, kind: type[Record], name: str, field: state.Field[Any], metric: state.Metric) -> Metric:
         """Return the samples of a field: of the server, or of each model."""
@@ -92,11 +126,9 @@ def records_of(kind: type[Record], block: Block) -> Sequence[Record]:
 
 def summed(views: Sequence[state.HistogramView]) -> tuple[list[tuple[str, float]], float]:
     """Return the sum of the views: the cumulative buckets of the text format, and the sum of the values."""
-    buckets, total = [], 0
-    for i, bound in enumerate([*views[0].bounds, "+Inf"]):
-        total += sum(view.counts[i] for view in views)
-        buckets.append((str(bound), float(total)))
-    return buckets, sum(view.sum for view in views)
+    totals = accumulate(map(sum, zip(*(view.counts for view in views), strict=True)))
+    bounds = [*map(str, views[0].bounds), "+Inf"]
+    return list(zip(bounds, map(float, totals), strict=True)), sum(view.sum for view in views)
 
 
 def render(models: Models) -> bytes:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, closing
 from dataclasses import replace
@@ -246,8 +246,8 @@ class Meter:
     """Counts one answer while it is generated: tokens, time to the first, time between tokens, and the finish reason.
 
     Tokens that come in parts are timed here, when they come; those of a sequence that comes whole by the engine. The
-    Meter runs for every token, so it uses views and plain numbers, and writes the totals when the answer ends. `noted`
-    gets the tokens of prompts, for the log.
+    Meter runs for every token, so it uses views and plain numbers, and writes the totals when the answer ends: the
+    time and the lengths of a whole one only. `noted` gets the tokens of prompts, for the log.
     """
 
     def __init__(
@@ -262,7 +262,7 @@ class Meter:
         self._record, self._noted = record, noted
         self._inter_token_latency_s = record.inter_token_latency_s
         self._last_s = started_s
-        self._num_tokens = 0
+        self._lengths: defaultdict[int, int] = defaultdict(int)  # tokens of each sequence
         self._outcome = "cancelled"
 
     def __enter__(self) -> Self:
@@ -270,17 +270,19 @@ class Meter:
 
     def count(self, delta: Delta) -> None:
         num_tokens = len(delta.tokens)
-        if delta.times is not None:
+        if delta.times is not None and not self._is_timed_here:
             self._read_times(delta.times, num_tokens)
         elif self._is_timed_here and num_tokens:
             now_s = time.monotonic()
-            if self._num_tokens:
+            if self._lengths:
                 self._inter_token_latency_s.observe((now_s - self._last_s) / num_tokens, num_tokens)
             else:
                 self._record.time_to_first_token_s.observe(now_s - self._last_s)
             self._last_s = now_s
-        self._num_tokens += num_tokens
+        if num_tokens:
+            self._lengths[delta.index] += num_tokens
         if delta.num_prompt_tokens:
+            self._record.prompt_length.observe(delta.num_prompt_tokens)
             self._record.num_prompt_tokens += delta.num_prompt_tokens
             self._record.num_cached_tokens += delta.num_cached_tokens
             self._noted["prompt_tokens"] += delta.num_prompt_tokens
@@ -303,5 +305,11 @@ class Meter:
     ) -> None:
         if self._first_s < math.inf:
             self._record.time_to_first_token_s.observe(self._first_s - self._started_s)
-        self._record.num_generated_tokens += self._num_tokens
+        self._record.num_generated_tokens += sum(self._lengths.values())
+        if kind is None:
+            self._record.answer_time_s.observe(time.monotonic() - self._started_s)
+            self._record.longest_sequence.observe(max(self._lengths.values(), default=0))
+            sequence_length = self._record.sequence_length
+            for length in self._lengths.values():
+                sequence_length.observe(length)
         self._record.num_finished.add("error" if isinstance(error, LmiError) else self._outcome)

@@ -140,7 +140,7 @@ class Histogram(Field["HistogramView"]):
 
     def __init__(self, bounds: Sequence[float], metric: Metric) -> None:
         super().__init__(metric)
-        self.bounds = tuple(bounds)
+        self.bounds = tuple(map(float, bounds))
         self.num_words = len(self.bounds) + 2
 
     def read(self, record: Record) -> HistogramView:
@@ -200,6 +200,21 @@ class Record:
 
 
 MODEL = ("model",)  # the labels of what belongs to a model
+LATENCY_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+# Those below are vLLM's, after a few smaller ones, so that its series can be made of ours (`server/metric_twins.py`).
+PHASE_BOUNDS_S = (
+    *(0.001, 0.003, 0.01, 0.03, 0.1),
+    *(0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680),
+)
+FIRST_TOKEN_BOUNDS_S = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
+    *(1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560),
+)
+INTER_TOKEN_BOUNDS_S = (
+    *(0.001, 0.0025, 0.005),
+    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80),
+)
+LENGTH_BOUNDS = tuple(digit * 10**power for power in range(6) for digit in (1, 2, 5))  # tokens
 
 
 class Phase(enum.IntEnum):
@@ -250,6 +265,15 @@ class EngineRecord(Record):
     max_num_blocks = Int(is_gauge=True)
     max_num_sequences = Int(is_gauge=True)
     num_preemptions = Int(Counter("lmi_preemptions", "Sequences put back to make room", MODEL))
+    queue_time_s = Histogram(
+        PHASE_BOUNDS_S, Metric("lmi_queue_time_seconds", "From the arrival at the engine to the first step", MODEL)
+    )
+    prefill_time_s = Histogram(
+        PHASE_BOUNDS_S, Metric("lmi_prefill_time_seconds", "From a sequence's first step to its first token", MODEL)
+    )
+    decode_time_s = Histogram(
+        PHASE_BOUNDS_S, Metric("lmi_decode_time_seconds", "From a sequence's first token to its last", MODEL)
+    )
     step = Int(Counter("lmi_engine_steps", "Steps of the engines since they started", MODEL), is_gauge=True)
     num_log_lines_dropped = Int()
 
@@ -264,7 +288,6 @@ class EngineRecord(Record):
         return self.phase == Phase.READY and time.monotonic() - self.beat_s < SILENT_S
 
 
-LATENCY_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 OTHER_STATUSES = {200, 207, 405, 408, 413, 415, 417, 422, 429, 431, 501, 505}  # no error: HTTP's, and those of one API
 STATUS_CODES = (*map(str, sorted(STATUSES | OTHER_STATUSES)), "other")
 FINISH_REASONS = ("length", "eos_token", "stop_sequence", "error", "cancelled", "other")
@@ -295,14 +318,22 @@ class FrontEndRecord(Record):
     num_cached_tokens = Int(Counter("lmi_prompt_tokens_cached", "Prompt tokens that an engine had cached", MODEL))
     num_generated_tokens = Int(Counter("lmi_generated_tokens", "Tokens sent out", MODEL))
     time_to_first_token_s = Histogram(
-        LATENCY_BOUNDS_S,
+        FIRST_TOKEN_BOUNDS_S,
         Metric("lmi_time_to_first_token_seconds", "From a request's arrival to its first token", MODEL),
     )
     inter_token_latency_s = Histogram(
-        LATENCY_BOUNDS_S,
+        INTER_TOKEN_BOUNDS_S,
         Metric(
             "lmi_inter_token_latency_seconds", "Between two tokens of one request, of a whole answer on average", MODEL
         ),
+    )
+    answer_time_s = Histogram(
+        PHASE_BOUNDS_S, Metric("lmi_answer_time_seconds", "From a request's arrival to the end of its answer", MODEL)
+    )
+    prompt_length = Histogram(LENGTH_BOUNDS, Metric("lmi_prompt_length_tokens", "Length of a prompt", MODEL))
+    sequence_length = Histogram(LENGTH_BOUNDS, Metric("lmi_sequence_length_tokens", "Length of a sequence", MODEL))
+    longest_sequence = Histogram(
+        LENGTH_BOUNDS, Metric("lmi_longest_sequence_tokens", "Length of the longest sequence of an answer", MODEL)
     )
 
 

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import os
+import re
+import subprocess
 import time
+from contextlib import closing
+from http.client import HTTPConnection
 from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -15,17 +21,24 @@ from lmi.server.openapi import document
 from lmi.server.service import Service
 from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig
 from lmi.shared.state import STATUS_CODES, Block, Phase
-from tests.scripted import host
+from tests.scripted import host, wait_until
 
 CONFIG = Config(server=ServerConfig(), model=ModelConfig(path="/m", name="demo"), engine=EngineConfig())
 
 
 def scrape(server: Block, model: Block) -> dict[str, float]:
     """Every sample by its name and labels."""
+    return samples_of(metrics.render(models_of(server, model)).decode())
+
+
+def models_of(server: Block, model: Block) -> Models:
     models = Models(FrontEnd(ServerRuntime(Path("/r"), CONFIG.server), server, server.frontends[0]))
     models.add(Service(CONFIG, model, models.front_end))
-    families = text_string_to_metric_families(metrics.render(models).decode())
-    samples = [sample for family in families for sample in family.samples]
+    return models
+
+
+def samples_of(text: str) -> dict[str, float]:
+    samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
     return {sample.name + "".join(f"{{{k}={v}}}" for k, v in sample.labels.items()): sample.value for sample in samples}
 
 
@@ -52,7 +65,7 @@ def test_workers_are_summed(tmp_path: Path) -> None:
     assert samples["lmi_kv_cache_usage_ratio{model=demo}"] == 0.25
     assert samples["lmi_engines_ready{model=demo}"] == 1
     assert samples["lmi_time_to_first_token_seconds_count{model=demo}"] == 2
-    assert samples["lmi_time_to_first_token_seconds_bucket{le=0.0025}{model=demo}"] == 2
+    assert samples["lmi_time_to_first_token_seconds_bucket{le=0.005}{model=demo}"] == 2
     assert samples["lmi_time_to_first_token_seconds_bucket{le=0.001}{model=demo}"] == 0
 
 
@@ -67,6 +80,85 @@ def test_an_empty_block_scrapes(tmp_path: Path) -> None:
     samples = scrape(Block.create(tmp_path / "server", 0, 1), Block.create(tmp_path / "model", 1, 1))
     assert samples["lmi_kv_cache_usage_ratio{model=demo}"] == 0
     assert samples["lmi_requests_total{code=503}"] == 0
+
+
+def test_each_sequence_has_its_phases_and_its_length(tmp_path: Path) -> None:
+    with host(tmp_path) as running:
+        for body in ({"prompt": "say hi"}, {"prompt": "say hi", "stream": True}, {"prompt": ["say hi", "say hello"]}):
+            assert running.post(body, "/v1/completions")[0].status == 200
+        samples = samples_of(running.send("GET", "/metrics")[1].decode())
+
+    def observed(name: str) -> tuple[float, float]:
+        return samples[f"lmi_{name}_count{{model=scripted}}"], samples[f"lmi_{name}_sum{{model=scripted}}"]
+
+    assert observed("prompt_length_tokens") == (4, 3 * len("say hi") + len("say hello"))
+    assert observed("sequence_length_tokens") == (4, 3 * len("hi.") + len("hello."))  # with the end token
+    assert observed("longest_sequence_tokens") == (3, 2 * len("hi.") + len("hello."))
+    phases = [observed(f"{phase}_time_seconds") for phase in ("queue", "prefill", "decode")]
+    assert [num for num, _ in phases] == [4, 4, 4] and all(seconds > 0 for _, seconds in phases)
+    num_answers, answers_s = observed("answer_time_seconds")
+    assert num_answers == 3 and answers_s > observed("time_to_first_token_seconds")[1]
+
+
+def test_an_answer_that_its_client_leaves_has_phases_but_no_length(tmp_path: Path) -> None:
+    with host(tmp_path) as running:
+        engine, front_end = running.block.engines[0], running.block.frontends[0]
+        with closing(HTTPConnection("127.0.0.1", running.port, timeout=60)) as client:
+            client.request("POST", "/invocations", json.dumps({"inputs": "hang hi", "stream": True}))
+            with client.getresponse() as response:
+                response.read(1)
+        wait_until(lambda: sum(engine.decode_time_s.counts) == 1)
+        wait_until(lambda: dict(front_end.num_finished.items())["cancelled"] == 1)
+        assert sum(front_end.answer_time_s.counts) == sum(front_end.sequence_length.counts) == 0
+
+
+def test_vllms_series_say_what_ours_say(tmp_path: Path) -> None:
+    block, model = Block.create(tmp_path / "server", 0, 1), Block.create(tmp_path / "model", 2, 1)
+    engine, front_end = model.engines[0], model.frontends[0]
+    model.engines[0].num_waiting, model.engines[1].num_waiting = 3, 4
+    engine.num_used_blocks, engine.max_num_blocks = 5, 10
+    front_end.num_prompt_tokens, front_end.num_cached_tokens = 50, 40
+    for reason, num in (("eos_token", 1), ("stop_sequence", 2), ("length", 4), ("cancelled", 8), ("error", 16)):
+        front_end.num_finished.add(reason, num)
+    for seconds in (0.002, 0.4):
+        engine.queue_time_s.observe(seconds)
+    samples = {name: value for name, value in scrape(block, model).items() if name.startswith("vllm:")}
+    labels = "{engine=0}{model_name=demo}"
+    assert samples[f"vllm:num_requests_waiting{labels}"] == 7
+    assert samples[f"vllm:kv_cache_usage_perc{labels}"] == samples[f"vllm:gpu_cache_usage_perc{labels}"] == 0.5
+    assert samples[f"vllm:prefix_cache_queries_total{labels}"] == samples[f"vllm:prompt_tokens_total{labels}"] == 50
+    assert samples[f"vllm:prefix_cache_hits_total{labels}"] == samples[f"vllm:prompt_tokens_cached_total{labels}"] == 40
+    ended = "vllm:request_success_total{engine=0}{finished_reason=%s}{model_name=demo}"
+    assert [samples[ended % reason] for reason in ("stop", "length", "abort", "error")] == [3, 4, 8, 16]
+    queued = "vllm:request_queue_time_seconds_bucket{engine=0}{le=%s}{model_name=demo}"
+    assert [samples[queued % bound] for bound in ("0.3", "0.5", "+Inf")] == [1, 2, 2] and queued % "0.1" not in samples
+
+
+def test_the_page_has_each_series_of_ours_beside_its_twins(tmp_path: Path) -> None:
+    block, model = Block.create(tmp_path / "server", 0, 1), Block.create(tmp_path / "model", 1, 1)
+    text = metrics.render(models_of(block, model)).decode()
+    page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+    rows = [re.findall(r"`([\w:]+)`", row) for row in re.findall(r"^\| `lmi_.*$", page, re.MULTILINE)]
+    shown = {name: kind for name, kind in re.findall(r"^# TYPE (\S+) (\w+)$", text, re.MULTILINE)}
+    assert {name for row in rows for name in row if name.startswith(("lmi_", "vllm:"))} == shown.keys()
+    assert all(shown[name] == shown[row[0]] for row in rows for name in row if name.startswith("vllm:"))
+
+
+def test_each_process_has_its_memory_its_time_and_its_files(tmp_path: Path) -> None:
+    block, model = Block.create(tmp_path / "server", 0, 2), Block.create(tmp_path / "model", 2, 1)
+    block.frontends[1].pid = os.getpid()
+    with subprocess.Popen(["sleep", "60"]) as process:
+        model.engines[0].pid = process.pid
+        model.engines[1].pid = 2**22 + 1  # beyond all that a kernel gives: a process that has ended
+        samples = scrape(block, model)
+        process.kill()
+    ours, other = "{process=front 1}", "{model=demo}{process=engine 0}"
+    named = {name: value for name, value in samples.items() if name.startswith("process_")}
+    assert {name.partition("{")[2] for name in named} == {ours[1:], other[1:]}
+    assert named[f"process_resident_memory_bytes{ours}"] > named[f"process_resident_memory_bytes{other}"] > 0
+    assert named[f"process_cpu_seconds_total{ours}"] > 0
+    assert named[f"process_start_time_seconds{ours}"] <= named[f"process_start_time_seconds{other}"]
+    assert named[f"process_open_fds{ours}"] > named[f"process_open_fds{other}"] > 0
 
 
 def test_dropped_lines_of_the_log_are_those_of_all_processes(tmp_path: Path) -> None:

@@ -1,0 +1,138 @@
+"""Dashboards over a real Prometheus that scrapes a real server: every panel shows something after a few requests."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+import yaml
+
+from tests.served import Server, launch
+from tests.system.container import Container, free_port, wait_until, write_model
+
+MONITORING = Path(__file__).parents[2] / "scripts" / "monitoring"
+OURS = json.loads((MONITORING / "grafana.json").read_text())
+MODEL = '{model_name="$model_name"}'
+TIMES = {
+    "E2E Request Latency": "vllm:e2e_request_latency_seconds",
+    "Inter Token Latency": "vllm:inter_token_latency_seconds",
+    "Time To First Token Latency": "vllm:time_to_first_token_seconds",
+}
+LENGTHS = {
+    "Request Prompt Length": "vllm:request_prompt_tokens",
+    "Request Generation Length": "vllm:request_generation_tokens",
+}
+RATES = {
+    "Token Throughput": ("vllm:prompt_tokens_total", "vllm:generation_tokens_total"),
+    "Queue Time": ("vllm:request_queue_time_seconds_sum",),
+    "Requests Prefill and Decode Time": (
+        "vllm:request_prefill_time_seconds_sum",
+        "vllm:request_decode_time_seconds_sum",
+    ),
+    "Max Generation Token in Sequence Group": ("vllm:request_max_num_generation_tokens_sum",),
+}
+# The queries of the dashboard in vLLM's examples/observability/prometheus_grafana, by its panels.
+OF_VLLM = {
+    "Scheduler State": [f"vllm:num_requests_running{MODEL}", f"vllm:num_requests_waiting{MODEL}"],
+    "Cache Utilization": [f"vllm:kv_cache_usage_perc{MODEL}"],
+    "Finish Reason": [f"sum by(finished_reason) (increase(vllm:request_success_total{MODEL}[$__rate_interval]))"],
+    **{
+        panel: [
+            *(
+                f"histogram_quantile({share}, sum by(le) (rate({name}_bucket{MODEL}[$__rate_interval])))"
+                for share in (0.99, 0.95, 0.9, 0.5)
+            ),
+            f"rate({name}_sum{MODEL}[$__rate_interval])\n/\nrate({name}_count{MODEL}[$__rate_interval])",
+        ]
+        for panel, name in TIMES.items()
+    },
+    **{panel: [f"sum by(le) (increase({name}_bucket{MODEL}[$__rate_interval]))"] for panel, name in LENGTHS.items()},
+    **{panel: [f"rate({name}{MODEL}[$__rate_interval])" for name in names] for panel, names in RATES.items()},
+}
+OF_OURS = {panel["title"]: [target["expr"] for target in panel["targets"]] for panel in OURS["panels"]}
+QUERIES = [(panel, query) for panels in (OF_VLLM, OF_OURS) for panel, queries in panels.items() for query in queries]
+
+
+@dataclass
+class Prometheus(Container):
+    """The program as a server to ask; of a Container it uses the requests only."""
+
+    def ask(self, path: str, **parameters: str) -> Any:
+        answer = self.request("GET", f"/api/v1/{path}?{urlencode(parameters)}")
+        assert answer.status == 200, answer.body
+        return json.loads(answer.body)["data"]
+
+    def values(self, query: str) -> list[float]:
+        return [float(series["value"][1]) for series in self.ask("query", query=query)["result"]]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with launch(write_model(tmp_path_factory.mktemp("models") / "echo", frontend_workers=2)) as server:
+        server.wait_ready()
+        yield server
+
+
+@pytest.fixture(scope="module")
+def prometheus(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+    """Prometheus with our example of a configuration, but the port and a shorter interval."""
+    if shutil.which("prometheus") is None:
+        pytest.skip("prometheus is not installed: apt-get install prometheus")
+    folder, port = tmp_path_factory.mktemp("prometheus"), free_port()
+    settings = yaml.safe_load((MONITORING / "prometheus.yaml").read_text())
+    [job] = settings["scrape_configs"]
+    job |= {"scrape_interval": "1s", "static_configs": [{"targets": [f"127.0.0.1:{server.port}"]}]}
+    (folder / "prometheus.yaml").write_text(yaml.safe_dump(settings))
+    with running(folder, port):
+        yield Prometheus(folder, folder / "log", port)
+
+
+@contextmanager
+def running(folder: Path, port: int) -> Iterator[None]:
+    files = [f"--config.file={folder}/prometheus.yaml", f"--storage.tsdb.path={folder}/data"]
+    with (folder / "log").open("wb") as log:
+        program = subprocess.Popen(
+            ["prometheus", *files, f"--web.listen-address=127.0.0.1:{port}"], stdout=log, stderr=log
+        )
+    try:
+        wait_until(lambda: b"ready to receive" in (folder / "log").read_bytes(), "Prometheus listens")
+        yield
+    finally:
+        program.kill()
+        program.wait()
+
+
+@pytest.fixture(scope="module")
+def model(server: Server, prometheus: Prometheus) -> str:
+    """The name of a model that was asked between two scrapes."""
+    wait_until(lambda: prometheus.values("vllm:num_requests_running"), "the server was scraped")
+    for stream in (False, True):
+        body = {"prompt": "A fox and a hen", "max_tokens": 8, "stream": stream}
+        assert server.post(body, "/v1/completions").status == 200
+    asked = "vllm:request_success_total > 0"
+    wait_until(lambda: prometheus.values(asked), "it was scraped again")
+    [name] = prometheus.ask("label/model_name/values")
+    return str(name)
+
+
+@pytest.mark.parametrize(("panel", "query"), QUERIES)
+def test_a_panel_of_a_dashboard_shows_something(panel: str, query: str, prometheus: Prometheus, model: str) -> None:
+    query = query.replace("$__rate_interval", "10m")
+    query = re.sub(r"\$model(_name)?", model, query)
+    assert any(map(math.isfinite, prometheus.values(query))), (panel, query)
+
+
+def test_our_dashboard_finds_the_models_to_choose_from(prometheus: Prometheus, model: str) -> None:
+    [choice] = (each for each in OURS["templating"]["list"] if each["name"] == "model")
+    assert choice["query"]["query"] == "label_values(lmi_build_info, model)"
+    assert prometheus.ask("label/model/values", **{"match[]": "lmi_build_info"}) == [model]
