@@ -96,6 +96,8 @@ SCHEMAS = {
     "OpenAITextChunk": _answer(
         "text_completion", or_null(USAGE), "usage", text=str, logprobs=LOG_PROBS, finish_reason=or_null(REASON)
     ),
-    "OpenAIModel": struct("parent", id=str, object={"const": "model"}, created=int, owned_by=str, parent=str),
+    "OpenAIModel": struct(
+        "parent", id=str, object={"const": "model"}, created=int, owned_by=str, has_chat_template=bool, parent=str
+    ),
     "OpenAIError": struct(error=struct(message=str, type=str, param=str | None, code=str | None)),
 }
