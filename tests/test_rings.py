@@ -76,7 +76,7 @@ MAX_LINES = {
     "lmi/http": 1060,
     "lmi/ipc": 320,
     "lmi/models": 860,
-    "lmi/server": 2230,
+    "lmi/server": 2260,
     "lmi/settings": 2950,
     "lmi/sessions": 370,
     "lmi/shared": 1730,

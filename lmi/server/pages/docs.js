@@ -1,47 +1,7 @@
-<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>lmi</title>
-<link rel="icon" href="data:,">
-<style>
-:root { color-scheme: light dark; --line: #8886; --soft: #8881; --link: light-dark(#0550ae, #79c0ff) }
-body { overflow-wrap: anywhere; font: 1rem/1.5 system-ui, sans-serif; max-width: 60rem; margin: 0 auto; padding: 1rem }
-h2 { margin: 2rem 0 0 }
-a { color: var(--link) }
-nav { display: flex; flex-wrap: wrap; gap: 0 1rem }
-code, pre { font-family: ui-monospace, monospace; font-size: .9em }
-pre { background: var(--soft); padding: .75rem; overflow-x: auto }
-details { border: 1px solid var(--line); border-radius: .4rem; margin: .5rem 0; padding: .25rem .75rem }
-summary { cursor: pointer }
-summary b { display: inline-block; min-width: 3.5rem }
-:focus-visible { outline: 2px solid var(--link); outline-offset: 2px }
-div.wide { overflow-x: auto }
-td { overflow-wrap: normal }
-table { border-collapse: collapse; width: 100% }
-th, td { text-align: left; vertical-align: top; border-bottom: 1px solid var(--line); padding: .2rem .75rem .2rem 0 }
-</style>
-</head>
-<body>
-<main>
-<h1>lmi</h1>
-<p id="about" role="status">Reading <a href="openapi.json">openapi.json</a> …</p>
-<nav aria-label="Contracts"></nav>
-</main>
-<noscript><p>This page draws <a href="openapi.json">openapi.json</a> with a script of its own; the file is readable without.</p></noscript>
-<script>
-"use strict";
-const main = document.querySelector("main");
-let spec;
+// The page that shows openapi.json and sends the requests that it describes.
+import { $, ask, make, start, texts } from "./page.js";
 
-// An element with text, elements or nothing in it. Text is never read as HTML.
-function make(tag, children = [], attributes = {}) {
-  const element = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
-  element.append(...[children].flat());
-  return element;
-}
+let spec;
 
 function resolve(schema = {}) {
   return schema.$ref ? schema.$ref.split("/").slice(1).reduce((value, name) => value[name], spec) : schema;
@@ -102,13 +62,68 @@ function bodies(content = {}) {
   ]);
 }
 
-function curl(path, method, content) {
-  const places = Object.fromEntries((spec.paths[path][method].parameters || []).map((each) => [each.name, each.schema.enum?.[0]]));
-  const url = location.origin + path.replace(/{(\w+)}/g, (_, name) => places[name] ?? name);
+// The example of each body that an operation takes, by the body's name.
+function examples(content) {
   const schema = content?.["application/json"]?.schema;
-  const example = resolve(schema?.anyOf?.[0] || schema).examples?.[0];
+  const found = (schema?.anyOf || [schema]).map((each) => [each && kind(each), resolve(each).examples?.[0]]);
+  return new Map(found.filter(([, example]) => example));
+}
+
+function curl(path, method, example) {
   const data = example ? ` -d '${JSON.stringify(example).replaceAll("'", "'\\''")}'` : "";
-  return make("pre", make("code", `curl${method === "post" && !data ? " -X POST" : ""}${data} ${url}`), { tabindex: "0" });
+  const url = new URL(filled(path, (each) => each.schema.enum?.[0] ?? each.name, method), document.baseURI);
+  return make("pre", make("code", `curl${method === "get" || data ? "" : ` -X ${method.toUpperCase()}`}${data} ${url}`), { tabindex: "0", "aria-label": "as curl" });
+}
+
+// A path with the values of its parameters, relative to this page.
+function filled(path, valueOf, method) {
+  const places = (spec.paths[path][method].parameters || []).filter((each) => each.in === "path");
+  return places.reduce((url, each) => url.replace(`{${each.name}}`, encodeURIComponent(valueOf(each))), `.${path}`);
+}
+
+// A form that sends a request and shows what comes back, as it comes.
+function attempt(path, method, content) {
+  const bodies = examples(content);
+  const shown = (example) => JSON.stringify(example, null, 2);
+  const inputs = new Map((spec.paths[path][method].parameters || []).filter((each) => each.in !== "header").map((each) => [each, make("input", [], { value: each.schema.enum?.[0] ?? "" })]));
+  const body = make("textarea", shown(bodies.values().next().value) ?? "", { class: "code", spellcheck: "false" });
+  const choice = make("select", [...bodies.keys()].map((name) => make("option", name)));
+  choice.addEventListener("change", () => { body.value = shown(bodies.get(choice.value)); });
+  const send = make("button", "Send", { class: "main" });
+  const stop = make("button", "Stop", { type: "button", hidden: "" });
+  const status = make("span", [], { class: "faint", role: "status" });
+  const headers = make("details", make("summary", "Headers"), { class: "faint", hidden: "" });
+  const answer = make("pre", [], { tabindex: "0", "aria-label": "answer", hidden: "" });
+  const form = make("form", [
+    ...[...inputs].map(([each, input]) => make("label", [each.name, input])),
+    ...(bodies.size > 1 ? [make("label", ["Example", choice])] : []),
+    ...(content ? [make("label", ["Body", body])] : []),
+    make("div", [send, stop, status], { class: "row" }), headers, answer,
+  ], { "aria-label": `try ${method.toUpperCase()} ${path}` });
+  let running;
+  stop.addEventListener("click", () => running.abort());
+  form.addEventListener("submit", async (event) => {
+    event.preventDefault();
+    if (running) return;
+    running = new AbortController();
+    stop.hidden = false;
+    answer.replaceChildren();
+    status.textContent = "Sent …";
+    try {
+      const values = new Map([...inputs].map(([each, input]) => [each, input.value]));
+      const query = new URLSearchParams([...values].filter(([each, value]) => each.in === "query" && value).map(([each, value]) => [each.name, value]));
+      const response = await ask(method.toUpperCase(), `${filled(path, (each) => values.get(each), method)}${query.size ? `?${query}` : ""}`, content && body.value, running.signal);
+      status.textContent = `${response.status} ${response.statusText}`;
+      headers.replaceChildren(headers.firstChild, make("pre", [...response.headers].map((pair) => pair.join(": ")).join("\n"), { tabindex: "0", "aria-label": "headers" }));
+      headers.hidden = answer.hidden = false;
+      for await (const text of texts(response)) answer.append(text);
+    } catch (error) {
+      status.textContent += error.name === "AbortError" ? ", stopped" : ` ${error.message}`;
+    }
+    running = undefined;
+    stop.hidden = true;
+  });
+  return form;
 }
 
 function operation(path, method, described) {
@@ -118,19 +133,21 @@ function operation(path, method, described) {
   const failures = statuses.filter(([status]) => status !== "200");
   const failed = failures.map(([status, { description }]) => make("tr", [make("td", make("code", status)), make("td", prose(description))]));
   return make("details", [
-    head, curl(path, method, content),
+    head, curl(path, method, examples(content).values().next().value),
+    make("h3", "Try it"), attempt(path, method, content),
     ...(content ? [make("h3", "Request"), ...bodies(content)] : []),
     make("h3", "Answer"), ...bodies(described.responses["200"]?.content),
     make("h3", "Other statuses"), make("div", make("table", make("tbody", failed)), { class: "wide" }), ...bodies(failures[0]?.[1].content),
   ], { id: `${method}${path}` });
 }
 
-function show() {
-  document.title = spec.info.title;
-  document.querySelector("h1").textContent = spec.info.title;
-  document.getElementById("about").replaceChildren(`${spec.info.description} Version ${spec.info.version}. `, make("a", "openapi.json", { href: "openapi.json" }));
+function show(read) {
+  spec = read;
+  const main = $("main");
+  document.title = $("h1").textContent = spec.info.title;
+  $("#about").replaceChildren(`${spec.info.description} Version ${spec.info.version}. `, make("a", "openapi.json", { href: "openapi.json" }));
   for (const tag of spec.tags) {
-    document.querySelector("nav").append(make("a", tag.name, { href: `#${tag.name}` }));
+    $("main > nav").append(make("a", tag.name, { href: `#${tag.name}` }));
     main.append(make("h2", tag.name, { id: tag.name }), make("p", prose(tag.description)));
     for (const [path, methods] of Object.entries(spec.paths)) {
       for (const [method, described] of Object.entries(methods)) {
@@ -140,10 +157,4 @@ function show() {
   }
 }
 
-fetch("openapi.json")
-  .then((answer) => answer.json())
-  .then((read) => { spec = read; show(); })
-  .catch((error) => { document.getElementById("about").textContent = `openapi.json could not be read: ${error.message}`; });
-</script>
-</body>
-</html>
+start(show);
