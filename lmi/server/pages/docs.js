@@ -28,22 +28,22 @@ function rules(schema) {
     maxLength: "length at most", maxItems: "items at most",
   };
   const found = Object.keys(words).filter((name) => name in schema && Math.abs(schema[name]) < 2 ** 62);
-  return [...found.map((name) => `${words[name]} ${schema[name]}`), schema.description].filter(Boolean).join(", ");
+  return found.map((name) => `, ${words[name]} ${schema[name]}`).join("");
 }
 
 // One row for each field, the fields of an object within directly below it.
 function rows(schema, prefix = "") {
   const fields = [schema, ...(schema.allOf || []).map(resolve)].flatMap((part) => Object.entries(part.properties || {}));
   return fields.flatMap(([name, field]) => {
-    const needed = (schema.required || []).includes(name) ? "required" : "";
-    const cells = [make("td", make("code", prefix + name)), make("td", kind(field)), make("td", prose(rules(field))), make("td", needed)];
+    const needed = (schema.required || []).includes(name) ? "Required. " : "";
+    const cells = [make("td", make("code", prefix + name)), make("td", kind(field) + rules(field)), make("td", prose(needed + (field.description || "")))];
     return [make("tr", cells), ...rows(field, `${prefix}${name}.`)];
   });
 }
 
 function table(schema) {
   if (!rows(schema).length) return make("p", kind(schema));
-  const heads = ["field", "value", "rule", ""].map((text) => make("th", text, { scope: "col" }));
+  const heads = ["field", "value", "meaning"].map((text) => make("th", text, { scope: "col" }));
   return make("div", make("table", [make("thead", make("tr", heads)), make("tbody", rows(schema))]), { class: "wide", tabindex: "0", role: "region", "aria-label": "fields" });
 }
 
@@ -132,13 +132,15 @@ function operation(path, method, described) {
   const statuses = Object.entries(described.responses).map(([status, answer]) => [status, resolve(answer)]);
   const failures = statuses.filter(([status]) => status !== "200");
   const failed = failures.map(([status, { description }]) => make("tr", [make("td", make("code", status)), make("td", prose(description))]));
-  return make("details", [
-    head, curl(path, method, examples(content).values().next().value),
+  const details = make("details", head, { id: `${method}${path}` });
+  details.addEventListener("toggle", () => details.append(
+    curl(path, method, examples(content).values().next().value),
     make("h3", "Try it"), attempt(path, method, content),
     ...(content ? [make("h3", "Request"), ...bodies(content)] : []),
     make("h3", "Answer"), ...bodies(described.responses["200"]?.content),
     make("h3", "Other statuses"), make("div", make("table", make("tbody", failed)), { class: "wide" }), ...bodies(failures[0]?.[1].content),
-  ], { id: `${method}${path}` });
+  ), { once: true });
+  return details;
 }
 
 function show(read) {

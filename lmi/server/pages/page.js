@@ -33,10 +33,11 @@ export async function start(show) {
   try {
     await show(await read("openapi.json"));
     $("#notice").textContent = "";
+    $("#key").onchange = null;
   } catch (error) {
     $("#notice").textContent = error.status === 401 ? "This server wants an API key." : `The server cannot be read: ${error.message}`;
     if (error.status === 503) setTimeout(start, 2000, show);
-    $("#key").addEventListener("change", () => start(show), { once: true });
+    $("#key").onchange = () => start(show);
     if (error.status === 401) $("#key").focus();
   }
 }
