@@ -71,6 +71,10 @@ class Pipeline:
         template = ChatTemplate.load(model.path, tokenizer.special_tokens, model.chat_template)
         return cls(tokenizer, engines, template, model.prefix_cache_scope, model.special_tokens_in_content)
 
+    @property
+    def has_chat_template(self) -> bool:
+        return self._chat_template is not None
+
     async def generate(self, requests: Sequence[GenerationRequest], take: Take) -> None:
         """Pass the Deltas of the answer to `take`. Raises LmiError, before the first Delta or after some.
 

@@ -206,7 +206,7 @@ def test_a_process_starts_without_what_it_may_never_use(module: str, unused: set
     assert done.stdout.strip() == "[]"
 
 
-def test_the_wheel_carries_the_packages_djl_python_and_the_demo_model_and_nothing_else() -> None:
+def test_the_wheel_carries_the_packages_djl_python_the_pages_and_the_demo_model_and_nothing_else() -> None:
     code = "import sys; from hatchling.build import build_wheel; print(build_wheel(sys.argv[1]))"
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-c", code, folder]
@@ -214,6 +214,7 @@ def test_the_wheel_carries_the_packages_djl_python_and_the_demo_model_and_nothin
         names = zipfile.ZipFile(Path(folder) / done.stdout.split()[-1]).namelist()
     assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"lmi", "handlers"}
     assert {str(path.relative_to(ROOT)) for path in sources("lmi/user_code/compat")} <= set(names)
+    assert {str(path.relative_to(ROOT)) for path in (ROOT / "lmi/server/pages").iterdir()} <= set(names)
     demo = {path.name for path in (ROOT / "handlers/lmi_dist/demo").iterdir() if path.is_file()}
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= demo
     assert {f"handlers/lmi_dist/demo/{name}" for name in demo} <= set(names)

@@ -68,7 +68,7 @@ STILL = {
 # Lines of Python. A room may shrink freely. To grow, it changes its row in the same commit, which says why.
 MAX_LINES = {
     "lmi/adapters": 764,
-    "lmi/apis": 4569,
+    "lmi/apis": 4633,
     "lmi/client": 207,
     "lmi/engine": 1400,
     "lmi/executor": 909,
@@ -76,12 +76,12 @@ MAX_LINES = {
     "lmi/http": 1054,
     "lmi/ipc": 315,
     "lmi/models": 856,
-    "lmi/server": 2383,
+    "lmi/server": 2427,
     "lmi/settings": 2967,
     "lmi/sessions": 370,
     "lmi/shared": 1752,
     "lmi/sources": 2036,
-    "lmi/supervisor": 1873,
+    "lmi/supervisor": 1874,
     "lmi/text": 1525,
     "lmi/user_code": 2073,
     "handlers/base": 4175,

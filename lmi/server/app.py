@@ -27,7 +27,7 @@ from lmi.runtime import ServerRuntime
 from lmi.server.cors import CrossOrigin
 from lmi.server.front_end import FrontEnd
 from lmi.server.models import Models
-from lmi.server.routes import batch, docs, health, invocations, kserve, openai, tgi, tokens
+from lmi.server.routes import batch, health, invocations, kserve, openai, pages, tgi, tokens
 from lmi.server.service import Service
 from lmi.sessions.http import kept_clean
 from lmi.user_code import routes as user_code
@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 TARGET_MODEL = "x-amzn-sagemaker-target-model"  # the platform's name of a model, for the log only
 PROBES = ("/ping", "/metrics", "/v2/health/live", "/v2/health/ready")  # neither counted nor logged
 SERVER_ROUTES: list[ServerRow] = [
-    *docs.ROUTES,
+    *pages.ROUTES,
     *health.ROUTES,
     *batch.SERVER_ROUTES,
     *model_routes.SERVER_ROUTES,

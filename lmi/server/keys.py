@@ -10,6 +10,7 @@ from lmi.http.exchange import Exchange
 from lmi.runtime import ServerRuntime
 from lmi.settings.kinds import KEYS, digest
 
+PAGES = ("/", "/playground", "/docs")  # they ask for the key that their requests need
 FREE = ("/ping", "/health", "/v2/health/live", "/v2/health/ready")  # for those who only look whether it serves
 
 
@@ -29,13 +30,17 @@ class Keys:
 
     def check(self, exchange: Exchange) -> None:
         """Note whose request it is. Raises Unauthorized for one without a key."""
-        if not self._digests or exchange.path in FREE:
+        if not self._digests or exchange.path in FREE or _is_page(exchange):
             return
         given = list(map(digest, exchange.given_keys))
         exchange.key = next((key for key in given if key in self._digests), "")
         if not exchange.key:
             what = "this server does not know the key of the request" if given else "the request has no key"
             raise Unauthorized(f"{what}: send one as Authorization: Bearer KEY or x-api-key")
+
+
+def _is_page(exchange: Exchange) -> bool:
+    return exchange.method in ("GET", "HEAD") and (exchange.path in PAGES or exchange.path.startswith("/pages/"))
 
 
 def read_keys(path: Path) -> list[str]:

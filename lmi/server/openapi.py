@@ -19,6 +19,7 @@ from lmi.apis.tgi import openapi as tgi
 from lmi.apis.triton import openapi as triton
 from lmi.models import openapi as models
 from lmi.server.metrics import MEDIA_TYPE
+from lmi.server.routes import pages
 from lmi.settings.config import Config
 
 
@@ -27,7 +28,9 @@ def document(config: Config) -> dict[str, Any]:
     apis = [lmi.describe(config), adapters.describe(config), models.describe(config), server(config)]
     if not config.is_user_code:
         apis[1:1] = [triton.describe(config), tgi.describe(config), openai.describe(config)]
-    paths = {path: methods for api in apis for path, methods in api.paths.items()}
+    paths: dict[str, dict[str, Operation]] = {}
+    for path, methods in ((path, methods) for api in apis for path, methods in api.paths.items()):
+        paths.setdefault(path, {}).update(methods)
     for path, method, operation in ((path, *each) for path, methods in paths.items() for each in methods.items()):
         operation["operationId"] = _id(method, path)
     return {
@@ -96,7 +99,11 @@ def server(config: Config) -> ApiDescription:
     page: Content = {"text/html; charset=utf-8": {"schema": STRING}}
     api.add("get", "/metrics", "Metrics for Prometheus", {MEDIA_TYPE: {"schema": STRING}})
     api.add("get", "/openapi.json", "This description", content(dict))
-    api.add("get", "/docs", "This description, to read", page)
+    api.add("get", "/", "The playground for a browser, links for others", page | content(dict))
+    api.add("get", "/playground", "A page to chat with the model", page)
+    api.add("get", "/docs", "This description, to read and to try", page)
+    files: Content = {f"{media_type}; charset=utf-8": {"schema": STRING} for media_type in pages.TYPES.values()}
+    api.add("get", "/pages/{name}", "A file of the pages", files)
     parameters = "How a batch transform should send its records"
     api.add("get", "/execution-parameters", parameters, "ExecutionParameters")
     return api

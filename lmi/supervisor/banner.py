@@ -116,6 +116,7 @@ def banner(config: Config, port: int, report: LoadReport, after_s: float) -> str
     rows |= {
         "ready": f"after {after_s:.1f} s ({stages})",
         "answers": f"{url}/invocations",
+        "browser": f"{url}/playground",
         "health": f"{url}/ping",
         "metrics": f"{url}/metrics",
     }

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from lmi.apis.base import parameters
 from lmi.apis.base.parameters import ParameterTable
 from lmi.apis.base.readers import Parsed
 from lmi.apis.lmi import schema as lmi
@@ -197,6 +198,10 @@ def test_a_wrong_type_or_range_is_refused_with_the_name_even_where_it_has_no_eff
         with pytest.raises(InvalidRequest) as caught:
             APIS[api].parse({name: value})
         assert spelled in str(caught.value), value
+
+
+def test_every_row_has_a_sentence_for_descriptions() -> None:
+    assert [row.name for row in parameters.ROWS.values() if not row.help.endswith(".")] == []
 
 
 def test_every_field_of_the_contract_s_sampling_has_a_value_here() -> None:

@@ -61,6 +61,13 @@ def test_who_only_looks_whether_it_serves_needs_no_key(path: str, tmp_path: Path
         assert lmi.send("GET", path)[0].status == 200
 
 
+def test_the_pages_need_no_key_but_what_they_ask_for_does(tmp_path: Path) -> None:
+    with host(tmp_path, server=WITH_KEYS) as lmi:
+        for path in ("/", "/playground", "/docs", "/pages/page.js"):
+            assert lmi.send("GET", path)[0].status == 200
+        assert lmi.post(BODY, "/")[0].status == 401
+
+
 def test_keys_of_a_file_count_too(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("sk-three\n\n sk-four \n")

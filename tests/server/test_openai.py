@@ -367,6 +367,12 @@ def test_models_are_listed_and_found_by_name(able: Host) -> None:
     assert (response.status, json.loads(body)["id"]) == (200, "gpt-x")
 
 
+def test_the_list_says_which_models_can_chat(able: Host, plain: Host) -> None:
+    for server, can in ((able, True), (plain, False)):
+        cards = json.loads(server.send("GET", "/v1/models")[1])["data"]
+        assert {card["has_chat_template"] for card in cards} == {can}
+
+
 @pytest.mark.parametrize("path", ["/v1/models/gpt-4", "/v1/models/org/gpt-4"])
 def test_a_model_that_is_not_served_is_not_found(able: Host, path: str) -> None:
     response, body = able.send("GET", path)

@@ -15,7 +15,6 @@ from lmi.apis.lmi.openapi import PATHS
 from lmi.http.exchange import TIMEOUT, TIMEOUT_MS
 from lmi.server.app import ROUTES, SERVER_ROUTES, USER_CODE_ROUTES
 from lmi.server.openapi import document as document_of
-from lmi.server.routes.docs import PAGE
 from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig, UserCodeConfig
 from tests.scripted import Host, host
 
@@ -150,30 +149,6 @@ def test_a_server_with_several_models_describes_how_they_are_loaded() -> None:
     [name] = described["paths"]["/models/{model}/invoke"]["post"]["parameters"][:1]
     assert name["schema"] == {"type": "string"}, "no name is known before a model is loaded"
     check_references(described)
-
-
-def test_the_page_loads_nothing_from_elsewhere_and_may_run_only_what_is_in_it(server: Host) -> None:
-    response, body = server.send("GET", "/docs")
-    assert response.status == 200 and body == PAGE
-    assert response.getheader("content-type") == "text/html; charset=utf-8"
-    assert not re.search(rb"https?://|src=|@import|\burl\(", body)
-    policy = str(response.getheader("content-security-policy"))
-    assert policy.startswith("default-src 'none'") and "unsafe" not in policy
-    assert re.findall(rb'fetch\("(.*?)"\)', body) == [b"openapi.json"]
-    assert re.findall(rb'<link rel="icon" href="(data:)', body) == [b"data:"] and "img-src data:;" in policy
-
-
-def test_the_page_is_no_wider_than_a_telephone() -> None:
-    """In a browser it was 390 px wide with every part of it open. What may be wider scrolls in a box of its own."""
-    [style] = re.findall(rb"<style>(.*?)</style>", PAGE, re.DOTALL)
-    for rule in (
-        b"nav { display: flex; flex-wrap: wrap",
-        b"body { overflow-wrap: anywhere",
-        b"div.wide { overflow-x: auto",
-    ):
-        assert rule in style
-    boxes = re.findall(rb'(.{12})make\("table"', PAGE)
-    assert boxes == [b'make("div", '] * 2 and PAGE.count(b'class: "wide"') == 2
 
 
 @pytest.mark.parametrize(("headers", "media_type"), [({}, JSONLINES), ({"accept": SSE}, SSE)])

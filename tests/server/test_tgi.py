@@ -128,7 +128,7 @@ def test_a_wrong_method_is_405_in_tgis_words(tgi: Host) -> None:
         response, body = tgi.send("GET", path)
         assert refusal((response, body))[:2] == (405, "validation")
         assert response.headers["allow"] == "POST"
-    assert tgi.send("GET", "/")[0].status == 405
+    assert tgi.send("PUT", "/")[0].status == 405
 
 
 def test_info_tells_the_limits_that_hold(tgi: Host) -> None:

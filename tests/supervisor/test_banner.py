@@ -38,6 +38,7 @@ def test_ready_is_one_json_event_where_the_log_is_json(capsys: pytest.CaptureFix
 @pytest.mark.parametrize(("host", "url"), [("0.0.0.0", "127.0.0.1"), ("::", "127.0.0.1"), ("::1", "[::1]"), ("h", "h")])
 def test_the_banner_has_urls_that_work_from_this_machine(host: str, url: str) -> None:
     text = banner(config("text", host), 8081, REPORT, after_s=2.0)
+    assert f"http://{url}:8081/playground" in text
     for path in ("ping", "invocations", "metrics"):
         assert f"http://{url}:8081/{path}" in text
     assert "weights 1.2, warm-up 0.5" in text and "512 tokens" in text

@@ -95,8 +95,11 @@ def asked(properties: Mapping[str, Form], *required: str, example: object = None
 
 
 def taken(table: Mapping[str, Parameter]) -> dict[str, Schema]:
-    """Return the schemas of the values that a table takes, each with null added."""
-    return {name: or_null(JSON_SCHEMAS.get(row.read, {})) for name, row in table.items()}
+    """Return the schemas of the values that a table takes, each with null added and with what it means."""
+    return {
+        name: or_null(JSON_SCHEMAS.get(row.read, {})) | ({"description": row.help} if row.help else {})
+        for name, row in table.items()
+    }
 
 
 def parameter(place: str, name: str, form: Form, description: str = "") -> Schema:

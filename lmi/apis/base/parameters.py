@@ -45,7 +45,7 @@ class Parameter:
     """One meaning. Its value fills the field `name` of GenerationRequest or SamplingConfig, if there is one.
 
     `off` holds the values that mean the same as leaving it out. `fields` are the engines' names for it, if they differ.
-    What only `samples` has no effect in greedy decoding and in a beam search.
+    What only `samples` has no effect in greedy decoding and in a beam search. `help` is a sentence for descriptions.
     """
 
     name: str
@@ -53,47 +53,70 @@ class Parameter:
     off: tuple[object, ...] = ()
     fields: tuple[str, ...] = ()
     samples: bool = False
+    help: str = ""
 
 
 _PENALTY = number(-MAX_PENALTY, MAX_PENALTY)
 _ROWS = (
-    Parameter("do_sample", boolean, (False,)),
-    Parameter("seed", integer(0, MAX_SEED), samples=True),
-    Parameter("temperature", number(0, MAX_TEMPERATURE), (1,), samples=True),
-    Parameter("top_k", integer(-1), (-1, 0), samples=True),
-    Parameter("top_p", number(0, 1), (1,), samples=True),
-    Parameter("min_p", number(0, 1), (0,), samples=True),
-    Parameter("typical_p", number(0, 1, low_open=True), (1,), samples=True),
-    Parameter("repetition_penalty", number(*REPETITION_PENALTIES), (1,)),
-    Parameter("presence_penalty", _PENALTY, (0,)),
-    Parameter("frequency_penalty", _PENALTY, (0,)),
-    Parameter("no_repeat_ngram_size", integer(0), (0,)),
-    Parameter("min_tokens", integer(0), (0,)),
-    Parameter("max_new_tokens", integer(1), fields=("max_tokens",)),
-    Parameter("n", integer(1, MAX_SEQUENCES), (1,), ("num_return_sequences",)),
-    Parameter("best_of", integer(1, MAX_SEQUENCES), (1,), ("num_return_sequences",)),
-    Parameter("beam_width", integer(1, MAX_BEAMS), (1,)),
-    Parameter("use_beam_search", boolean, (False,), ("beam_width",)),
-    Parameter("length_penalty", number(0), (1,)),
-    Parameter("early_stopping", boolean, (False,)),
-    Parameter("stop_sequences", strings(MAX_STOP_SEQUENCES), ((),)),
-    Parameter("stop_token_ids", token_ids(MAX_WORDS), ((),), ("stop_words", "end_ids")),
-    Parameter("bad_sequences", strings(MAX_WORDS), ((),), ("bad_words",)),
-    Parameter("ignore_eos", boolean, (False,)),
-    Parameter("truncate", integer(1)),
-    Parameter("include_stop_str_in_output", boolean, (False,)),
-    Parameter("skip_special_tokens", boolean),
-    Parameter("spaces_between_special_tokens", boolean),
-    Parameter("return_full_text", boolean, (False,)),
-    Parameter("details", boolean, fields=("return_log_probs",)),
-    Parameter("num_top_log_probs", integer(0), (0,)),
-    Parameter("top_n_tokens", integer(0, MAX_TOP_N_TOKENS), (0,), ("num_top_log_probs",)),
-    Parameter("num_prompt_log_probs", integer(0)),
-    Parameter("decoder_input_details", boolean, (False,), ("num_prompt_log_probs",)),
-    Parameter("adapter", text, ("",), ("lora_config",)),
-    Parameter("logits_post_processor_name", text),
-    Parameter("cache_salt", cache_salt),
-    *(Parameter(name, read) for name, read in GUIDED.items()),
+    Parameter("do_sample", boolean, (False,), help="Whether tokens are drawn; otherwise the likeliest one is taken."),
+    Parameter("seed", integer(0, MAX_SEED), samples=True, help="Makes the same request draw the same tokens again."),
+    Parameter("temperature", number(0, MAX_TEMPERATURE), (1,), samples=True, help="How freely tokens are drawn."),
+    Parameter(
+        "top_k", integer(-1), (-1, 0), samples=True, help="Draw from so many likeliest tokens; -1 and 0 mean all."
+    ),
+    Parameter(
+        "top_p", number(0, 1), (1,), samples=True, help="Draw from the likeliest tokens with this probability together."
+    ),
+    Parameter(
+        "min_p", number(0, 1), (0,), samples=True, help="Draw from tokens with this part of the best's probability."
+    ),
+    Parameter(
+        "typical_p", number(0, 1, low_open=True), (1,), samples=True, help="Draw from typical tokens that sum to this."
+    ),
+    Parameter(
+        "repetition_penalty", number(*REPETITION_PENALTIES), (1,), help="Over 1, tokens so far become less likely."
+    ),
+    Parameter("presence_penalty", _PENALTY, (0,), help="Over 0, tokens that the answer has become less likely."),
+    Parameter(
+        "frequency_penalty", _PENALTY, (0,), help="Over 0, tokens become less likely each time the answer has them."
+    ),
+    Parameter("no_repeat_ngram_size", integer(0), (0,), help="No sequence of so many tokens comes twice."),
+    Parameter("min_tokens", integer(0), (0,), help="The answer does not end before it has so many tokens."),
+    Parameter("max_new_tokens", integer(1), fields=("max_tokens",), help="The answer ends after so many tokens."),
+    Parameter("n", integer(1, MAX_SEQUENCES), (1,), ("num_return_sequences",), help="How many answers a prompt gets."),
+    Parameter("best_of", integer(1, MAX_SEQUENCES), (1,), ("num_return_sequences",), help="How many answers are made."),
+    Parameter("beam_width", integer(1, MAX_BEAMS), (1,), help="How many beams a search has."),
+    Parameter("use_beam_search", boolean, (False,), ("beam_width",), help="Whether to search with beams."),
+    Parameter("length_penalty", number(0), (1,), help="Over 1, a search prefers long answers; below 1, short ones."),
+    Parameter("early_stopping", boolean, (False,), help="Whether a search ends with enough complete answers."),
+    Parameter("stop_sequences", strings(MAX_STOP_SEQUENCES), ((),), help="Texts that end the answer."),
+    Parameter(
+        "stop_token_ids", token_ids(MAX_WORDS), ((),), ("stop_words", "end_ids"), help="Tokens that end the answer."
+    ),
+    Parameter("bad_sequences", strings(MAX_WORDS), ((),), ("bad_words",), help="Texts that the answer must not have."),
+    Parameter("ignore_eos", boolean, (False,), help="Whether the answer goes on after the model's end token."),
+    Parameter("truncate", integer(1), help="Keep only so many tokens of the prompt, its last ones."),
+    Parameter("include_stop_str_in_output", boolean, (False,), help="Whether the answer keeps the text that ended it."),
+    Parameter("skip_special_tokens", boolean, help="Whether the text leaves special tokens out."),
+    Parameter("spaces_between_special_tokens", boolean, help="Whether the text has spaces between special tokens."),
+    Parameter("return_full_text", boolean, (False,), help="Whether the answer begins with the prompt."),
+    Parameter(
+        "details", boolean, fields=("return_log_probs",), help="Whether tokens, log-probs and the end are given."
+    ),
+    Parameter(
+        "num_top_log_probs", integer(0), (0,), help="How many alternatives to each token are given, with log-probs."
+    ),
+    Parameter(
+        "top_n_tokens", integer(0, MAX_TOP_N_TOKENS), (0,), ("num_top_log_probs",), help="Alternatives to a token."
+    ),
+    Parameter("num_prompt_log_probs", integer(0), help="How many alternatives to each token of the prompt are given."),
+    Parameter(
+        "decoder_input_details", boolean, (False,), ("num_prompt_log_probs",), help="Whether prompt tokens are given."
+    ),
+    Parameter("adapter", text, ("",), ("lora_config",), help="The LoRA adapter that answers."),
+    Parameter("logits_post_processor_name", text, help="The function of `option.logits_post_processors` to use."),
+    Parameter("cache_salt", cache_salt, help="Only requests with the same salt share cached prompts."),
+    *(Parameter(name, read, help="The structure that the answer must have.") for name, read in GUIDED.items()),
 )
 ROWS = {row.name: row for row in _ROWS}
 SAMPLING = tuple(row.name for row in _ROWS if row.samples)

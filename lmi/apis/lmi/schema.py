@@ -66,9 +66,11 @@ PARAMETERS = ParameterTable(
         top_n_tokens="top_n_tokens",
     )
     | {
-        "min_length": Parameter("min_length", readers.integer(0), (0, 1)),
-        "stop": Parameter("stop", _stop, ((), False)),
-        "output_formatter": Parameter("output_formatter", readers.choice(FORMATS)),
+        "min_length": Parameter(
+            "min_length", readers.integer(0), (0, 1), help="The answer does not end before it has so many tokens."
+        ),
+        "stop": Parameter("stop", _stop, ((), False), help="Texts that end the answer."),
+        "output_formatter": Parameter("output_formatter", readers.choice(FORMATS), help="The form of the answer."),
     },
     in_parameters,
 )

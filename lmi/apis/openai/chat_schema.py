@@ -41,14 +41,30 @@ CHAT = ParameterTable(
     | {name: Parameter(name, schema.anything) for name in ("tools", "tool_choice", "modalities")}
     | {
         "messages": Parameter("messages", schema.anything, fields=("inputs", "input_token_ids")),
-        "max_completion_tokens": Parameter("max_completion_tokens", integer(1)),
-        "top_logprobs": Parameter("top_logprobs", integer(0, schema.MAX_LOG_PROBS), fields=("num_top_log_probs",)),
-        "logprobs": Parameter("logprobs", boolean, fields=("num_prompt_log_probs", "return_log_probs")),
-        "parallel_tool_calls": Parameter("parallel_tool_calls", boolean),
-        "reasoning_effort": Parameter("reasoning_effort", text),
+        "max_completion_tokens": Parameter(
+            "max_completion_tokens", integer(1), help="The answer ends after so many tokens."
+        ),
+        "top_logprobs": Parameter(
+            "top_logprobs",
+            integer(0, schema.MAX_LOG_PROBS),
+            fields=("num_top_log_probs",),
+            help="How many alternatives to each token the answer has; needs `logprobs`.",
+        ),
+        "logprobs": Parameter(
+            "logprobs",
+            boolean,
+            fields=("num_prompt_log_probs", "return_log_probs"),
+            help="Whether the answer has the log-probs of its tokens.",
+        ),
+        "parallel_tool_calls": Parameter(
+            "parallel_tool_calls", boolean, help="Whether an answer may have several calls."
+        ),
+        "reasoning_effort": Parameter("reasoning_effort", text, help="A variable of the chat template."),
         # vLLM's
-        "add_generation_prompt": Parameter("add_generation_prompt", boolean),
-        "chat_template_kwargs": Parameter("chat_template_kwargs", an_object),
+        "add_generation_prompt": Parameter(
+            "add_generation_prompt", boolean, help="Whether the template opens the answer's message."
+        ),
+        "chat_template_kwargs": Parameter("chat_template_kwargs", an_object, help="Variables of the chat template."),
     },
     hidden=schema.hidden(CANNOT_CHAT),
 )

@@ -116,6 +116,8 @@ SCHEMAS = {
         "tokens",
         example={"tokens": [1, 2, 3]},
     ),
-    "OpenAIModel": struct("parent", id=str, object={"const": "model"}, created=int, owned_by=str, parent=str),
+    "OpenAIModel": struct(
+        "parent", id=str, object={"const": "model"}, created=int, owned_by=str, has_chat_template=bool, parent=str
+    ),
     "OpenAIError": struct(error=struct(message=str, type=str, param=str | None, code=str | None)),
 }

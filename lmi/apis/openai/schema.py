@@ -104,16 +104,31 @@ SHARED: dict[str, Parameter] = rows(
     truncate_prompt_tokens="truncate",
     max_tokens="max_new_tokens",
 ) | {
-    "model": Parameter("model", readers.text, fields=("lora_config",)),
-    "stream": Parameter("stream", readers.boolean),
-    "stream_options": Parameter("stream_options", an_object),
+    "model": Parameter(
+        "model",
+        readers.text,
+        fields=("lora_config",),
+        help="The model or adapter that answers; left out, the server's own.",
+    ),
+    "stream": Parameter("stream", readers.boolean, help="Whether the answer comes token by token."),
+    "stream_options": Parameter(
+        "stream_options", an_object, help="With `include_usage` true, a stream ends with the numbers of tokens."
+    ),
     "stop": replace(ROWS["stop_sequences"], read=_stop),
     "temperature": replace(ROWS["temperature"], read=readers.number(0, MAX_TEMPERATURE)),
-    "logit_bias": Parameter("token_biases", _biases, fields=("embedding_bias",)),
-    "priority": Parameter("priority", _priority, (DEFAULT_PRIORITY,)),
-    "structured_outputs": Parameter("structured_outputs", structured_outputs),
+    "logit_bias": Parameter(
+        "token_biases", _biases, fields=("embedding_bias",), help="What is added to the logits of tokens, by id."
+    ),
+    "priority": Parameter("priority", _priority, (DEFAULT_PRIORITY,), help="A lower number is served earlier."),
+    "structured_outputs": Parameter(
+        "structured_outputs", structured_outputs, help="The structure that the answer must have."
+    ),
     # the LMI schema's, at /invocations
-    "output_formatter": Parameter("output_formatter", readers.choice([format.value for format in OutputFormat])),
+    "output_formatter": Parameter(
+        "output_formatter",
+        readers.choice([format.value for format in OutputFormat]),
+        help="The form of the answer at `/invocations`.",
+    ),
 }
 # Fields of OpenAI's and vLLM's APIs that change no answer of this server.
 WITHOUT_EFFECT = (
@@ -142,9 +157,12 @@ COMPLETION = ParameterTable(
         "max_tokens": replace(ROWS["max_new_tokens"], read=readers.integer(0)),
         "best_of": replace(ROWS["best_of"], off=()),
         "logprobs": Parameter(
-            "logprobs", _logprobs, fields=("num_top_log_probs", "num_prompt_log_probs", "return_log_probs")
+            "logprobs",
+            _logprobs,
+            fields=("num_top_log_probs", "num_prompt_log_probs", "return_log_probs"),
+            help="How many alternatives to each token the answer has, with log-probs.",
         ),
-        "echo": Parameter("return_full_text", readers.boolean),
+        "echo": Parameter("return_full_text", readers.boolean, help="Whether the answer begins with the prompt."),
         "suffix": Parameter("suffix", readers.text),
     },
     hidden=hidden(CANNOT),

@@ -1,0 +1,136 @@
+"""Visits the pages of a server whose model chats, and of one with a key whose model has no chat template."""
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import axe_playwright_python
+from playwright.sync_api import BrowserContext, Page, sync_playwright
+
+URL, KEYED_URL, KEY, CHROMIUM = sys.argv[1:]
+AXE = Path(axe_playwright_python.__file__).with_name("axe.min.js").read_text()
+WIDTHS = (390, 1200)
+said: list[str] = []  # on the console, and by scripts that fail
+asked_elsewhere: list[str] = []  # addresses
+
+
+def opened(context: BrowserContext, url: str) -> Page:
+    page = context.new_page()
+    page.on("console", lambda message: said.append(message.text) if message.type in ("error", "warning") else None)
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.on(
+        "request", lambda asked: None if asked.url.startswith((URL, KEYED_URL)) else asked_elsewhere.append(asked.url)
+    )
+    page.goto(url)
+    return page
+
+
+def faults(page: Page) -> list[str]:
+    """What axe finds grave in the light and in the dark, and each width at which the page scrolls sideways."""
+    found = []
+    page.evaluate(AXE)
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+        violations = page.evaluate("axe.run({resultTypes: ['violations']})")["violations"]
+        found += [f"{scheme}: {each['help']}" for each in violations if each["impact"] in ("serious", "critical")]
+    for width in WIDTHS:
+        page.set_viewport_size({"width": width, "height": 800})
+        if page.evaluate("document.documentElement.scrollWidth") > width:
+            found.append(f"scrolls at {width}")
+    return found
+
+
+def answer_to(page: Page, text: str) -> str:
+    page.fill("#said", text)
+    page.press("#said", "Enter" if page.is_checked("[value=chat]") else "Control+Enter")
+    page.locator("#send").wait_for(state="visible")  # hidden while the answer comes
+    return page.locator(".turn.assistant .said").last.inner_text()
+
+
+def chat(context: BrowserContext) -> dict[str, Any]:
+    page = opened(context, URL)  # the root
+    page.fill("[name=temperature]", "0")
+    page.fill("[name=max_tokens]", "8")
+    found: dict[str, Any] = {"plain": answer_to(page, "Hello")}
+    page.click("#clear")
+    page.check("#logprobs")
+    found["marked"] = answer_to(page, "Hello")
+    found["status"] = page.inner_text("#status")
+    page.focus(".tokens")
+    page.keyboard.press("ArrowRight")
+    found["by_keyboard"] = page.locator("#alternatives div").all_inner_texts()
+    page.keyboard.press("Escape")
+    found["after_escape"] = page.locator("#alternatives div").count()
+    page.locator(".tokens span").nth(1).hover()
+    found["by_pointer"] = page.locator("#alternatives div").all_inner_texts()
+    page.fill("[name=temperature]", "3")
+    page.fill("#said", "too hot")
+    page.press("#said", "Enter")
+    found["turns_after_a_value_out_of_bounds"] = page.locator(".turn").count()
+    page.fill("[name=temperature]", "0")
+    page.fill("#said", "")
+    page.click("#code summary")
+    found["code"] = {}
+    for language in ("curl", "python", "boto3"):
+        page.check(f"[value={language}]", force=True)
+        page.click("#copy")
+        found["code"][language] = page.evaluate("navigator.clipboard.readText()")
+    found["faults"] = faults(page)
+    return found
+
+
+def completion(context: BrowserContext) -> dict[str, Any]:
+    page = opened(context, f"{KEYED_URL}/playground")
+    page.get_by_text("This server wants an API key.").wait_for()
+    page.fill("#key", KEY)
+    page.press("#key", "Enter")
+    page.locator("#no-chat").wait_for(state="visible")
+    found: dict[str, Any] = {
+        "can_chat": page.is_enabled("[value=chat]"),
+        "is_chosen": page.is_checked("[value=completion]"),
+    }
+    found["answer"] = answer_to(page, "say hello")
+    page.fill("#said", "hang abc")
+    page.press("#said", "Control+Enter")
+    page.locator(".turn.assistant .said", has_text="abc").wait_for()
+    page.click("#stop")
+    page.locator("#send").wait_for(state="visible")
+    found["stopped"] = page.inner_text("#status")
+    found["kept"] = page.evaluate("[localStorage.length, sessionStorage.length, document.cookie]")
+    return found
+
+
+def docs(context: BrowserContext) -> dict[str, Any]:
+    page = opened(context, f"{URL}/docs")
+    operation = page.locator("[id='post/v1/completions']")
+    operation.locator("summary").first.click()
+    operation.get_by_label("Body").fill(json.dumps({"prompt": "Hello", "max_tokens": 4, "stream": True}))
+    operation.get_by_role("button", name="Send").click()
+    answer = operation.get_by_label("answer")
+    operation.get_by_text("[DONE]").last.wait_for()
+    return {
+        "status": operation.get_by_role("status").inner_text(),
+        "headers": operation.get_by_label("headers").text_content(),
+        "answer": answer.inner_text(),
+        "faults": faults(page),
+    }
+
+
+@contextmanager
+def chromium() -> Iterator[BrowserContext]:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        context = browser.new_context(
+            permissions=["clipboard-read", "clipboard-write"], viewport={"width": 1200, "height": 800}
+        )
+        context.set_default_timeout(120_000)
+        yield context
+        browser.close()
+
+
+with chromium() as context:
+    found: dict[str, Any] = {visit.__name__: visit(context) for visit in (chat, completion, docs)}
+print(json.dumps(found | {"said": said, "asked_elsewhere": asked_elsewhere}))

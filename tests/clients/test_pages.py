@@ -1,0 +1,107 @@
+"""The playground and `/docs` in a real browser, with a real model and with a scripted engine."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from lmi.settings.kinds import KEYS
+from tests.clients.venvs import python_of, run
+from tests.scripted import Host, host
+from tests.served import Server
+from tests.system.container import wait_until
+
+CHROMIUM = shutil.which("chromium")
+KEY = "sk-one"
+
+pytestmark = [
+    pytest.mark.timeout(500),  # including the installation of a venv
+    pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium"),
+]
+
+
+@pytest.fixture(scope="module")
+def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
+    """A server that wants a key, and whose model has no chat template."""
+    with host(tmp_path_factory.mktemp("keyed"), server={"api_keys": KEYS.parse(KEY)}) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def seen(demo: Server, keyed: Host) -> Any:
+    return run("browser", "browser.py", url(demo), url(keyed), KEY, str(CHROMIUM))
+
+
+@pytest.fixture(scope="module")
+def answer(demo: Server) -> str:
+    """The model's greedy answer, as a bare HTTP client gets it."""
+    asked = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8, "temperature": 0}
+    return str(json.loads(demo.post(asked, "/v1/chat/completions").body)["choices"][0]["message"]["content"])
+
+
+def url(server: Server | Host) -> str:
+    return f"http://127.0.0.1:{server.port}"
+
+
+def test_a_chat_is_answered_with_and_without_log_probs(seen: Any, answer: str) -> None:
+    assert answer and seen["chat"]["plain"] == seen["chat"]["marked"] == answer.strip()
+    assert "tokens/s" in seen["chat"]["status"]
+
+
+def test_keyboard_and_pointer_show_the_alternatives_to_a_token(seen: Any) -> None:
+    chat = seen["chat"]
+    assert chat["by_keyboard"] == chat["by_pointer"] and chat["after_escape"] == 0
+    assert len(chat["by_keyboard"]) in (5, 6) and all("%" in line for line in chat["by_keyboard"])
+
+
+def test_a_value_out_of_its_bounds_is_not_sent(seen: Any) -> None:
+    assert seen["chat"]["turns_after_a_value_out_of_bounds"] == 2
+
+
+def test_the_copied_programs_get_the_same_answer(seen: Any, answer: str) -> None:
+    code = seen["chat"]["code"]
+    said = run_program(["bash", "-c", code["curl"]])
+    assert said.rstrip().endswith("data: [DONE]") and '"top_logprobs"' in said
+    assert run_program([str(python_of("current")), "-I", "-c", code["python"]]) == answer
+    compile(code["boto3"], "boto3", "exec")
+    assert "invoke_endpoint_with_response_stream(" in code["boto3"]
+
+
+def run_program(command: list[str]) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
+
+
+def test_stop_ends_the_generation_on_the_server(seen: Any, keyed: Host) -> None:
+    assert "ended by you" in seen["completion"]["stopped"]
+    wait_until(lambda: keyed.executor.cancelled and not keyed.executor.num_active, "the engine has cancelled it")
+
+
+def test_a_model_without_a_chat_template_completes(seen: Any) -> None:
+    found = seen["completion"]
+    assert (found["can_chat"], found["is_chosen"], found["answer"]) == (False, True, "hello")
+
+
+def test_the_key_is_kept_nowhere(seen: Any) -> None:
+    assert seen["completion"]["kept"] == [0, 0, ""]
+
+
+def test_the_docs_send_a_request_and_show_its_stream(seen: Any) -> None:
+    docs = seen["docs"]
+    assert docs["status"] == "200 OK" and "content-type: text/event-stream" in docs["headers"]
+    assert docs["answer"].rstrip().endswith("data: [DONE]")
+
+
+@pytest.mark.parametrize("page", ["chat", "docs"])
+def test_axe_finds_nothing_grave_and_nothing_scrolls_sideways(seen: Any, page: str) -> None:
+    assert seen[page]["faults"] == []
+
+
+def test_the_pages_need_nothing_from_elsewhere_and_the_console_stays_empty(seen: Any) -> None:
+    assert seen["asked_elsewhere"] == []
+    refused = "Failed to load resource: the server responded with a status of 401 (Unauthorized)"  # before the key
+    assert seen["said"] == [refused]
