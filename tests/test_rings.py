@@ -18,6 +18,7 @@ from tests.test_layout import ANNEX_FOLDERS, ROOT, imported_modules, module_name
 
 ANNEXES = {
     "openai": ("lmi.apis.openai", "lmi.server.routes.openai"),
+    "anthropic": ("lmi.apis.anthropic", "lmi.server.routes.anthropic"),
     "tgi": ("lmi.apis.tgi", "lmi.server.routes.tgi"),
     "triton": ("lmi.apis.triton", "lmi.server.routes.kserve"),
     "batch": ("lmi.apis.batch", "lmi.server.routes.batch"),
@@ -44,6 +45,7 @@ ANNEXES = {
 BESIDE = {"client": ("lmi.client",), "gateway": ("lmi.gateway",), "lmi_trtllm": ("handlers.lmi_trtllm",)}
 ARROWS = {
     "adapters": {"models", "openai", "secure_mode", "sources"},
+    "anthropic": {"openai"},  # both answer chats
     "engines": {"adapters", "beams"},
     "lines": {"sessions"},
     "lmi_dist": {"adapters", "beams", "guides"},
@@ -68,7 +70,7 @@ STILL = {
 # Lines of Python. A room may shrink freely. To grow, it changes its row in the same commit, which says why.
 MAX_LINES = {
     "lmi/adapters": 770,
-    "lmi/apis": 4640,
+    "lmi/apis": 5120,
     "lmi/client": 210,
     "lmi/engine": 1390,
     "lmi/executor": 910,
@@ -76,7 +78,7 @@ MAX_LINES = {
     "lmi/http": 1060,
     "lmi/ipc": 320,
     "lmi/models": 860,
-    "lmi/server": 2230,
+    "lmi/server": 2250,
     "lmi/settings": 2950,
     "lmi/sessions": 370,
     "lmi/shared": 1730,

@@ -27,7 +27,7 @@ from lmi.runtime import ServerRuntime
 from lmi.server.cors import CrossOrigin
 from lmi.server.front_end import FrontEnd
 from lmi.server.models import Models
-from lmi.server.routes import batch, docs, health, invocations, kserve, openai, tgi
+from lmi.server.routes import anthropic, batch, docs, health, invocations, kserve, openai, tgi
 from lmi.server.service import Service
 from lmi.sessions.http import kept_clean
 from lmi.user_code import routes as user_code
@@ -55,6 +55,7 @@ ROUTES: list[Row] = [
     *invocations.API_ROUTES,
     *kserve.ROUTES,
     *tgi.ROUTES,
+    *anthropic.ROUTES,
     *adapter_routes.ROUTES,
 ]
 USER_CODE_ROUTES: list[Row] = [*user_code.ROUTES, *adapter_routes.ROUTES]

@@ -265,7 +265,7 @@ class EngineRecord(Record):
 
 
 LATENCY_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
-OTHER_STATUSES = {200, 207, 405, 408, 413, 415, 417, 422, 429, 431, 501, 505}  # no error: HTTP's, and those of one API
+OTHER_STATUSES = {200, 207, 405, 408, 413, 415, 417, 422, 429, 431, 501, 505, 529}  # HTTP's, and those of one API
 STATUS_CODES = (*map(str, sorted(STATUSES | OTHER_STATUSES)), "other")
 FINISH_REASONS = ("length", "eos_token", "stop_sequence", "error", "cancelled", "other")
 

@@ -70,6 +70,20 @@ def test_openai(demo: Server, said: str) -> None:
     assert "max_tokens" in refused and "nobody" in unknown
 
 
+def test_anthropic(demo: Server) -> None:
+    found = run("current", "anthropic_client.py", url(demo), "demo")
+    text = found["text"]
+    assert text["whole"] and text["whole"] == text["streamed"] == text["joined"]
+    assert set(text["stop_reasons"]) <= {"max_tokens", "end_turn"} and len(set(text["num_tokens"])) == 1
+    assert len(set(text["num_prompt_tokens"])) == 1
+    tools = found["tools"]
+    assert tools["inputs"][0] == tools["inputs"][1] and tools["inputs"][0]["city"] in ("Rome", "Oslo")
+    assert tools["stop_reasons"] == ["tool_use", "tool_use"] and tools["answer"]
+    image, unknown = found["refusals"]
+    assert image.startswith("invalid_request_error: messages[0].content[0]") and "image" in image
+    assert unknown.startswith("not_found_error: ") and "nobody" in unknown
+
+
 def test_langchain_openai(demo: Server, said: str) -> None:
     found = run("current", "langchain.py", url(demo), "demo")
     assert found["text"] == found["text_streamed"] == said

@@ -109,6 +109,7 @@ STREAMS = [
     ("/invocations", {"prompt": "PROMPT"}),
     ("/v1/completions", {"prompt": "PROMPT"}),
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": "PROMPT"}], "model": ""}),
+    ("/v1/messages", {"messages": [{"role": "user", "content": "PROMPT"}], "max_tokens": 50}),
     ("/generate_stream", {"inputs": "PROMPT"}),
     ("/v2/models/scripted/generate_stream", {"text_input": "PROMPT"}),
 ]
@@ -134,7 +135,7 @@ def texts(answer: bytes) -> list[object]:
         if isinstance(value, dict | list):
             for each in value.values() if isinstance(value, dict) else value:
                 yield from strings(each)
-        elif isinstance(value, str) and not value.startswith(("cmpl-", "chatcmpl-")):
+        elif isinstance(value, str) and not value.startswith(("cmpl-", "chatcmpl-", "msg_")):
             yield value
 
     lines = [line.removeprefix(b"data:").strip() for line in answer.splitlines()]

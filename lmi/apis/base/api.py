@@ -39,6 +39,7 @@ class Row(NamedTuple):
     kind: str | None = None  # in the API's words
     in_answer: bool = False  # written in the form of the answer, because the request was understood
     param: str | None = None  # the field at fault, for errors that name none
+    opening: str = ""  # words that clients look for, before the message
 
 
 class Write(Protocol[AnyFormat]):
@@ -64,7 +65,7 @@ class ErrorRules(Generic[AnyFormat]):
         row = next((row for row in self.rows if isinstance(error, row.cause)), Row(LmiError, error.status))
         names = {**self.names, **format.field_names}
         fields = ErrorFields(
-            error.spelled(names),
+            row.opening + error.spelled(names),
             row.status,
             row.kind or self.kind_of_status(row.status) or error.label,
             row.param or names.get(error.field or "", error.field),

@@ -170,7 +170,7 @@ def _message(name: str, value: object) -> dict[str, Any]:
         raise InvalidParameter(f"{name}.role", "one of " + ", ".join(ROLES), role)
     known: dict[str, Any] = {
         "role": "system" if role == "developer" else role,
-        "content": _content(f"{name}.content", fields.get("content"), is_needed=role != "assistant"),
+        "content": content_text(f"{name}.content", fields.get("content"), is_needed=role != "assistant"),
     }
     for key in ("name", "tool_call_id", "reasoning_content"):  # passed to templates unchanged
         if fields.get(key) is not None:
@@ -180,7 +180,7 @@ def _message(name: str, value: object) -> dict[str, Any]:
     return known
 
 
-def _content(name: str, value: object, *, is_needed: bool) -> str:
+def content_text(name: str, value: object, *, is_needed: bool) -> str:
     """Read a text, or a list of text parts, which newlines join."""
     if isinstance(value, str):
         return value

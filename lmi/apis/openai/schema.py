@@ -6,7 +6,7 @@ fields of vLLM's server are taken too. A field that would change the answer but 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -129,9 +129,9 @@ CANNOT: dict[str, str] = {
 }
 
 
-def hidden(cannot: Mapping[str, str]) -> dict[str, Parameter]:
+def hidden(cannot: Mapping[str, str], without_effect: Iterable[str] = WITHOUT_EFFECT) -> dict[str, Parameter]:
     """Return the fields that are refused unless they ask for nothing, and those that are ignored silently."""
-    silent = {name: Parameter(name, lambda name, value: None) for name in WITHOUT_EFFECT}
+    silent = {name: Parameter(name, lambda name, value: None) for name in without_effect}
     return silent | {name: Parameter(name, readers.refused(reason, False, [], {})) for name, reason in cannot.items()}
 
 
