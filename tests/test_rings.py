@@ -19,6 +19,7 @@ from tests.test_layout import ANNEX_FOLDERS, ROOT, imported_modules, module_name
 ANNEXES = {
     "openai": ("lmi.apis.openai", "lmi.server.routes.openai"),
     "anthropic": ("lmi.apis.anthropic", "lmi.server.routes.anthropic"),
+    "responses": ("lmi.apis.responses",),
     "tgi": ("lmi.apis.tgi", "lmi.server.routes.tgi"),
     "triton": ("lmi.apis.triton", "lmi.server.routes.kserve"),
     "batch": ("lmi.apis.batch", "lmi.server.routes.batch"),
@@ -51,6 +52,7 @@ ARROWS = {
     "lmi_dist": {"adapters", "beams", "guides"},
     "lmi_vllm": {"adapters", "engines", "guides"},
     "models": {"openai", "secure_mode"},
+    "responses": {"openai"},
     "secure_mode": {"user_code"},
     "user_code": {"sources"},
 }
@@ -70,7 +72,7 @@ STILL = {
 # Lines of Python. A room may shrink freely. To grow, it changes its row in the same commit, which says why.
 MAX_LINES = {
     "lmi/adapters": 770,
-    "lmi/apis": 5120,
+    "lmi/apis": 5670,
     "lmi/client": 210,
     "lmi/engine": 1390,
     "lmi/executor": 910,

@@ -16,6 +16,7 @@ from lmi.apis.anthropic import openapi as anthropic
 from lmi.apis.base.openapi import STRING, ApiDescription, Content, Form, Operation, content, struct
 from lmi.apis.lmi import openapi as lmi
 from lmi.apis.openai import openapi as openai
+from lmi.apis.responses import openapi as responses
 from lmi.apis.tgi import openapi as tgi
 from lmi.apis.triton import openapi as triton
 from lmi.models import openapi as models
@@ -27,7 +28,7 @@ def document(config: Config) -> dict[str, Any]:
     """Return the whole document, as JSON's objects."""
     apis = [lmi.describe(config), adapters.describe(config), models.describe(config), server(config)]
     if not config.is_user_code:
-        apis[1:1] = [each.describe(config) for each in (triton, tgi, openai, anthropic)]
+        apis[1:1] = [each.describe(config) for each in (triton, tgi, openai, responses, anthropic)]
     paths = {path: methods for api in apis for path, methods in api.paths.items()}
     for path, method, operation in ((path, *each) for path, methods in paths.items() for each in methods.items()):
         operation["operationId"] = _id(method, path)

@@ -46,8 +46,8 @@ def _delta(fields: dict[str, Any]) -> Delta:
 
 
 def _settled(body: bytes) -> bytes:
-    body = re.sub(rb'"id":"(chatcmpl-|cmpl-|call_|msg_|toolu_)[0-9a-f]{24,32}"', rb'"id":"\1ID"', body)
-    return re.sub(rb'"created":[0-9]{10}', b'"created":0', body)
+    body = re.sub(rb'(id":"[a-z]+[-_])[0-9a-f]{24,32}"', rb'\1ID"', body)
+    return re.sub(rb'"(created|created_at|completed_at)":[0-9]{10}', rb'"\1":0', body)
 
 
 def _answer(api: AnyApi, case: dict[str, Any]) -> tuple[int, str, bytes]:

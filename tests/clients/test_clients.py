@@ -66,8 +66,15 @@ def test_openai(demo: Server, said: str) -> None:
     chat = found["chat"]
     assert chat["whole"] and chat["whole"] == chat["streamed"]
     assert chat["finish_reason"] in ("stop", "length") and 0 < chat["usage"] <= NUM_TOKENS
-    refused, unknown = found["refusals"]
-    assert "max_tokens" in refused and "nobody" in unknown
+    responses = found["responses"]
+    assert responses["whole"] and responses["whole"] == responses["streamed"] == responses["last"]
+    assert set(responses["statuses"]) <= {"completed", "incomplete"} and len(set(responses["num_tokens"])) == 1
+    tools = found["response_tools"]
+    assert tools["arguments"][0] == tools["arguments"][1] and tools["answer"]
+    for said in (tools["arguments"][0], tools["in_its_form"]):
+        assert json.loads(said)["city"] in ("Rome", "Oslo")
+    refused, unknown, previous = found["refusals"]
+    assert "max_tokens" in refused and "nobody" in unknown and "previous_response_id" in previous
 
 
 def test_anthropic(demo: Server) -> None:

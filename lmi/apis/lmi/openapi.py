@@ -74,7 +74,7 @@ SESSIONS = {
 }
 OPENAI = ("OpenAIChat", "OpenAIText")
 OPENAI_CHUNKS = ("OpenAIChatChunk", "OpenAITextChunk", "OpenAIError")
-OTHER_EVENTS = ("TgiEvent", "TgiError", "AnthropicEvent", "AnthropicError")
+OTHER_EVENTS = ("TgiEvent", "TgiError", "ResponseEvent", "AnthropicEvent", "AnthropicError")
 ABOUT = (
     "SageMaker's paths: `inputs` is read by the LMI schema, `messages` and `prompt` by OpenAI's. A stream is "
     "lines, or server-sent events where `output_formatter` or Accept ask for them; OpenAI's end with `[DONE]`. "
@@ -92,7 +92,7 @@ def describe(config: Config) -> ApiDescription:
         request, answer, record, error = "BatchRequest", "BatchAnswer", "BatchRecord", "BatchError"
     body = content(either(request, "OpenAIChatRequest", "OpenAITextRequest", "SessionRequest"))
     body |= {"text/plain": {"schema": PROMPT}}
-    ok = content(either(answer, *OPENAI, "AnthropicMessage", "TgiAnswer", "SessionAnswer"))
+    ok = content(either(answer, *OPENAI, "Response", "AnthropicMessage", "TgiAnswer", "SessionAnswer"))
     ok |= content(either(record, *OPENAI_CHUNKS), JSONLINES)
     ok |= content(either(record, *OPENAI_CHUNKS, *OTHER_EVENTS), SSE, end="[DONE]")
     if config.user_code is not None:

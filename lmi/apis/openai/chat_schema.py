@@ -23,6 +23,7 @@ from lmi.errors import InvalidParameter, Unsupported, shorten
 from lmi.settings.config import ModelConfig
 from lmi.types import Chat, OutputFormat
 
+TEXT_PARTS = ("text", "refusal", "input_text", "output_text", "reasoning_text", "summary_text")  # the last of responses
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 CANNOT_CHAT = schema.CANNOT | {
     "functions": "it is called tools now",
@@ -55,7 +56,8 @@ CHAT = ParameterTable(
 
 class _Part(msgspec.Struct):
     text: msgspec.Raw = msgspec.Raw()
-    content: msgspec.Raw = msgspec.Raw()  # of the result of a tool, in other APIs
+    content: msgspec.Raw = msgspec.Raw()  # of the result of a tool, or of an item, in other APIs
+    output: msgspec.Raw = msgspec.Raw()
 
 
 class _Outline(msgspec.Struct):
@@ -63,19 +65,27 @@ class _Outline(msgspec.Struct):
 
     messages: list[_Part] = []
     system: msgspec.Raw = msgspec.Raw()
+    instructions: msgspec.Raw = msgspec.Raw()
+    input: msgspec.Raw = msgspec.Raw()
 
 
 def read(
-    body: bytes, content_type: str | None, model: ModelConfig, *, stream_format: OutputFormat | None = None
+    body: bytes,
+    content_type: str | None,
+    model: ModelConfig,
+    *,
+    stream_format: OutputFormat | None = None,
+    kind: type[OpenAIFormat] = OpenAIFormat,
 ) -> Message[OpenAIFormat]:
     """Decode the body and choose the format of its answer, as `schema.py: read` does."""
     check_size(body, _num_texts_bytes, "a chat", "the texts")
-    return schema.message(body, model, stream_format)
+    return schema.message(body, model, stream_format, kind)
 
 
 def _num_texts_bytes(body: bytes) -> int:
     outline = msgspec.json.decode(body, type=_Outline)
-    return sum(_num_text_bytes(bytes(said)) for said in (outline.system, *(each.content for each in outline.messages)))
+    texts = (outline.system, outline.instructions, outline.input, *(each.content for each in outline.messages))
+    return sum(_num_text_bytes(bytes(said)) for said in texts)
 
 
 def _num_text_bytes(said: bytes, max_levels: int = 2) -> int:
@@ -85,7 +95,8 @@ def _num_text_bytes(said: bytes, max_levels: int = 2) -> int:
     if said[:1] != b"[" or not max_levels:
         return 0
     parts = msgspec.json.decode(said, type=list[_Part])
-    return sum(_num_text_bytes(bytes(text), max_levels - 1) for part in parts for text in (part.text, part.content))
+    texts = (text for part in parts for text in (part.text, part.content, part.output))
+    return sum(_num_text_bytes(bytes(text), max_levels - 1) for text in texts)
 
 
 def parse(message: Message[OpenAIFormat]) -> Parsed[OpenAIFormat]:
@@ -194,10 +205,11 @@ def content_text(name: str, value: object, *, is_needed: bool) -> str:
 def _part(name: str, value: object) -> str:
     part = an_object(name, value)
     kind = part.get("type")
-    if kind in ("text", "refusal"):
-        said: str = text(f"{name}.{kind}", part.get(str(kind)))
-        return said
-    raise Unsupported(name, f"messages are text alone, given a part of type {shorten(kind)}")
+    if not isinstance(kind, str) or kind not in TEXT_PARTS:
+        raise Unsupported(name, f"messages are text alone, given a part of type {shorten(kind)}")
+    field = "refusal" if kind == "refusal" else "text"
+    said: str = text(f"{name}.{field}", part.get(field))
+    return said
 
 
 def _past_calls(name: str, value: object) -> list[dict[str, Any]]:

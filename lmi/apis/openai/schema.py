@@ -151,8 +151,8 @@ COMPLETION = ParameterTable(
 )
 
 
-def default_format(model: ModelConfig) -> OpenAIFormat:
-    return OpenAIFormat(model=model.name, tool_calls=model.tool_call_parser, reasoning=model.reasoning_parser)
+def default_format(model: ModelConfig, kind: type[OpenAIFormat] = OpenAIFormat) -> OpenAIFormat:
+    return kind(model=model.name, tool_calls=model.tool_call_parser, reasoning=model.reasoning_parser)
 
 
 def read(
@@ -167,8 +167,13 @@ def read(
     return message(body, model, stream_format)
 
 
-def message(body: bytes, model: ModelConfig, stream_format: OutputFormat | None = None) -> Message[OpenAIFormat]:
-    fields, format = readers.read_object(body), default_format(model)
+def message(
+    body: bytes,
+    model: ModelConfig,
+    stream_format: OutputFormat | None = None,
+    kind: type[OpenAIFormat] = OpenAIFormat,
+) -> Message[OpenAIFormat]:
+    fields, format = readers.read_object(body), default_format(model, kind)
     name, is_streaming = fields.get("model"), fields.get("stream")
     if not isinstance(name, str | None):
         raise MalformedRequest(f"model must be a string, given {shorten(name)}")

@@ -11,6 +11,7 @@ from lmi.errors import InvalidParameter, Unsupported
 from lmi.executor import GuidedDecodingParams
 
 MAX_TOOLS = 128
+ONLY_TOOLS = "functions are the only tools"
 Tools = dict[str, dict[str, Any]]  # in OpenAI's form, by the names of their functions
 
 
@@ -27,16 +28,24 @@ def nested_tools(value: object) -> Tools:
     """Read tools in the form of a chat, each with its function in a field of its own."""
     tools: Tools = {}
     for place, tool in _listed(value):
-        _check_kind(place, tool, "function")
+        if tool.get("type") not in ("function", None):
+            raise Unsupported(f"{place}.type", ONLY_TOOLS)
         _add(tools, f"{place}.function", an_object(f"{place}.function", tool.get("function")), "parameters", tool)
     return tools
 
 
-def flat_tools(value: object, kind: str, schema: str) -> Tools:
-    """Read tools that are their functions, with a JSON schema of the parameters in the field `schema`."""
+def flat_tools(value: object, kind: str, schema: str, ignored: list[str] | None = None) -> Tools:
+    """Read tools that are their functions, with a JSON schema of the parameters in the field `schema`.
+
+    Those of another kind are left out with a line in `ignored`, or refused if that is None.
+    """
     tools: Tools = {}
     for place, tool in _listed(value):
-        _check_kind(place, tool, kind)
+        if tool.get("type") not in (kind, None):
+            if ignored is None:
+                raise Unsupported(f"{place}.type", ONLY_TOOLS)
+            ignored.append(f"{place}: no effect, {ONLY_TOOLS}")
+            continue
         function = {"name": tool.get("name"), "description": tool.get("description"), "parameters": tool.get(schema)}
         known = {name: given for name, given in function.items() if given is not None}
         _add(tools, place, tool, schema, {"type": "function", "function": known})
@@ -47,11 +56,6 @@ def _listed(value: object) -> list[tuple[str, dict[str, Any]]]:
     if not isinstance(value, list) or len(value) > MAX_TOOLS:
         raise InvalidParameter("tools", f"a list of at most {MAX_TOOLS} tools", value)
     return [(f"tools[{n}]", an_object(f"tools[{n}]", tool)) for n, tool in enumerate(value)]
-
-
-def _check_kind(place: str, tool: Mapping[str, Any], kind: str) -> None:
-    if tool.get("type") not in (kind, None):
-        raise Unsupported(f"{place}.type", "functions are the only tools")
 
 
 def _add(tools: Tools, place: str, function: Mapping[str, Any], schema: str, tool: dict[str, Any]) -> None:
