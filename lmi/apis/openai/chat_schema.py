@@ -232,7 +232,7 @@ def parsed_arguments(arguments: str) -> Any:
     """Return the arguments as an object if templates can walk through it, else as they are."""
     try:
         value = orjson.loads(arguments or "{}")
-        orjson.dumps(value)
+        orjson.dumps([[[[value]]]])  # in a message, or in an answer
     except (orjson.JSONDecodeError, orjson.JSONEncodeError):  # not JSON, or nested too deeply
         return arguments
     return value if isinstance(value, dict) else arguments

@@ -51,11 +51,6 @@ def _reasoning(name: str, value: object) -> str | None:
     return None if effort is None else str(text(f"{name}.effort", effort))
 
 
-def _metadata(name: str, value: object) -> dict[str, Any]:
-    check_levels(name, an_object(name, value))
-    return an_object(name, value)
-
-
 RESPONSES = ParameterTable(
     {
         name: SHARED[name]
@@ -66,7 +61,7 @@ RESPONSES = ParameterTable(
         "input": Parameter("input", anything, fields=("inputs", "input_token_ids")),
         "instructions": Parameter("instructions", text),
         "max_output_tokens": ROWS["max_new_tokens"],
-        "metadata": Parameter("metadata", _metadata),
+        "metadata": Parameter("metadata", an_object),
         "parallel_tool_calls": Parameter("parallel_tool_calls", boolean),
         "reasoning": Parameter("reasoning_effort", _reasoning),
         "text": Parameter("text", an_object),
@@ -93,7 +88,6 @@ def parse(message: Message[OpenAIFormat]) -> Parsed[OpenAIFormat]:
 def _guide(given: Given) -> AskedGuide:
     form = an_object("text.format", given.get("text", {}).get("format") or {"type": "text"})
     kind = choice(FORMATS)("text.format.type", form.get("type"))
-    check_levels("text.format", form)
     if kind == "text":
         return None, {}
     any_object = GuidedDecodingParams(GuideType.JSON)
@@ -102,8 +96,10 @@ def _guide(given: Given) -> AskedGuide:
 
 
 def _settings(fields: Given) -> dict[str, Any]:
-    """Return the checked settings that a response repeats, with null for what they leave out."""
+    """Return the settings that a response repeats, with null for what they leave out. Raises InvalidParameter."""
     settings = {name: fields[name] for name in SETTINGS if fields.get(name) is not None}
+    for name, value in settings.items():
+        check_levels(name, {"response": {name: value}})  # as an event shows it
     unsaid = {"description": None, "parameters": None, "strict": None}
     tools = (tool for tool in settings.get("tools", []) if tool.get("type") in ("function", None))
     settings["tools"] = [unsaid | tool for tool in tools]

@@ -12,7 +12,7 @@ from lmi.apis.base.readers import MAX_VALUES_BYTES, Parsed
 from lmi.errors import InvalidRequest, LmiError, MalformedRequest
 from lmi.executor import GuidedDecodingParams, GuideType, SamplingConfig
 from lmi.settings.config import ModelConfig
-from lmi.types import Chat, GenerationRequest
+from lmi.types import AnswerEnd, Chat, Delta, GenerationRequest, Token
 
 MODEL = ModelConfig(path="demo", name="demo", tool_call_parser="hermes", reasoning_parser="think")
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
@@ -176,3 +176,11 @@ def test_long_texts_of_results_are_no_reason_to_refuse_a_body_but_many_values_ar
     many = CALL | {"input": {"a": [0] * (MAX_VALUES_BYTES // 2)}}
     with pytest.raises(MalformedRequest, match="all but the texts"):
         parse(messages=[USER, {"role": "assistant", "content": [many]}, USER])
+
+
+@pytest.mark.parametrize("num_levels", [240, 250, 252, 254, 300])
+def test_a_call_s_arguments_can_be_written_however_deep_the_model_nests_them(num_levels: int) -> None:
+    formatter = ANTHROPIC.formatter(parse(tools=[TOOL], tool_choice={"type": "tool", "name": "f"}))
+    said = '{"a": ' * num_levels + "{}" + "}" * num_levels
+    [body] = formatter.feed(Delta([Token(5, said)], AnswerEnd.EOS_TOKEN))
+    assert said.replace(" ", "").encode() in body.replace(b" ", b"").replace(b'\\"', b'"')

@@ -156,12 +156,11 @@ def test_a_refusal_names_the_field_as_the_client_wrote_it(fields: dict[str, Any]
     assert said in str(caught.value)
 
 
-@pytest.mark.parametrize("field", ["metadata", "text", "tool_choice", "reasoning"])
-def test_what_a_response_repeats_can_be_written_however_deep_it_is(field: str) -> None:
-    deep: Any = {}
-    for _ in range(300):
-        deep = {"a": deep}
-    body = b'{"input": "Hi", "%b": %b}' % (field.encode(), json.dumps({"type": "text", "name": deep} | deep).encode())
+@pytest.mark.parametrize("num_levels", [240, 251, 252, 253, 254, 300])
+@pytest.mark.parametrize("field", ["metadata", "text", "tool_choice", "reasoning", "prompt_cache_key"])
+def test_what_a_response_repeats_can_be_written_however_deep_it_is(field: str, num_levels: int) -> None:
+    deep = b'{"type": "function", "name": "f", "summary": %b{}%b}' % (b'{"a": ' * num_levels, b"}" * num_levels)
+    body = b'{"input": "Hi", "tools": [{"name": "f"}], "%b": %b}' % (field.encode(), deep)
     try:
         format: Any = RESPONSES.parse(RESPONSES.read(body, None, MODEL)).format
     except InvalidRequest as error:
