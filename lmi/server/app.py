@@ -191,7 +191,7 @@ async def refuse(
 ) -> None:
     model = models.usual
     api = api_at(exchange.path, model)
-    rendered = api.render_status(status, message, api.default_format(model))
+    rendered = api.render_status(status, message, api.default_format(model), exchange.request_id)
     body = api.whole(rendered.media_type, rendered.body)
     await exchange.send_whole(rendered.status, rendered.media_type, body, (headers or {}).items())
 
@@ -199,6 +199,7 @@ async def refuse(
 async def refuse_as_api(exchange: Exchange, models: Models, error: LmiError) -> None:
     """Answer an error as the API of the path does, with its own status, kind and headers."""
     api = api_at(exchange.path, models.usual)
-    rendered = api.render_error(error, api.default_format(models.usual), accepted=False)
+    format, request_id = api.default_format(models.usual), exchange.request_id
+    rendered = api.render_error(error, format, accepted=False, request_id=request_id)
     body = api.whole(rendered.media_type, rendered.body)
     await exchange.send_whole(rendered.status, rendered.media_type, body, rendered.headers.items())

@@ -132,12 +132,13 @@ def test_an_error_of_http_has_the_form_of_this_api_below_its_path(
 ) -> None:
     response, body = able.send(method, path, b"{}" if method == "POST" else None)
     assert response.status == status and json.loads(body)["type"] == "error"
+    assert json.loads(body)["request_id"] == response.headers["x-request-id"]
 
 
 def test_a_failure_in_a_stream_is_an_event_that_the_client_raises(able: Host) -> None:
     _, stream = ask(able, "fail abc", stream=True)
     assert joined(stream[:-1])["content"] == [{"type": "text", "text": "abc"}]
-    assert stream[-1] == {"type": "error", "error": {"type": "api_error", "message": "the script says so"}}
+    assert stream[-1]["error"] == {"type": "api_error", "message": "the script says so"}
 
 
 def test_a_full_server_says_when_to_come_back_with_the_status_that_its_clients_know(able: Host) -> None:
@@ -149,4 +150,5 @@ def test_a_full_server_says_when_to_come_back_with_the_status_that_its_clients_k
         record.num_sequences -= 10_000
     assert (response.status, response.headers["retry-after"]) == (529, "1")
     assert json.loads(body)["error"]["type"] == "overloaded_error"
+    assert json.loads(body)["request_id"] == response.headers["x-request-id"]
     assert b'lmi_requests_total{code="529"}' in able.send("GET", "/metrics")[1]

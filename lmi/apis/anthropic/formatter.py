@@ -52,7 +52,8 @@ class MessageFormatter(OpenAIFormatter):
 
     @classmethod
     def error(cls, error: ErrorFields) -> bytes:
-        return dumps({"type": "error", "error": {"type": error.kind, "message": error.message}})
+        said = {"type": error.kind, "message": error.message}
+        return dumps({"type": "error", "error": said, "request_id": error.request_id})
 
 
 class MessageWhole(MessageFormatter):

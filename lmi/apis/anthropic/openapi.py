@@ -85,5 +85,5 @@ SCHEMAS = {
         _event("message_delta", delta=struct(**END), usage=USAGE),
         _event("message_stop"),
     ),
-    "AnthropicError": struct(type={"const": "error"}, error=struct(type=str, message=str)),
+    "AnthropicError": struct(type={"const": "error"}, error=struct(type=str, message=str), request_id=str | None),
 }

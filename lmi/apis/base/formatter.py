@@ -50,6 +50,7 @@ class ErrorFields(NamedTuple):
     code: int  # HTTP's
     kind: str | None = None
     param: str | None = None  # the field at fault
+    request_id: str | None = None
 
 
 class AsyncFormatter(ABC):
