@@ -15,7 +15,7 @@ from typing import Any
 
 from orjson import dumps
 
-from lmi.apis.base.formatter import JSON, SSE, ErrorFields, one_line, text_of
+from lmi.apis.base.formatter import JSON, SSE, ErrorFields, named_event, text_of
 from lmi.apis.base.readers import Parsed
 from lmi.apis.openai.chat_schema import parsed_arguments
 from lmi.apis.openai.formatter import OpenAIFormatter
@@ -52,8 +52,7 @@ class MessageFormatter(OpenAIFormatter):
 
     @classmethod
     def error(cls, error: ErrorFields) -> bytes:
-        said = {"type": error.kind, "message": error.message}
-        return dumps({"type": "error", "error": said, "request_id": error.request_id})
+        return dumps({"type": "error", **_error(error)})
 
 
 class MessageWhole(MessageFormatter):
@@ -122,11 +121,15 @@ class MessageStream(MessageFormatter):
 
     @classmethod
     def error(cls, error: ErrorFields) -> bytes:
-        return b"event: error\ndata: %b\n\n" % one_line(super().error(error))
+        return event("error", **_error(error))
 
 
 def event(kind: str, **fields: object) -> bytes:
-    return b"event: %b\ndata: %b\n\n" % (kind.encode(), one_line(dumps({"type": kind, **fields})))
+    return named_event(kind, {"type": kind, **fields})
+
+
+def _error(error: ErrorFields) -> dict[str, Any]:
+    return {"error": {"type": error.kind, "message": error.message}, "request_id": error.request_id}
 
 
 def _kind(part: AnswerPart) -> str:

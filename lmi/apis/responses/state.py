@@ -7,9 +7,7 @@ import uuid
 from dataclasses import dataclass, field
 from typing import Any
 
-from orjson import dumps
-
-from lmi.apis.base.formatter import ErrorFields, one_line
+from lmi.apis.base.formatter import ErrorFields, named_event
 
 SETTINGS: dict[str, Any] = {  # of a request that names none
     **dict.fromkeys(("background", "store"), False),
@@ -60,7 +58,7 @@ class ResponseState:
         """Return the record of the next event."""
         data = {"type": kind, "sequence_number": self.num_events, **fields}
         self.num_events += 1
-        return b"event: %b\ndata: %b\n\n" % (kind.encode(), one_line(dumps(data)))
+        return named_event(kind, data)
 
     def failed(self, error: ErrorFields) -> bytes:
         """Return the last event of a response that fails after its beginning."""
