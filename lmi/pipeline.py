@@ -92,7 +92,7 @@ class Pipeline:
         """Return the ids of a prompt, of any length up to MAX_TEXT_CHARS. Raises InvalidParameter for a longer one."""
         if request.prompt_token_ids is not None:
             return list(request.prompt_token_ids)
-        text, forged = (request.prompt, []) if request.chat is None else await self._render(request.chat)
+        text, forged = await self._text(request)
         if len(text) > MAX_TEXT_CHARS:
             raise InvalidParameter("inputs", f"at most {MAX_TEXT_CHARS} characters", f"{len(text)} characters")
         return await self._tokenizer.encode_async(text, add_special_tokens=add_special_tokens, forged=forged)
@@ -106,13 +106,19 @@ class Pipeline:
     def token_name(self, token_id: int) -> str:
         return self._tokenizer.token_name(token_id)
 
+    async def count_tokens(self, request: GenerationRequest) -> int:
+        """Return the number of tokens of a prompt. Raises InvalidRequest, or Unavailable when no engine is ready."""
+        info = await self._engines.ready(request.adapter)
+        prompt, forged = await self._text(request)
+        return len(await self._encode(request, prompt, forged, info))
+
     async def _prepare(self, request: GenerationRequest, spelled: Spelled) -> tuple[str, Request]:
         """Return the text that the answer continues, and the request for the engine.
 
         Raises InvalidRequest, or Unavailable when no engine is ready.
         """
         info = await self._engines.ready(request.adapter)
-        prompt, forged = (request.prompt, []) if request.chat is None else await self._render(request.chat)
+        prompt, forged = await self._text(request)
         if request.is_beam_search and request.guided_decoding is not None:
             raise Unsupported("guided_decoding_params", "a beam search follows no structure")
         prompt_ids = await self._encode(request, prompt, forged, info)
@@ -208,8 +214,11 @@ class Pipeline:
             forged=forged,
         )
 
+    async def _text(self, request: GenerationRequest) -> tuple[str, list[int]]:
+        """Return the text of a prompt, and the places in it where the content of a chat spells special tokens."""
+        return (request.prompt, []) if request.chat is None else await self._render(request.chat)
+
     async def _render(self, chat: Chat) -> tuple[str, list[int]]:
-        """Return the text of a chat, and the places in it where its content spells special tokens."""
         template, forgery = self._chat_template, self._forgery
         if template is None:
             raise Unsupported("messages", "this model has no chat template, and option.chat_template gives none")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from lmi.apis.anthropic.api import ANTHROPIC
 from lmi.apis.base.api import AnyApi
 from lmi.apis.batch.api import DYNAMIC_BATCH
 from lmi.apis.lmi.api import LMI
 from lmi.apis.openai.api import OPENAI_CHAT, OPENAI_CHAT_LINES, OPENAI_COMPLETIONS, OPENAI_TEXT_LINES
+from lmi.apis.responses.api import RESPONSES
 from lmi.apis.tgi.api import TGI, TGI_GENERATE, TGI_STREAM
 from lmi.apis.triton.api import TRITON, TRITON_STREAM
 from lmi.settings.config import ModelConfig
@@ -16,6 +18,7 @@ ROWS: tuple[AnyApi, ...] = (
     *(LMI, DYNAMIC_BATCH, TRITON, TRITON_STREAM),
     *(OPENAI_CHAT, OPENAI_CHAT_LINES, OPENAI_COMPLETIONS, OPENAI_TEXT_LINES),
     *(TGI, TGI_GENERATE, TGI_STREAM),
+    *(RESPONSES, ANTHROPIC),
 )
 APIS = {api.name: api for api in ROWS}
 BY_ROUTE = {path: replace(api, json_end=b"\n") for api in ROWS for path in api.paths if path != "/" and "{" not in path}

@@ -27,7 +27,7 @@ from lmi.runtime import ServerRuntime
 from lmi.server.cors import CrossOrigin
 from lmi.server.front_end import FrontEnd
 from lmi.server.models import Models
-from lmi.server.routes import batch, health, invocations, kserve, openai, pages, tgi, tokens
+from lmi.server.routes import anthropic, batch, health, invocations, kserve, openai, pages, tgi, tokens
 from lmi.server.service import Service
 from lmi.sessions.http import kept_clean
 from lmi.user_code import routes as user_code
@@ -56,6 +56,7 @@ ROUTES: list[Row] = [
     *kserve.ROUTES,
     *tgi.ROUTES,
     *tokens.ROUTES,
+    *anthropic.ROUTES,
     *adapter_routes.ROUTES,
 ]
 USER_CODE_ROUTES: list[Row] = [*user_code.ROUTES, *adapter_routes.ROUTES]
@@ -191,7 +192,7 @@ async def refuse(
 ) -> None:
     model = models.usual
     api = api_at(exchange.path, model)
-    rendered = api.render_status(status, message, api.default_format(model))
+    rendered = api.render_status(status, message, api.default_format(model), exchange.request_id)
     body = api.whole(rendered.media_type, rendered.body)
     await exchange.send_whole(rendered.status, rendered.media_type, body, (headers or {}).items())
 
@@ -199,6 +200,7 @@ async def refuse(
 async def refuse_as_api(exchange: Exchange, models: Models, error: LmiError) -> None:
     """Answer an error as the API of the path does, with its own status, kind and headers."""
     api = api_at(exchange.path, models.usual)
-    rendered = api.render_error(error, api.default_format(models.usual), accepted=False)
+    format, request_id = api.default_format(models.usual), exchange.request_id
+    rendered = api.render_error(error, format, accepted=False, request_id=request_id)
     body = api.whole(rendered.media_type, rendered.body)
     await exchange.send_whole(rendered.status, rendered.media_type, body, rendered.headers.items())

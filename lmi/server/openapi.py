@@ -12,9 +12,11 @@ from importlib.metadata import version
 from typing import Any
 
 from lmi.adapters import openapi as adapters
+from lmi.apis.anthropic import openapi as anthropic
 from lmi.apis.base.openapi import STRING, ApiDescription, Content, Form, Operation, content, struct
 from lmi.apis.lmi import openapi as lmi
 from lmi.apis.openai import openapi as openai
+from lmi.apis.responses import openapi as responses
 from lmi.apis.tgi import openapi as tgi
 from lmi.apis.triton import openapi as triton
 from lmi.models import openapi as models
@@ -27,7 +29,7 @@ def document(config: Config) -> dict[str, Any]:
     """Return the whole document, as JSON's objects."""
     apis = [lmi.describe(config), adapters.describe(config), models.describe(config), server(config)]
     if not config.is_user_code:
-        apis[1:1] = [triton.describe(config), tgi.describe(config), openai.describe(config)]
+        apis[1:1] = [each.describe(config) for each in (triton, tgi, openai, responses, anthropic)]
     paths: dict[str, dict[str, Operation]] = {}
     for path, methods in ((path, methods) for api in apis for path, methods in api.paths.items()):
         paths.setdefault(path, {}).update(methods)

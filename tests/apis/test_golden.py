@@ -37,15 +37,17 @@ def _delta(fields: dict[str, Any]) -> Delta:
         finish_reason=None if finish_reason is None else AnswerEnd(finish_reason),
         prefill=None if prefill is None else [_token(token) for token in prefill],
         num_prompt_tokens=fields.get("num_prompt_tokens", 0),
+        num_cached_tokens=fields.get("num_cached_tokens", 0),
         prompt=fields.get("prompt", ""),
         index=fields.get("index", 0),
         is_followed=fields.get("is_followed", False),
+        stop_reason=fields.get("stop_reason"),
     )
 
 
 def _settled(body: bytes) -> bytes:
-    body = re.sub(rb'"id":"(chatcmpl-|cmpl-|call_)[0-9a-f]{24,32}"', rb'"id":"\1ID"', body)
-    return re.sub(rb'"created":[0-9]{10}', b'"created":0', body)
+    body = re.sub(rb'(id":"[a-z]+[-_])[0-9a-f]{24,32}"', rb'\1ID"', body)
+    return re.sub(rb'"(created|created_at|completed_at)":[0-9]{10}', rb'"\1":0', body)
 
 
 def _answer(api: AnyApi, case: dict[str, Any]) -> tuple[int, str, bytes]:

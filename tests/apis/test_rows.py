@@ -11,12 +11,16 @@ from typing import Any
 import msgspec
 import pytest
 
+from lmi.apis.anthropic.api import ANTHROPIC
+from lmi.apis.anthropic.schema import MESSAGES
 from lmi.apis.base import parameters
 from lmi.apis.base.parameters import ParameterTable
 from lmi.apis.base.readers import Parsed
 from lmi.apis.lmi import schema as lmi
 from lmi.apis.openai import chat_schema as openai_chat
 from lmi.apis.openai import schema as openai
+from lmi.apis.responses import schema as responses
+from lmi.apis.responses.api import RESPONSES
 from lmi.apis.tgi import schema as tgi
 from lmi.apis.triton import schema as triton
 from lmi.errors import InvalidRequest
@@ -77,6 +81,7 @@ FIELDS = {
     "min_length": "min_tokens",
     "max_tokens": "max_new_tokens",
     "max_completion_tokens": "max_new_tokens",
+    "max_output_tokens": "max_new_tokens",
     "stop": "stop_sequences",
     "stop_words": "stop_sequences",
     "bad_words": "bad_sequences",
@@ -165,6 +170,18 @@ APIS = {
         partial(_openai, openai_chat, CHAT),
         {"logprobs": True},
         SHARED + "truncate_prompt_tokens top_logprobs max_completion_tokens",
+    ),
+    "responses": Asking(
+        responses.RESPONSES,
+        partial(_openai, RESPONSES, {"input": "hi"}),
+        {},
+        "temperature top_p presence_penalty frequency_penalty cache_salt max_output_tokens",
+    ),
+    "anthropic": Asking(
+        MESSAGES,
+        partial(_openai, ANTHROPIC, CHAT | {"max_tokens": 9}),
+        {},
+        "temperature top_p top_k stop_sequences cache_salt max_tokens",
     ),
     "triton": Asking(
         triton.MEANT,

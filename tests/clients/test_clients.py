@@ -66,8 +66,29 @@ def test_openai(demo: Server, said: str) -> None:
     chat = found["chat"]
     assert chat["whole"] and chat["whole"] == chat["streamed"]
     assert chat["finish_reason"] in ("stop", "length") and 0 < chat["usage"] <= NUM_TOKENS
-    refused, unknown = found["refusals"]
-    assert "max_tokens" in refused and "nobody" in unknown
+    responses = found["responses"]
+    assert responses["whole"] and responses["whole"] == responses["streamed"] == responses["last"]
+    assert set(responses["statuses"]) <= {"completed", "incomplete"} and len(set(responses["num_tokens"])) == 1
+    tools = found["response_tools"]
+    assert tools["arguments"][0] == tools["arguments"][1] and tools["answer"]
+    for said in (tools["arguments"][0], tools["in_its_form"]):
+        assert json.loads(said)["city"] in ("Rome", "Oslo")
+    refused, unknown, previous = found["refusals"]
+    assert "max_tokens" in refused and "nobody" in unknown and "previous_response_id" in previous
+
+
+def test_anthropic(demo: Server) -> None:
+    found = run("current", "anthropic_client.py", url(demo), "demo")
+    text = found["text"]
+    assert text["whole"] and text["whole"] == text["streamed"] == text["joined"]
+    assert set(text["stop_reasons"]) <= {"max_tokens", "end_turn"} and len(set(text["num_tokens"])) == 1
+    assert len(set(text["num_prompt_tokens"])) == 1
+    tools = found["tools"]
+    assert tools["inputs"][0] == tools["inputs"][1] and tools["inputs"][0]["city"] in ("Rome", "Oslo")
+    assert tools["stop_reasons"] == ["tool_use", "tool_use"] and tools["answer"]
+    image, unknown = found["refusals"]
+    assert image.startswith("invalid_request_error: messages[0].content[0]") and "image" in image
+    assert unknown.startswith("not_found_error: ") and "nobody" in unknown
 
 
 def test_langchain_openai(demo: Server, said: str) -> None:

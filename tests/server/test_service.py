@@ -119,7 +119,9 @@ def test_sequences_that_find_no_room_together_wait_outside(tmp_path: Path) -> No
 API_PATHS = ["/invocations", "/generate", "/generate_stream", "/", "/v2/models/scripted/generate", COMPLETIONS]
 
 
-@pytest.mark.parametrize("path", [*API_PATHS, "/v2/models/scripted/generate_stream", "/v1/chat/completions"])
+@pytest.mark.parametrize(
+    "path", [*API_PATHS, "/v2/models/scripted/generate_stream", "/v1/chat/completions", "/v1/messages", "/v1/responses"]
+)
 def test_a_full_queue_says_at_every_api_when_to_come_back(four: Host, path: str) -> None:
     record = four.block.frontends[0]
     record.num_sequences += 10_000
@@ -127,11 +129,18 @@ def test_a_full_queue_says_at_every_api_when_to_come_back(four: Host, path: str)
         response, _ = four.post({"inputs": "say a", "prompt": "say a", "text_input": "say a"}, path)
     finally:
         record.num_sequences -= 10_000
-    assert response.status in (429, 503) and response.headers["retry-after"] == "1"
+    assert response.status in (429, 503, 529) and response.headers["retry-after"] == "1"
 
 
 @pytest.mark.parametrize(
-    ("path", "status"), [("/invocations", 503), ("/v2/models/a/generate", 503), ("/generate", 429), (COMPLETIONS, 429)]
+    ("path", "status"),
+    [
+        ("/invocations", 503),
+        ("/v2/models/a/generate", 503),
+        ("/generate", 429),
+        (COMPLETIONS, 429),
+        ("/v1/messages", 529),
+    ],
 )
 def test_a_queue_that_is_full_before_the_route_runs_has_the_api_s_answer_too(path: str, status: int) -> None:
     async def full(scope: Scope, receive: Receive, send: Send) -> None:

@@ -21,6 +21,8 @@ PROMPTS = ("The quick", "She sells sea shells by the sea shore. " * 3, "Straße 
 ELSEWHERE = {
     "openai_chat": "takes messages, no raw prompt",
     "openai_chat_lines": "takes messages, no raw prompt",
+    "responses": "takes messages, no raw prompt",
+    "anthropic": "takes messages, no raw prompt",
     "dynamic_batch": "is there only without a rolling batch: the last test",
 }
 

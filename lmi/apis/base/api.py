@@ -39,6 +39,7 @@ class Row(NamedTuple):
     kind: str | None = None  # in the API's words
     in_answer: bool = False  # written in the form of the answer, because the request was understood
     param: str | None = None  # the field at fault, for errors that name none
+    opening: str = ""  # words that clients look for, before the message
 
 
 class Write(Protocol[AnyFormat]):
@@ -59,15 +60,16 @@ class ErrorRules(Generic[AnyFormat]):
     names: Mapping[str, str] = field(default_factory=dict)
     kind_of_status: Callable[[int], str | None] = lambda status: None
 
-    def render(self, error: LmiError, format: AnyFormat, *, accepted: bool) -> Rendered:
+    def render(self, error: LmiError, format: AnyFormat, *, accepted: bool, request_id: str | None = None) -> Rendered:
         """Render an error as the whole answer, or with `accepted` as the last record of a stream that has begun."""
         row = next((row for row in self.rows if isinstance(error, row.cause)), Row(LmiError, error.status))
         names = {**self.names, **format.field_names}
         fields = ErrorFields(
-            error.spelled(names),
+            row.opening + error.spelled(names),
             row.status,
             row.kind or self.kind_of_status(row.status) or error.label,
             row.param or names.get(error.field or "", error.field),
+            request_id,
         )
         media_type, body = self.write(fields, format, in_answer=accepted or row.in_answer)
         return Rendered(row.status, media_type, body, retry_header(error))
@@ -75,9 +77,9 @@ class ErrorRules(Generic[AnyFormat]):
     def status_of(self, kind: type[LmiError]) -> int:
         return next((row.status for row in self.rows if issubclass(kind, row.cause)), kind.status)
 
-    def render_status(self, status: int, message: str, format: AnyFormat) -> Rendered:
+    def render_status(self, status: int, message: str, format: AnyFormat, request_id: str | None = None) -> Rendered:
         """Render an error of HTTP: 404, 405, 408, 413, 415, 431."""
-        fields = ErrorFields(message, status, self.kind_of_status(status))
+        fields = ErrorFields(message, status, self.kind_of_status(status), request_id=request_id)
         return Rendered(status, *self.write(fields, format, in_answer=False))
 
 
@@ -120,11 +122,13 @@ class Api(Generic[Format]):
     takes_user_code: bool = False  # formatters of user code take part
     json_end: bytes = b""  # ends an answer that is one JSON value
 
-    def render_error(self, error: LmiError, format: Format, *, accepted: bool) -> Rendered:
-        return self.errors.render(error, format, accepted=accepted)
+    def render_error(
+        self, error: LmiError, format: Format, *, accepted: bool, request_id: str | None = None
+    ) -> Rendered:
+        return self.errors.render(error, format, accepted=accepted, request_id=request_id)
 
-    def render_status(self, status: int, message: str, format: Format) -> Rendered:
-        return self.errors.render_status(status, message, format)
+    def render_status(self, status: int, message: str, format: Format, request_id: str | None = None) -> Rendered:
+        return self.errors.render_status(status, message, format, request_id)
 
     def whole(self, media_type: str, body: bytes) -> bytes:
         """Return a body that is sent in one piece, with `json_end` if it is JSON."""

@@ -7,7 +7,7 @@ null.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from typing import Generic, NamedTuple
 
 from orjson import dumps
@@ -50,6 +50,7 @@ class ErrorFields(NamedTuple):
     code: int  # HTTP's
     kind: str | None = None
     param: str | None = None  # the field at fault
+    request_id: str | None = None
 
 
 class AsyncFormatter(ABC):
@@ -99,6 +100,11 @@ def error_fields(error: ErrorFields) -> bytes:
     """Return the two or three keys that every error ends with."""
     fields = b'"error": %b, "code": %d' % (dumps(error.message), error.code)
     return fields if error.kind is None else b'%b, "error_type": %b' % (fields, dumps(error.kind))
+
+
+def named_event(name: str, fields: Mapping[str, object]) -> bytes:
+    """Return a server-sent event with a name."""
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), one_line(dumps(fields)))
 
 
 def one_line(fields: bytes) -> bytes:

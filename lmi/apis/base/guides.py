@@ -22,6 +22,8 @@ NAMES_OF_SCHEMAS = ("properties", "patternProperties", "dependentSchemas", "$def
 GRAMMARS = ("json", "json_object", "json_schema", "regex")  # TGI's types
 CONTRACT_NAME = "guided_decoding_params"
 DATA = ("const", "enum", "default", "examples")
+AskedGuide = tuple[GuidedDecodingParams | None, dict[str, str]]
+"""A guide, and a map from its name in the contract to the field that asked for it."""
 
 
 @takes({"type": "object"})
@@ -158,8 +160,8 @@ GUIDED: dict[str, Reader] = {
 }
 
 
-def asked_guide(given: Mapping[str, Any], prefix: str = "") -> tuple[GuidedDecodingParams | None, dict[str, str]]:
-    """Return the guide among checked fields, and a map from its name in the contract to the field that asked for it.
+def asked_guide(given: Mapping[str, Any], prefix: str = "") -> AskedGuide:
+    """Return the guide among checked fields.
 
     `prefix` begins a field's name in an error. Raises InvalidParameter if several fields ask for a guide.
     """

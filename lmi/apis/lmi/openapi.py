@@ -74,6 +74,7 @@ SESSIONS = {
 }
 OPENAI = ("OpenAIChat", "OpenAIText")
 OPENAI_CHUNKS = ("OpenAIChatChunk", "OpenAITextChunk", "OpenAIError")
+OTHER_EVENTS = ("TgiEvent", "TgiError", "ResponseEvent", "AnthropicEvent", "AnthropicError")
 ABOUT = (
     "SageMaker's paths: `inputs` is read by the LMI schema, `messages` and `prompt` by OpenAI's. A stream is "
     "lines, or server-sent events where `output_formatter` or Accept ask for them; OpenAI's end with `[DONE]`. "
@@ -91,12 +92,12 @@ def describe(config: Config) -> ApiDescription:
         request, answer, record, error = "BatchRequest", "BatchAnswer", "BatchRecord", "BatchError"
     body = content(either(request, "OpenAIChatRequest", "OpenAITextRequest", "SessionRequest"))
     body |= {"text/plain": {"schema": PROMPT}}
-    ok = content(either(answer, *OPENAI, "TgiAnswer", "SessionAnswer"))
+    ok = content(either(answer, *OPENAI, "Response", "AnthropicMessage", "TgiAnswer", "SessionAnswer"))
     ok |= content(either(record, *OPENAI_CHUNKS), JSONLINES)
-    ok |= content(either(record, *OPENAI_CHUNKS, "TgiEvent", "TgiError"), SSE, end="[DONE]")
+    ok |= content(either(record, *OPENAI_CHUNKS, *OTHER_EVENTS), SSE, end="[DONE]")
     if config.user_code is not None:
         ok |= {"*/*": {}}  # its formatter's
-    failed = content(either(error, "Error", "OpenAIError", "TgiError"), JSON, JSONLINES, SSE)
+    failed = content(either(error, "Error", "OpenAIError", "TgiError", "AnthropicError"), JSON, JSONLINES, SSE)
     rules = [api.errors for api in (DYNAMIC_BATCH if is_batch else LMI, *BY_ROUTE.values())]
     schemas = (BATCH if is_batch else _schemas(is_tgi)) | SESSIONS
     api = ApiDescription("LMI", ABOUT, config.model, schemas, failed, rules)

@@ -15,54 +15,38 @@ from typing import Any
 from lmi.apis.base.formatter import text_of
 from lmi.apis.base.readers import Parsed
 from lmi.apis.openai.formatter import REASONS, OpenAILines, OpenAIStream, OpenAIWhole, log_prob, shown_tokens
-from lmi.apis.openai.reasoning import Reasoning
+from lmi.apis.openai.parts import AnswerPart, AnswerParts, Thought
 from lmi.apis.openai.schema import OpenAIFormat
-from lmi.apis.openai.tool_calls import PARSERS, Arguments, Named, Part, Text, ToolCalls
+from lmi.apis.openai.tool_calls import Arguments, Text
 from lmi.types import Answer, AnswerEnd, Delta, Token
 
 
 class MessageSplitter:
-    """Splits one sequence's text into thoughts, content and calls."""
+    """Splits one sequence's text into the fields of deltas."""
 
     def __init__(self, format: OpenAIFormat, prompt: str) -> None:
-        self._reasoning = Reasoning(prompt) if format.reasoning else None
-        self._calls: ToolCalls | None = None
-        if format.function is not None:
-            self._calls = Named(format.function)
-        elif format.tool_calls is not None:
-            self._calls = PARSERS[format.tool_calls]()
-        self._num_calls = 0
+        self._parts = AnswerParts(format, prompt)
+        self._num_told = 0  # calls
 
     def feed(self, text: str, is_last: bool) -> list[dict[str, Any]]:
         """Return the fields of the next deltas, one dict for each."""
-        thought, said = self._reasoning.feed(text) if self._reasoning else ("", text)
-        if is_last and self._reasoning:
-            more_thought, more_said = self._reasoning.flush()
-            thought, said = thought + more_thought, said + more_said
-        fields: list[dict[str, Any]] = [{"reasoning_content": thought}] if thought else []
-        return fields + self._said(said, is_last)
+        return [self._fields(part) for part in self._parts.feed(text, is_last)]
 
-    def _said(self, said: str, is_last: bool) -> list[dict[str, Any]]:
-        if self._calls is None:
-            return [{"content": said}] if said else []
-        parts = self._calls.feed(said)
-        if is_last:
-            parts += self._calls.flush()
-        return [self._fields(part) for part in parts]
-
-    def _fields(self, part: Part) -> dict[str, Any]:
+    def _fields(self, part: AnswerPart) -> dict[str, Any]:
+        if isinstance(part, Thought):
+            return {"reasoning_content": part.text}
         if isinstance(part, Text):
             return {"content": part.text}
         if isinstance(part, Arguments):
-            return {"tool_calls": [{"index": self._num_calls - 1, "function": {"arguments": part.text}}]}
-        self._num_calls += 1
+            return {"tool_calls": [{"index": self._num_told - 1, "function": {"arguments": part.text}}]}
+        self._num_told += 1
         call_id, function = f"call_{uuid.uuid4().hex[:24]}", {"name": part.name, "arguments": ""}
-        call = {"index": self._num_calls - 1, "id": call_id, "type": "function", "function": function}
+        call = {"index": self._num_told - 1, "id": call_id, "type": "function", "function": function}
         return {"tool_calls": [call]}
 
     def end(self, finish_reason: AnswerEnd) -> str:
         reason = REASONS[finish_reason]
-        return "tool_calls" if self._num_calls and reason == "stop" else reason
+        return "tool_calls" if self._num_told and reason == "stop" else reason
 
 
 class ChatWhole(OpenAIWhole):

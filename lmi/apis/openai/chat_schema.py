@@ -1,29 +1,29 @@
 """The schema of chat completions: `{"model": "m", "messages": [{"role": "user", "content": "Hello"}]}`.
 
 Messages are passed to the chat template in the form that templates expect: text as one string, `developer` as `system`,
-and the arguments of earlier calls as objects. If a call is forced, the answer must fit a JSON schema.
+and the arguments of earlier calls as objects.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import orjson
 
-from lmi.apis.base.guides import CONTRACT_NAME, an_object, asked_guide, check_levels, check_references, json_schema
+from lmi.apis.base.guides import CONTRACT_NAME, AskedGuide, an_object, asked_guide, check_levels
 from lmi.apis.base.parameters import MAX_IGNORED, Given, Parameter, ParameterTable
 from lmi.apis.base.readers import Message, Parsed, boolean, check_size, integer, text
 from lmi.apis.openai import schema
 from lmi.apis.openai.schema import OpenAIFormat
+from lmi.apis.openai.tools import ToolChoice, Tools, call_guide, nested_tools, tool_call_form, tool_choice
 from lmi.errors import InvalidParameter, Unsupported, shorten
-from lmi.executor import GuidedDecodingParams
 from lmi.settings.config import ModelConfig
 from lmi.types import Chat, OutputFormat
 
-MAX_TOOLS = 128
+TEXT_PARTS = ("text", "refusal", "input_text", "output_text", "reasoning_text", "summary_text")  # the last of responses
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 CANNOT_CHAT = schema.CANNOT | {
     "functions": "it is called tools now",
@@ -70,46 +70,49 @@ CHAT = ParameterTable(
 )
 
 
-class _ToolChoice(NamedTuple):
-    mode: str  # auto, none, required or function
-    function: str | None = None  # that must be called
-
-    @property
-    def is_forced(self) -> bool:
-        return self.mode in ("required", "function")
-
-
 class _Part(msgspec.Struct):
     text: msgspec.Raw = msgspec.Raw()
-
-
-class _Said(msgspec.Struct):
-    content: msgspec.Raw = msgspec.Raw()
+    content: msgspec.Raw = msgspec.Raw()  # of the result of a tool, or of an item, in other APIs
+    output: msgspec.Raw = msgspec.Raw()
 
 
 class _Outline(msgspec.Struct):
-    """The part of a body that `check_size` measures."""
+    """The part of a body that `check_texts` measures."""
 
-    messages: list[_Said] = []
+    messages: list[_Part] = []
+    system: msgspec.Raw = msgspec.Raw()
+    instructions: msgspec.Raw = msgspec.Raw()
+    input: msgspec.Raw = msgspec.Raw()
 
 
 def read(
-    body: bytes, content_type: str | None, model: ModelConfig, *, stream_format: OutputFormat | None = None
+    body: bytes,
+    content_type: str | None,
+    model: ModelConfig,
+    *,
+    stream_format: OutputFormat | None = None,
+    kind: type[OpenAIFormat] = OpenAIFormat,
 ) -> Message[OpenAIFormat]:
     """Decode the body and choose the format of its answer, as `schema.py: read` does."""
     check_size(body, _num_texts_bytes, "a chat", "the texts")
-    return schema.message(body, model, stream_format)
+    return schema.message(body, model, stream_format, kind)
 
 
 def _num_texts_bytes(body: bytes) -> int:
-    return sum(_num_text_bytes(bytes(said.content)) for said in msgspec.json.decode(body, type=_Outline).messages)
+    outline = msgspec.json.decode(body, type=_Outline)
+    texts = (outline.system, outline.instructions, outline.input, *(each.content for each in outline.messages))
+    return sum(_num_text_bytes(bytes(said)) for said in texts)
 
 
-def _num_text_bytes(content: bytes) -> int:
-    if content[:1] != b"[":
-        return len(content) if content[:1] == b'"' else 0
-    parts = msgspec.json.decode(content, type=list[_Part])
-    return sum(len(bytes(part.text)) for part in parts if bytes(part.text)[:1] == b'"')
+def _num_text_bytes(said: bytes, max_levels: int = 2) -> int:
+    """Return the length of a text, or of the texts in a list of parts."""
+    if said[:1] == b'"':
+        return len(said)
+    if said[:1] != b"[" or not max_levels:
+        return 0
+    parts = msgspec.json.decode(said, type=list[_Part])
+    texts = (text for part in parts for text in (part.text, part.content, part.output))
+    return sum(_num_text_bytes(bytes(text), max_levels - 1) for text in texts)
 
 
 def parse(message: Message[OpenAIFormat]) -> Parsed[OpenAIFormat]:
@@ -119,16 +122,35 @@ def parse(message: Message[OpenAIFormat]) -> Parsed[OpenAIFormat]:
     given["max_new_tokens"] = given.pop("max_completion_tokens", given["max_new_tokens"])
     _check_together(given)
     schema.forget_unused(given, CHAT, message.format, ignored)
-    tools = _tools(given.get("tools") or [])
-    choice = _tool_choice(given.get("tool_choice"), tools)
-    format = _chat_format(given, message.format, choice)
-    guide, field_names = asked_guide(given)
+    tools = nested_tools(given.get("tools") or [])
+    choice = tool_choice(given.get("tool_choice"), tools)
+    messages, guide = _messages(given.get("messages")), asked_guide(given)
+    return chat_request(given, message.format, messages, tools, choice, guide, ignored)
+
+
+def chat_request(
+    given: Given,
+    format: OpenAIFormat,
+    messages: Sequence[Mapping[str, Any]],
+    tools: Tools,
+    choice: ToolChoice,
+    asked: AskedGuide,
+    ignored: Sequence[str],
+) -> Parsed[OpenAIFormat]:
+    """Return the request of checked fields, messages and tools, which are in the form that templates expect."""
+    format = _chat_format(given, format, choice)
+    guide, field_names = asked
     if choice.is_forced:
-        guide = _call_guide(choice, tools, given.get("parallel_tool_calls", True))
+        guide = call_guide(choice, tools, given.get("parallel_tool_calls", True))
         field_names = {CONTRACT_NAME: "tool_choice"}
     elif format.tool_calls or format.reasoning:
-        given.setdefault("skip_special_tokens", False)  # some models have the marks as special tokens
-    chat = _chat(given, list(tools.values()) if choice.mode != "none" else [])
+        given = {"skip_special_tokens": False, **given}  # some models have the marks as special tokens
+    chat = Chat(
+        messages=messages,
+        tools=None if choice.mode == "none" else list(tools.values()),
+        variables=_variables(given),
+        add_generation_prompt=given.get("add_generation_prompt", True),
+    )
     request = schema.openai_request(
         given, format, chat=chat, needs_log_probs=format.has_log_probs, guided_decoding=guide
     )
@@ -143,7 +165,7 @@ def _check_together(given: Given) -> None:
         raise InvalidParameter("top_logprobs", "given together with logprobs true", given["top_logprobs"])
 
 
-def _chat_format(given: Given, format: OpenAIFormat, choice: _ToolChoice) -> OpenAIFormat:
+def _chat_format(given: Given, format: OpenAIFormat, choice: ToolChoice) -> OpenAIFormat:
     return replace(
         format,
         has_usage=schema.wants_usage(given),
@@ -151,24 +173,21 @@ def _chat_format(given: Given, format: OpenAIFormat, choice: _ToolChoice) -> Ope
         num_top_log_probs=given.get("top_logprobs", 0),
         num_choices=given.get("n", 1),
         function=choice.function,
-        tool_calls=_tool_call_form(choice, format.tool_calls),
+        tool_calls=tool_call_form(choice, format.tool_calls),
         reasoning=None if choice.is_forced else format.reasoning,
     )
 
 
-def _chat(given: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> Chat:
-    messages = given.get("messages")
-    if not isinstance(messages, list) or not messages:
-        raise InvalidParameter("messages", "a non-empty list of messages", messages)
-    variables = dict(given.get("chat_template_kwargs", {}))
-    if "reasoning_effort" in given:
-        variables.setdefault("reasoning_effort", given["reasoning_effort"])
-    return Chat(
-        messages=[_message(f"messages[{n}]", value) for n, value in enumerate(messages)],
-        tools=tools or None,
-        variables=variables,
-        add_generation_prompt=given.get("add_generation_prompt", True),
-    )
+def _variables(given: Given) -> dict[str, Any]:
+    """Return the further names for the template."""
+    effort = {"reasoning_effort": given["reasoning_effort"]} if "reasoning_effort" in given else {}
+    return {**effort, **given.get("chat_template_kwargs", {})}
+
+
+def _messages(value: object) -> list[dict[str, Any]]:
+    if not isinstance(value, list) or not value:
+        raise InvalidParameter("messages", "a non-empty list of messages", value)
+    return [_message(f"messages[{n}]", each) for n, each in enumerate(value)]
 
 
 def _message(name: str, value: object) -> dict[str, Any]:
@@ -178,7 +197,7 @@ def _message(name: str, value: object) -> dict[str, Any]:
         raise InvalidParameter(f"{name}.role", "one of " + ", ".join(ROLES), role)
     known: dict[str, Any] = {
         "role": "system" if role == "developer" else role,
-        "content": _content(f"{name}.content", fields.get("content"), is_needed=role != "assistant"),
+        "content": content_text(f"{name}.content", fields.get("content"), is_needed=role != "assistant"),
     }
     for key in ("name", "tool_call_id", "reasoning_content"):  # passed to templates unchanged
         if fields.get(key) is not None:
@@ -188,7 +207,7 @@ def _message(name: str, value: object) -> dict[str, Any]:
     return known
 
 
-def _content(name: str, value: object, *, is_needed: bool) -> str:
+def content_text(name: str, value: object, *, is_needed: bool) -> str:
     """Read a text, or a list of text parts, which newlines join."""
     if isinstance(value, str):
         return value
@@ -202,10 +221,11 @@ def _content(name: str, value: object, *, is_needed: bool) -> str:
 def _part(name: str, value: object) -> str:
     part = an_object(name, value)
     kind = part.get("type")
-    if kind in ("text", "refusal"):
-        said: str = text(f"{name}.{kind}", part.get(str(kind)))
-        return said
-    raise Unsupported(name, f"messages are text alone, given a part of type {shorten(kind)}")
+    if not isinstance(kind, str) or kind not in TEXT_PARTS:
+        raise Unsupported(name, f"messages are text alone, given a part of type {shorten(kind)}")
+    field = "refusal" if kind == "refusal" else "text"
+    said: str = text(f"{name}.{field}", part.get(field))
+    return said
 
 
 def _past_calls(name: str, value: object) -> list[dict[str, Any]]:
@@ -219,95 +239,16 @@ def _past_calls(name: str, value: object) -> list[dict[str, Any]]:
         function = an_object(f"{name}[{n}].function", call.get("function"))
         arguments = function.get("arguments")
         if isinstance(arguments, str):
-            arguments = _parsed(arguments)
+            arguments = parsed_arguments(arguments)
         calls.append(call | {"function": function | {"arguments": arguments}})
     return calls
 
 
-def _parsed(arguments: str) -> Any:
+def parsed_arguments(arguments: str) -> Any:
     """Return the arguments as an object if templates can walk through it, else as they are."""
     try:
         value = orjson.loads(arguments or "{}")
-        orjson.dumps(value)
+        orjson.dumps([[[[value]]]])  # in a message, or in an answer
     except (orjson.JSONDecodeError, orjson.JSONEncodeError):  # not JSON, or nested too deeply
         return arguments
     return value if isinstance(value, dict) else arguments
-
-
-def _tools(value: object) -> dict[str, dict[str, Any]]:
-    """Read the tools. Returns them by the names of their functions."""
-    if not isinstance(value, list) or len(value) > MAX_TOOLS:
-        raise InvalidParameter("tools", f"a list of at most {MAX_TOOLS} tools", value)
-    tools: dict[str, dict[str, Any]] = {}
-    for n, item in enumerate(value):
-        tool = an_object(f"tools[{n}]", item)
-        if tool.get("type", "function") != "function":
-            raise Unsupported(f"tools[{n}].type", "functions are the only tools")
-        function = an_object(f"tools[{n}].function", tool.get("function"))
-        name = text(f"tools[{n}].function.name", function.get("name"))
-        if not name or name in tools:
-            raise InvalidParameter(f"tools[{n}].function.name", "a name of its own", name)
-        if function.get("parameters") is not None:
-            an_object(f"tools[{n}].function.parameters", function["parameters"])
-        check_levels(f"tools[{n}]", tool)
-        check_references(f"tools[{n}].function.parameters", function.get("parameters") or {})
-        tools[name] = tool
-    return tools
-
-
-def _tool_choice(value: object, tools: Mapping[str, Any]) -> _ToolChoice:
-    if value is None:
-        return _ToolChoice("auto" if tools else "none")
-    if isinstance(value, str):
-        if value not in ("auto", "none", "required"):
-            raise InvalidParameter("tool_choice", "auto, none, required or a named function", value)
-        if value == "required" and not tools:
-            raise InvalidParameter("tool_choice", "given together with tools", value)
-        return _ToolChoice(value if tools else "none")
-    function = an_object("tool_choice.function", an_object("tool_choice", value).get("function"))
-    name = text("tool_choice.function.name", function.get("name"))
-    if name not in tools:
-        raise InvalidParameter("tool_choice.function.name", "the name of one of tools", name)
-    return _ToolChoice("function", name)
-
-
-def _tool_call_form(choice: _ToolChoice, parser: str | None) -> str | None:
-    """Return the form of calls in the text, None if it has none. `parser` is the server's setting."""
-    if choice.mode in ("none", "function"):
-        return None
-    if choice.mode == "required":
-        return "json"
-    if parser is None:
-        raise Unsupported("tools", "tool_choice auto needs option.tool_call_parser (hermes or json) of the server")
-    return None if parser == "text" else parser
-
-
-def _call_guide(choice: _ToolChoice, tools: Mapping[str, Mapping[str, Any]], is_parallel: bool) -> GuidedDecodingParams:
-    """Return a guide for the arguments of a named function, or for a list of calls (one call unless parallel)."""
-    if choice.function is not None:
-        return json_schema("tools", _parameters(tools[choice.function]) or {"type": "object"})
-    definitions: dict[str, Any] = {}
-    calls = [_call_schema(name, tool, definitions) for name, tool in tools.items()]
-    wanted: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"anyOf": calls}}
-    if not is_parallel:
-        wanted["maxItems"] = 1
-    return json_schema("tools", wanted | ({"$defs": definitions} if definitions else {}))
-
-
-def _call_schema(name: str, tool: Mapping[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema of one function's call. Its definitions move to the root, where references look for them."""
-    parameters = dict(_parameters(tool) or {"type": "object"})
-    for key, definition in an_object("tools.parameters.$defs", parameters.pop("$defs", {})).items():
-        if definitions.setdefault(key, definition) != definition:
-            raise InvalidParameter("tools", "without two definitions of one name", key)
-    return {
-        "type": "object",
-        "properties": {"name": {"type": "string", "enum": [name]}, "arguments": parameters},
-        "required": ["name", "arguments"],
-        "additionalProperties": False,
-    }
-
-
-def _parameters(tool: Mapping[str, Any]) -> dict[str, Any] | None:
-    parameters: dict[str, Any] | None = tool["function"].get("parameters")
-    return parameters

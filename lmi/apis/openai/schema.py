@@ -6,7 +6,7 @@ fields of vLLM's server are taken too. A field that would change the answer but 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -144,9 +144,9 @@ CANNOT: dict[str, str] = {
 }
 
 
-def hidden(cannot: Mapping[str, str]) -> dict[str, Parameter]:
+def hidden(cannot: Mapping[str, str], without_effect: Iterable[str] = WITHOUT_EFFECT) -> dict[str, Parameter]:
     """Return the fields that are refused unless they ask for nothing, and those that are ignored silently."""
-    silent = {name: Parameter(name, lambda name, value: None) for name in WITHOUT_EFFECT}
+    silent = {name: Parameter(name, lambda name, value: None) for name in without_effect}
     return silent | {name: Parameter(name, readers.refused(reason, False, [], {})) for name, reason in cannot.items()}
 
 
@@ -169,8 +169,8 @@ COMPLETION = ParameterTable(
 )
 
 
-def default_format(model: ModelConfig) -> OpenAIFormat:
-    return OpenAIFormat(model=model.name, tool_calls=model.tool_call_parser, reasoning=model.reasoning_parser)
+def default_format(model: ModelConfig, kind: type[OpenAIFormat] = OpenAIFormat) -> OpenAIFormat:
+    return kind(model=model.name, tool_calls=model.tool_call_parser, reasoning=model.reasoning_parser)
 
 
 def read(
@@ -185,8 +185,13 @@ def read(
     return message(body, model, stream_format)
 
 
-def message(body: bytes, model: ModelConfig, stream_format: OutputFormat | None = None) -> Message[OpenAIFormat]:
-    fields, format = readers.read_object(body), default_format(model)
+def message(
+    body: bytes,
+    model: ModelConfig,
+    stream_format: OutputFormat | None = None,
+    kind: type[OpenAIFormat] = OpenAIFormat,
+) -> Message[OpenAIFormat]:
+    fields, format = readers.read_object(body), default_format(model, kind)
     name, is_streaming = fields.get("model"), fields.get("stream")
     if not isinstance(name, str | None):
         raise MalformedRequest(f"model must be a string, given {shorten(name)}")

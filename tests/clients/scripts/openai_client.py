@@ -7,6 +7,8 @@ from openai import BadRequestError, NotFoundError, OpenAI
 
 MESSAGES = [{"role": "user", "content": "Hello"}]
 PROMPT = "The quick brown"
+CITY = {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"]}
+WEATHER = {"type": "function", "name": "weather", "description": "The weather in a city.", "parameters": CITY}
 base_url, model = sys.argv[1:]
 client = OpenAI(base_url=f"{base_url}/v1", api_key="none", max_retries=0)
 
@@ -37,6 +39,41 @@ def chat() -> dict:
     }
 
 
+def responses() -> dict:
+    asked = {"model": model, "input": "Hello", "max_output_tokens": 8, "temperature": 0}
+    whole = client.responses.create(**asked)
+    with client.responses.stream(**asked) as stream:
+        events = list(stream)
+    text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+    last = events[-1].response
+    return {
+        "whole": whole.output_text,
+        "streamed": text,
+        "last": last.output_text,
+        "statuses": [whole.status, last.status],
+        "num_tokens": [whole.usage.output_tokens, last.usage.output_tokens],
+    }
+
+
+def response_tools() -> dict:
+    conversation = [{"role": "user", "content": "Hello"}]
+    asked = {"model": model, "max_output_tokens": 40, "temperature": 0, "tools": [WEATHER]}
+    forced = asked | {"input": conversation, "tool_choice": {"type": "function", "name": "weather"}}
+    called = client.responses.create(**forced)
+    with client.responses.stream(**forced) as stream:
+        streamed = stream.get_final_response()
+    [call] = called.output
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "12 degrees"}
+    last = client.responses.create(**asked, input=[*conversation, *called.output, result], tool_choice="none")
+    form = {"format": {"type": "json_schema", "name": "city", "schema": CITY}}
+    in_its_form = client.responses.create(model=model, input="Hello", temperature=0, text=form)
+    return {
+        "arguments": [call.arguments, streamed.output[0].arguments],
+        "answer": last.output_text,
+        "in_its_form": in_its_form.output_text,
+    }
+
+
 def refusals() -> list[str]:
     found = []
     for asked, kind in (({"max_tokens": -1}, BadRequestError), ({"model": "nobody"}, NotFoundError)):
@@ -44,6 +81,10 @@ def refusals() -> list[str]:
             client.chat.completions.create(**{"model": model, "messages": MESSAGES, **asked})
         except kind as error:
             found.append(error.body["message"])
+    try:
+        client.responses.create(model=model, input="Hello", previous_response_id="resp_1")
+    except BadRequestError as error:
+        found.append(error.body["message"])
     return found
 
 
@@ -53,6 +94,8 @@ print(
             "models": [each.id for each in client.models.list()],
             "completions": completions(),
             "chat": chat(),
+            "responses": responses(),
+            "response_tools": response_tools(),
             "refusals": refusals(),
         }
     )

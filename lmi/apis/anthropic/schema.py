@@ -1,0 +1,154 @@
+"""The schema of Anthropic's Messages: `{"max_tokens": 8, "messages": [{"role": "user", "content": "Hi"}]}`.
+
+Blocks become the messages that chat templates expect: the result of a tool is a message of its own, and thoughts and
+calls are fields of the assistant's. `thinking` is passed to the template as `enable_thinking`, which many know; the
+model decides how long it thinks. Source: the types of Anthropic's client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from lmi.apis.base.guides import CONTRACT_NAME, AskedGuide, an_object, check_levels, json_schema
+from lmi.apis.base.parameters import Given, Parameter, ParameterTable, rows
+from lmi.apis.base.readers import Message, Parsed, boolean, choice, takes, text
+from lmi.apis.openai.chat_schema import chat_request, content_text
+from lmi.apis.openai.schema import SHARED, OpenAIFormat, anything, hidden
+from lmi.apis.openai.tools import ToolChoice, Tools, flat_tools, function_choice, mode_choice
+from lmi.errors import InvalidParameter, Unsupported, shorten
+
+CHOICES = {"auto": "auto", "any": "required", "none": "none", "tool": "function"}  # our mode of each
+THINKING = ("enabled", "adaptive", "between_tools", "disabled")
+CANNOT = {"mcp_servers": "nothing here calls other servers", "container": "nothing here runs code"}
+WITHOUT_EFFECT = (
+    "metadata cache_control context_management diagnostics inference_geo service_tier speed user_profile_id".split()
+)
+FORMAT = "output_config.format"
+
+
+@takes({"type": "object", "required": ["type"], "properties": {"type": {"enum": list(THINKING)}}})
+def _thinking(name: str, value: object) -> dict[str, Any]:
+    """Return the variable of the template. `budget_tokens` and `display` have no effect."""
+    kind = choice(THINKING)(f"{name}.type", an_object(name, value).get("type"))
+    return {"enable_thinking": kind != "disabled"}
+
+
+MESSAGES = ParameterTable(
+    {name: SHARED[name] for name in "model stream max_tokens temperature top_p top_k cache_salt priority".split()}
+    | rows("stop_sequences")
+    | {name: Parameter(name, anything) for name in ("system", "tools", "tool_choice")}
+    | {
+        "messages": Parameter("messages", anything, fields=("inputs", "input_token_ids")),
+        "thinking": Parameter("chat_template_kwargs", _thinking),
+        "output_config": Parameter("output_config", an_object),
+    },
+    hidden=hidden(CANNOT, WITHOUT_EFFECT),
+)
+
+
+def parse(message: Message[OpenAIFormat], *, is_counted: bool = False) -> Parsed[OpenAIFormat]:
+    """Return the request of a message. With `is_counted` only its prompt counts."""
+    ignored: list[str] = []
+    given = {"max_new_tokens": None} | MESSAGES.read(message.fields, ignored)
+    messages = _messages(given)
+    if not is_counted and given["max_new_tokens"] is None:
+        raise InvalidParameter("max_tokens", "an integer of at least 1", None)
+    if not is_counted and messages[-1]["role"] == "assistant":
+        raise Unsupported(
+            "messages", "an answer begins a message of its own, so the last one cannot be the assistant's"
+        )
+    tools = flat_tools(given.get("tools") or [], kind="custom", schema="input_schema")
+    choice = _tool_choice(given, tools)
+    guide = _read_output_config(given)
+    return chat_request(given, message.format, messages, tools, choice, guide, ignored)
+
+
+def _tool_choice(given: dict[str, Any], tools: Tools) -> ToolChoice:
+    wanted = an_object("tool_choice", given.get("tool_choice") or {"type": "auto"})
+    mode = CHOICES[choice(tuple(CHOICES))("tool_choice.type", wanted.get("type"))]
+    is_single = boolean("tool_choice.disable_parallel_tool_use", wanted.get("disable_parallel_tool_use") or False)
+    given["parallel_tool_calls"] = not is_single
+    if mode == "function":
+        return function_choice("tool_choice.name", wanted.get("name"), tools)
+    return mode_choice(mode, tools)
+
+
+def _read_output_config(given: dict[str, Any]) -> AskedGuide:
+    """Return the guide that the field asks for. Its `effort` is passed to the template."""
+    config = given.get("output_config", {})
+    if config.get("effort") is not None:
+        given["reasoning_effort"] = text("output_config.effort", config["effort"])
+    if config.get("format") is None:
+        return None, {}
+    form = an_object(FORMAT, config["format"])
+    choice(("json_schema",))(f"{FORMAT}.type", form.get("type"))
+    return json_schema(f"{FORMAT}.schema", form.get("schema")), {CONTRACT_NAME: FORMAT}
+
+
+def _messages(given: Given) -> list[dict[str, Any]]:
+    messages = given.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise InvalidParameter("messages", "a non-empty list of messages", messages)
+    system = content_text("system", given.get("system"), is_needed=False)
+    said = [{"role": "system", "content": system}] if system else []
+    for n, message in enumerate(messages):
+        said += _read_message(f"messages[{n}]", an_object(f"messages[{n}]", message))
+    return said
+
+
+def _read_message(name: str, message: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the results of tools in a message, and the rest of it."""
+    role, content = choice(tuple(BLOCKS))(f"{name}.role", message.get("role")), message.get("content")
+    if isinstance(content, str):
+        return [{"role": role, "content": content}]
+    if not isinstance(content, list):
+        raise InvalidParameter(f"{name}.content", "a string or a list of blocks", content)
+    found: dict[str, list[Any]] = {kind: [] for kind in BLOCKS[role]}
+    for n, item in enumerate(content):
+        place = f"{name}.content[{n}]"
+        block = an_object(place, item)
+        kind = block.get("type")
+        if not isinstance(kind, str) or kind not in found:
+            raise Unsupported(place, f"messages are text alone, given a block of type {shorten(kind)} ({role})")
+        found[kind].append(BLOCKS[role][kind](place, block))
+    results, texts, thoughts, calls = (found.get(kind, []) for kind in ("tool_result", "text", "thinking", "tool_use"))
+    rest: dict[str, Any] = {"role": role, "content": "\n".join(texts)}
+    rest |= {"tool_calls": calls} if calls else {}
+    rest |= {"reasoning_content": "\n".join(thoughts)} if thoughts else {}
+    return results if results and not texts else [*results, rest]
+
+
+def _text(place: str, block: dict[str, Any]) -> str:
+    said: str = text(f"{place}.text", block.get("text"))
+    return said
+
+
+def _thought(place: str, block: dict[str, Any]) -> str:
+    said: str = text(f"{place}.thinking", block.get("thinking"))
+    return said
+
+
+def _result(place: str, block: dict[str, Any]) -> dict[str, Any]:
+    call_id = text(f"{place}.tool_use_id", block.get("tool_use_id"))
+    said = content_text(f"{place}.content", block.get("content"), is_needed=False)
+    return {"role": "tool", "content": said, "tool_call_id": call_id}
+
+
+def _call(place: str, block: dict[str, Any]) -> dict[str, Any]:
+    call_id, name = text(f"{place}.id", block.get("id")), text(f"{place}.name", block.get("name"))
+    arguments = an_object(f"{place}.input", block.get("input"))
+    check_levels(f"{place}.input", arguments)
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+BLOCKS: dict[str, dict[str, Callable[[str, dict[str, Any]], Any]]] = {  # by role
+    "user": {"text": _text, "tool_result": _result},
+    "assistant": {
+        "text": _text,
+        "thinking": _thought,
+        "redacted_thinking": lambda place, block: None,  # nobody here can read it
+        "tool_use": _call,
+    },
+    "system": {"text": _text},
+}

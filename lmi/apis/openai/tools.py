@@ -1,0 +1,135 @@
+"""The tools of a chat: functions that the model may call, which of them it must, and the guide of a forced call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from lmi.apis.base.guides import an_object, check_levels, check_references, json_schema
+from lmi.apis.base.readers import text
+from lmi.errors import InvalidParameter, Unsupported
+from lmi.executor import GuidedDecodingParams
+
+MAX_TOOLS = 128
+ONLY_TOOLS = "functions are the only tools"
+Tools = dict[str, dict[str, Any]]  # in OpenAI's form, by the names of their functions
+
+
+class ToolChoice(NamedTuple):
+    mode: str  # auto, none, required or function
+    function: str | None = None  # that must be called
+
+    @property
+    def is_forced(self) -> bool:
+        return self.mode in ("required", "function")
+
+
+def nested_tools(value: object) -> Tools:
+    """Read tools in the form of a chat, each with its function in a field of its own."""
+    tools: Tools = {}
+    for place, tool in _listed(value):
+        if tool.get("type") not in ("function", None):
+            raise Unsupported(f"{place}.type", ONLY_TOOLS)
+        _add(tools, f"{place}.function", an_object(f"{place}.function", tool.get("function")), "parameters", tool)
+    return tools
+
+
+def flat_tools(value: object, kind: str, schema: str, ignored: list[str] | None = None) -> Tools:
+    """Read tools that are their functions, with a JSON schema of the parameters in the field `schema`.
+
+    Those of another kind are left out with a line in `ignored`, or refused if that is None.
+    """
+    tools: Tools = {}
+    for place, tool in _listed(value):
+        if tool.get("type") not in (kind, None):
+            if ignored is None:
+                raise Unsupported(f"{place}.type", ONLY_TOOLS)
+            ignored.append(f"{place}: no effect, {ONLY_TOOLS}")
+            continue
+        function = {"name": tool.get("name"), "description": tool.get("description"), "parameters": tool.get(schema)}
+        known = {name: given for name, given in function.items() if given is not None}
+        _add(tools, place, tool, schema, {"type": "function", "function": known})
+    return tools
+
+
+def _listed(value: object) -> list[tuple[str, dict[str, Any]]]:
+    if not isinstance(value, list) or len(value) > MAX_TOOLS:
+        raise InvalidParameter("tools", f"a list of at most {MAX_TOOLS} tools", value)
+    return [(f"tools[{n}]", an_object(f"tools[{n}]", tool)) for n, tool in enumerate(value)]
+
+
+def _add(tools: Tools, place: str, function: Mapping[str, Any], schema: str, tool: dict[str, Any]) -> None:
+    name = text(f"{place}.name", function.get("name"))
+    if not name or name in tools:
+        raise InvalidParameter(f"{place}.name", "a name of its own", name)
+    parameters = function.get(schema)
+    parameters = {} if parameters is None else an_object(f"{place}.{schema}", parameters)
+    check_levels(place.removesuffix(".function"), tool)
+    check_references(f"{place}.{schema}", parameters)
+    tools[name] = tool
+
+
+def tool_choice(value: object, tools: Tools, *, is_flat: bool = False) -> ToolChoice:
+    """Read `auto`, `none`, `required` or an object that names a function, inside `function` unless it `is_flat`."""
+    if value is None or isinstance(value, str):
+        if value not in (None, "auto", "none", "required"):
+            raise InvalidParameter("tool_choice", "auto, none, required or a named function", value)
+        return mode_choice(value or "auto", tools)
+    chosen, place = an_object("tool_choice", value), "tool_choice"
+    if not is_flat:
+        chosen, place = an_object("tool_choice.function", chosen.get("function")), "tool_choice.function"
+    return function_choice(f"{place}.name", chosen.get("name"), tools)
+
+
+def mode_choice(mode: str, tools: Tools) -> ToolChoice:
+    if mode == "required" and not tools:
+        raise InvalidParameter("tool_choice", "given together with tools", mode)
+    return ToolChoice(mode if tools else "none")
+
+
+def function_choice(place: str, name: object, tools: Tools) -> ToolChoice:
+    if text(place, name) not in tools:
+        raise InvalidParameter(place, "the name of one of tools", name)
+    return ToolChoice("function", str(name))
+
+
+def tool_call_form(choice: ToolChoice, parser: str | None) -> str | None:
+    """Return the form of calls in the text, None if it has none. `parser` is the server's setting."""
+    if choice.mode in ("none", "function"):
+        return None
+    if choice.mode == "required":
+        return "json"
+    if parser is None:
+        raise Unsupported("tools", "tool_choice auto needs option.tool_call_parser (hermes or json) of the server")
+    return None if parser == "text" else parser
+
+
+def call_guide(choice: ToolChoice, tools: Tools, is_parallel: bool) -> GuidedDecodingParams:
+    """Return a guide for the arguments of a named function, or for a list of calls (one call unless parallel)."""
+    if choice.function is not None:
+        return json_schema("tools", _parameters(tools[choice.function]) or {"type": "object"})
+    definitions: dict[str, Any] = {}
+    calls = [_call_schema(name, tool, definitions) for name, tool in tools.items()]
+    wanted: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"anyOf": calls}}
+    if not is_parallel:
+        wanted["maxItems"] = 1
+    return json_schema("tools", wanted | ({"$defs": definitions} if definitions else {}))
+
+
+def _call_schema(name: str, tool: Mapping[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema of one function's call. Its definitions move to the root, where references look for them."""
+    parameters = dict(_parameters(tool) or {"type": "object"})
+    for key, definition in an_object("tools.parameters.$defs", parameters.pop("$defs", {})).items():
+        if definitions.setdefault(key, definition) != definition:
+            raise InvalidParameter("tools", "without two definitions of one name", key)
+    return {
+        "type": "object",
+        "properties": {"name": {"type": "string", "enum": [name]}, "arguments": parameters},
+        "required": ["name", "arguments"],
+        "additionalProperties": False,
+    }
+
+
+def _parameters(tool: Mapping[str, Any]) -> dict[str, Any] | None:
+    parameters: dict[str, Any] | None = tool["function"].get("parameters")
+    return parameters

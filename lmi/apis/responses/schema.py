@@ -1,0 +1,174 @@
+"""The schema of OpenAI's Responses: `{"model": "m", "input": "Hello"}`, where input may be a list of items.
+
+Items become the messages that chat templates expect: thoughts, text and calls that follow each other are one message of
+the assistant. Nothing is kept here, so a request holds the whole conversation. Agents also offer tools of OpenAI's own
+servers, whatever they are told: those are left out, and a response repeats only the tools that the model knows of.
+Sources: the types of OpenAI's client, and the Open Responses specification.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from lmi.apis.base.guides import CONTRACT_NAME, AskedGuide, an_object, check_levels, json_schema
+from lmi.apis.base.parameters import ROWS, Given, Parameter, ParameterTable
+from lmi.apis.base.readers import Message, Parsed, boolean, choice, refused, text
+from lmi.apis.openai.chat_schema import chat_request, content_text, parsed_arguments
+from lmi.apis.openai.schema import CANNOT, SHARED, WITHOUT_EFFECT, OpenAIFormat, anything, hidden
+from lmi.apis.openai.tools import flat_tools, tool_choice
+from lmi.apis.responses.state import SETTINGS, ResponseState
+from lmi.errors import InvalidParameter, Unsupported, shorten
+from lmi.executor import GuidedDecodingParams, GuideType
+
+KEEPS_NOTHING = "nothing is kept here, so input holds the whole conversation"
+CANNOT_RESPOND = CANNOT | {
+    "store": KEEPS_NOTHING,
+    "previous_response_id": KEEPS_NOTHING,
+    "conversation": KEEPS_NOTHING,
+    "prompt": "no prompts are stored here",
+    "background": KEEPS_NOTHING,
+    "context_management": "no conversation is shortened here",
+}
+SILENT = [name for name in WITHOUT_EFFECT if name not in ("store", "metadata")]
+SILENT += (
+    "client_metadata include max_tool_calls stream_options moderation access_programs prompt_cache_options".split()
+)
+ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}  # the template's
+FORMATS = ("text", "json_schema", "json_object")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResponseFormat(OpenAIFormat):
+    """The format of a response. Its `state` changes while it is written, so that an error knows where it stands."""
+
+    state: ResponseState = field(default_factory=ResponseState, compare=False)
+
+
+def _reasoning(name: str, value: object) -> str | None:
+    effort = an_object(name, value).get("effort")
+    return None if effort is None else str(text(f"{name}.effort", effort))
+
+
+RESPONSES = ParameterTable(
+    {
+        name: SHARED[name]
+        for name in "model stream temperature top_p presence_penalty frequency_penalty cache_salt priority".split()
+    }
+    | {name: Parameter(name, anything) for name in ("tools", "tool_choice")}
+    | {
+        "input": Parameter("input", anything, fields=("inputs", "input_token_ids")),
+        "instructions": Parameter("instructions", text),
+        "max_output_tokens": ROWS["max_new_tokens"],
+        "metadata": Parameter("metadata", an_object),
+        "parallel_tool_calls": Parameter("parallel_tool_calls", boolean),
+        "reasoning": Parameter("reasoning_effort", _reasoning),
+        "text": Parameter("text", an_object),
+        "truncation": Parameter("truncation", choice(("disabled",))),
+        "top_logprobs": Parameter("top_logprobs", refused("/v1/chat/completions tells log-probs", 0)),
+    },
+    hidden=hidden(CANNOT_RESPOND, SILENT),
+)
+
+
+def parse(message: Message[OpenAIFormat]) -> Parsed[OpenAIFormat]:
+    """Return the request of a response. Raises InvalidParameter or Unsupported."""
+    ignored: list[str] = []
+    given = {"max_new_tokens": None} | RESPONSES.read(message.fields, ignored)
+    messages = _messages(given)
+    tools = flat_tools(given.get("tools") or [], kind="function", schema="parameters", ignored=ignored)
+    choice = tool_choice(given.get("tool_choice"), tools, is_flat=True)
+    guide = _guide(given)
+    assert isinstance(message.format, ResponseFormat)
+    message.format.state.settings = _settings(message.fields)
+    return chat_request(given, message.format, messages, tools, choice, guide, ignored)
+
+
+def _guide(given: Given) -> AskedGuide:
+    form = an_object("text.format", given.get("text", {}).get("format") or {"type": "text"})
+    kind = choice(FORMATS)("text.format.type", form.get("type"))
+    if kind == "text":
+        return None, {}
+    any_object = GuidedDecodingParams(GuideType.JSON)
+    guide = any_object if kind == "json_object" else json_schema("text.format.schema", form.get("schema"))
+    return guide, {CONTRACT_NAME: "text.format"}
+
+
+def _settings(fields: Given) -> dict[str, Any]:
+    """Return the settings that a response repeats, with null for what they leave out. Raises InvalidParameter."""
+    settings = {name: fields[name] for name in SETTINGS if fields.get(name) is not None}
+    for name, value in settings.items():
+        check_levels(name, {"response": {name: value}})  # as an event shows it
+    unsaid = {"description": None, "parameters": None, "strict": None}
+    tools = (tool for tool in settings.get("tools", []) if tool.get("type") in ("function", None))
+    settings["tools"] = [unsaid | tool for tool in tools]
+    settings["text"] = SETTINGS["text"] | {"format": settings.get("text", {}).get("format") or {"type": "text"}}
+    if "reasoning" in settings:
+        settings["reasoning"] = {name: settings["reasoning"].get(name) for name in ("effort", "summary")}
+    return settings
+
+
+def _messages(given: Given) -> list[dict[str, Any]]:
+    items = given.get("input")
+    if isinstance(items, str):
+        items = [{"role": "user", "content": items}]
+    if not isinstance(items, list) or not items:
+        raise InvalidParameter("input", "a string or a non-empty list of items", items)
+    instructions = given.get("instructions")
+    said: list[dict[str, Any]] = [{"role": "system", "content": instructions}] if instructions else []
+    for n, value in enumerate(items):
+        place = f"input[{n}]"
+        item = an_object(place, value)
+        kind = item.get("type") or "message"
+        if not isinstance(kind, str) or kind not in ITEMS:
+            raise Unsupported(place, f"a conversation has {', '.join(ITEMS)}, given an item of type {shorten(kind)}")
+        _join(said, ITEMS[kind](place, item))
+    return said
+
+
+def _join(said: list[dict[str, Any]], message: dict[str, Any]) -> None:
+    """Add a message, or continue that of the assistant or the system, which several items make up.
+
+    Many templates know only one message of the system, at the start.
+    """
+    last = said[-1] if said else {"role": ""}
+    if last["role"] != message["role"] or last["role"] not in ("assistant", "system"):
+        said.append(message)
+        return
+    for name in ("content", "reasoning_content"):
+        if texts := [each[name] for each in (last, message) if each.get(name)]:
+            last[name] = "\n".join(texts)
+    if "tool_calls" in message:
+        last["tool_calls"] = last.get("tool_calls", []) + message["tool_calls"]
+
+
+def _message(place: str, item: dict[str, Any]) -> dict[str, Any]:
+    role = ROLES[choice(tuple(ROLES))(f"{place}.role", item.get("role"))]
+    return {"role": role, "content": content_text(f"{place}.content", item.get("content"), is_needed=True)}
+
+
+def _thought(place: str, item: dict[str, Any]) -> dict[str, Any]:
+    """Read thoughts as they were told, else their summary. What only another server can decrypt has no effect."""
+    said = item.get("content") or item.get("summary")
+    return {"role": "assistant", "content": "", "reasoning_content": content_text(place, said, is_needed=False)}
+
+
+def _call(place: str, item: dict[str, Any]) -> dict[str, Any]:
+    call_id, name = (text(f"{place}.{key}", item.get(key)) for key in ("call_id", "name"))
+    arguments = parsed_arguments(text(f"{place}.arguments", item.get("arguments")))
+    call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+    return {"role": "assistant", "content": "", "tool_calls": [call]}
+
+
+def _result(place: str, item: dict[str, Any]) -> dict[str, Any]:
+    said = content_text(f"{place}.output", item.get("output"), is_needed=True)
+    return {"role": "tool", "content": said, "tool_call_id": text(f"{place}.call_id", item.get("call_id"))}
+
+
+ITEMS: dict[str, Callable[[str, dict[str, Any]], dict[str, Any]]] = {
+    "message": _message,
+    "reasoning": _thought,
+    "function_call": _call,
+    "function_call_output": _result,
+}

@@ -1,0 +1,118 @@
+"""OpenAI's Responses over real sockets: streams, calls, errors before and in a stream."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from lmi.executor import GuideType
+from tests.scripted import CAPABILITIES, Host, host
+
+RESPONSES = "/v1/responses"
+LAST_SAID = "{{ messages[-1].content }}"
+ABLE = msgspec.structs.replace(CAPABILITIES, guided_decoding=tuple(GuideType))
+TOOL = {"type": "function", "name": "f", "parameters": {"type": "object"}}
+CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
+
+
+@pytest.fixture(scope="module")
+def able(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
+    """An engine that can guide decoding, behind a template that writes the last message."""
+    settings: dict[str, object] = {
+        "chat_template": LAST_SAID,
+        "tool_call_parser": "hermes",
+        "reasoning_parser": "think",
+    }
+    with host(tmp_path_factory.mktemp("able"), model=settings, capabilities=ABLE) as served:
+        yield served
+
+
+def ask(server: Host, said: str, **fields: Any) -> tuple[int, Any]:
+    response, answer = server.post({"input": said, **fields}, RESPONSES)
+    return response.status, events(answer) if fields.get("stream") and response.status == 200 else json.loads(answer)
+
+
+def events(body: bytes) -> list[dict[str, Any]]:
+    """The objects of a stream, each under its name and with its number."""
+    *records, rest = body.split(b"\n\n")
+    assert rest == b""
+    pairs = [record.split(b"\n") for record in records]
+    told = [json.loads(data.removeprefix(b"data: ")) for _, data in pairs]
+    assert [name for name, _ in pairs] == [f"event: {each['type']}".encode() for each in told]
+    assert [each["sequence_number"] for each in told] == list(range(len(told)))
+    return told
+
+
+def settled(response: dict[str, Any]) -> Any:
+    """A response without what is new in each: ids, times, and how much of the prompt was cached."""
+    text = re.sub(
+        r'"((?:call_)?id|created_at|completed_at|cached_tokens)": ?("[^"]*"|\d+)', r'"\1": 0', json.dumps(response)
+    )
+    return json.loads(text)
+
+
+def check_growth(stream: list[dict[str, Any]]) -> None:
+    """Check that each item begins, grows to what it is in the end, and ends, one after the other."""
+    last = stream[-1]["response"]
+    for index, item in enumerate(last["output"]):
+        told = [each for each in stream if each.get("output_index") == index]
+        assert told[0]["type"] == "response.output_item.added" and told[-1]["type"] == "response.output_item.done"
+        assert told[-1]["item"] == item and all(each.get("item_id", item["id"]) == item["id"] for each in told)
+        whole = item["arguments"] if item["type"] == "function_call" else item["content"][0]["text"]
+        assert "".join(each["delta"] for each in told if each["type"].endswith(".delta")) == whole
+    indexes = [each["output_index"] for each in stream if "output_index" in each]
+    assert indexes == sorted(indexes)
+
+
+@pytest.mark.parametrize(
+    ("said", "fields"),
+    [
+        ("say Hello", {}),
+        ("say two\nlines \u2028 and ½ 🦙", {}),
+        ("say ", {}),
+        ("run abc", {"max_output_tokens": 9}),
+        (f"say <think>\nhm\n</think>\nI look.\n{CALL}\n{CALL}", {"tools": [TOOL]}),
+        ('say {"a": 1}', {"tools": [TOOL], "tool_choice": {"type": "function", "name": "f"}}),
+        ('say [{"name": "f", "arguments": {}}]', {"tools": [TOOL], "tool_choice": "required"}),
+    ],
+)
+def test_a_stream_ends_with_the_whole_response(able: Host, said: str, fields: dict[str, Any]) -> None:
+    (_, whole), (_, stream) = ask(able, said, **fields), ask(able, said, stream=True, **fields)
+    assert settled(stream[-1]["response"]) == settled(whole)
+    assert [each["type"] for each in stream[:2]] == ["response.created", "response.in_progress"]
+    assert stream[-1]["type"] == f"response.{whole['status']}"
+    check_growth(stream)
+
+
+def test_a_response_repeats_the_settings_of_its_request(able: Host) -> None:
+    asked = {"instructions": "Be brief.", "metadata": {"a": "b"}, "temperature": 0.5, "tools": [TOOL]}
+    _, answer = ask(able, "say Hello", **asked)
+    assert {name: answer[name] for name in ("instructions", "metadata", "temperature")} == {
+        name: asked[name] for name in ("instructions", "metadata", "temperature")
+    }
+    assert answer["tools"] == [TOOL | {"description": None, "strict": None}]
+    assert (answer["store"], answer["previous_response_id"], answer["model"]) == (False, None, "scripted")
+
+
+def test_a_failure_in_a_stream_is_the_response_s_last_event(able: Host) -> None:
+    _, stream = ask(able, "fail abc", stream=True)
+    assert "".join(each["delta"] for each in stream if each["type"] == "response.output_text.delta") == "abc"
+    last = stream[-1]
+    assert (last["type"], last["response"]["status"]) == ("response.failed", "failed")
+    assert last["response"]["error"] == {"code": "generation_failed", "message": "the script says so"}
+    assert last["response"]["id"] == stream[0]["response"]["id"]
+
+
+def test_a_refusal_has_openai_s_form(able: Host) -> None:
+    for fields, status, param, code in (
+        ({"store": True}, 400, "store", "unsupported"),
+        ({"model": "nobody"}, 404, "model", "model_not_found"),
+        ({"input": "a" * 300}, 400, "input", "context_length_exceeded"),
+    ):
+        given, answer = ask(able, "say Hello", **fields)
+        assert (given, answer["error"]["param"], answer["error"]["code"]) == (status, param, code)
