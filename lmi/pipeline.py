@@ -190,6 +190,7 @@ class Pipeline:
                 tools=forgery.mark(chat.tools),
                 variables=forgery.mark(chat.variables),
                 add_generation_prompt=chat.add_generation_prompt,
+                continue_final_message=chat.continue_final_message,
             )
             return forgery.unmark(text)
 

@@ -59,13 +59,15 @@ Format = TypeVar("Format", bound=AnswerFormat)
 class Chat:
     """A conversation for the model's chat template. `variables` are further names for the template.
 
-    With `add_generation_prompt` the prompt ends where the model's next answer begins.
+    With `add_generation_prompt` the prompt ends where the model's next answer begins, with `continue_final_message`
+    where the content of the last message ends.
     """
 
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Mapping[str, Any]] | None = None
     variables: Mapping[str, Any] = field(default_factory=dict)
     add_generation_prompt: bool = True
+    continue_final_message: bool = False
 
 
 class Origin(msgspec.Struct, frozen=True, array_like=True):

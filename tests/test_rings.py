@@ -68,7 +68,7 @@ STILL = {
 # Lines of Python. A room may shrink freely. To grow, it changes its row in the same commit, which says why.
 MAX_LINES = {
     "lmi/adapters": 770,
-    "lmi/apis": 4550,
+    "lmi/apis": 4560,
     "lmi/client": 210,
     "lmi/engine": 1390,
     "lmi/executor": 910,
@@ -82,7 +82,7 @@ MAX_LINES = {
     "lmi/shared": 1730,
     "lmi/sources": 2040,
     "lmi/supervisor": 1840,
-    "lmi/text": 1530,
+    "lmi/text": 1550,
     "lmi/user_code": 2850,
     "handlers/base": 4180,
     "handlers/lmi_dist": 6910,

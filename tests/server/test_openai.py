@@ -105,6 +105,16 @@ def test_a_stream_of_a_chat_tells_role_text_reason_and_usage_in_this_order(able:
     assert usage["usage"]["completion_tokens"] == 3 and len({chunk["id"] for chunk in (role, end, usage)}) == 1
 
 
+def test_a_message_is_continued_where_its_content_ends(tmp_path: Path) -> None:
+    template = "{% for m in messages %}{{ m.content }}.{% endfor %}{{ '>' if add_generation_prompt }}"
+    with host(tmp_path, model={"chat_template": template}) as server:
+        for fields, prompt in (({"continue_final_message": True}, b"say ab"), ({}, b"say ab.>")):
+            assert chat(server, "say ab", **fields)[0] == 200
+            assert bytes(last_request(server).input_token_ids) == prompt
+        status, answer = chat(server, "ab", continue_final_message=True, add_generation_prompt=True)
+        assert (status, answer["error"]["param"]) == (400, "continue_final_message")
+
+
 def test_a_chat_without_a_limit_may_fill_the_context(able: Host) -> None:
     _, answer = chat(able, "run abc")
     assert answer["choices"][0]["finish_reason"] == "length"

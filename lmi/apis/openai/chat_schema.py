@@ -30,7 +30,6 @@ CANNOT_CHAT = schema.CANNOT | {
     "function_call": "it is called tool_choice now",
     "audio": "models here write text",
     "web_search_options": "nothing here searches",
-    "continue_final_message": "an answer begins a message of its own",
     "add_special_tokens": "the chat template writes them",
     "echo": "an answer is a message of its own",
     "chat_template": "the server has its own (option.chat_template)",
@@ -48,6 +47,7 @@ CHAT = ParameterTable(
         "reasoning_effort": Parameter("reasoning_effort", text),
         # vLLM's
         "add_generation_prompt": Parameter("add_generation_prompt", boolean),
+        "continue_final_message": Parameter("continue_final_message", boolean, (False,)),
         "chat_template_kwargs": Parameter("chat_template_kwargs", an_object),
     },
     hidden=schema.hidden(CANNOT_CHAT),
@@ -125,6 +125,8 @@ def _check_together(given: Given) -> None:
         raise Unsupported("modalities", "models here write text alone")
     if given.get("top_logprobs") and not given.get("logprobs"):
         raise InvalidParameter("top_logprobs", "given together with logprobs true", given["top_logprobs"])
+    if given.get("continue_final_message") and given.get("add_generation_prompt"):
+        raise InvalidParameter("continue_final_message", "false beside add_generation_prompt true", True)
 
 
 def _chat_format(given: Given, format: OpenAIFormat, choice: _ToolChoice) -> OpenAIFormat:
@@ -147,11 +149,13 @@ def _chat(given: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> Chat:
     variables = dict(given.get("chat_template_kwargs", {}))
     if "reasoning_effort" in given:
         variables.setdefault("reasoning_effort", given["reasoning_effort"])
+    is_continued = given.get("continue_final_message", False)
     return Chat(
         messages=[_message(f"messages[{n}]", value) for n, value in enumerate(messages)],
         tools=tools or None,
         variables=variables,
-        add_generation_prompt=given.get("add_generation_prompt", True),
+        add_generation_prompt=given.get("add_generation_prompt", not is_continued),
+        continue_final_message=is_continued,
     )
 
 
