@@ -39,6 +39,7 @@ def _delta(fields: dict[str, Any]) -> Delta:
         num_prompt_tokens=fields.get("num_prompt_tokens", 0),
         prompt=fields.get("prompt", ""),
         index=fields.get("index", 0),
+        prompt_token_ids=fields.get("prompt_token_ids", ()),
         is_followed=fields.get("is_followed", False),
     )
 

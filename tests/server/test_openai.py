@@ -13,7 +13,7 @@ import pytest
 
 from lmi.executor import DEFAULT_PRIORITY, GuideType
 from lmi.shared.state import Phase
-from tests.scripted import CAPABILITIES, CONTEXT, Host, host, wait_until
+from tests.scripted import CAPABILITIES, CONTEXT, END_ID, Host, host, wait_until
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 LAST_SAID = "{{ messages[-1].content }}"
@@ -171,6 +171,21 @@ def test_a_log_prob_s_token_is_what_it_spells_though_a_stop_string_holds_its_tex
     assert answer["choices"] == expected["choices"]
     spelled = [token for chunk in chunks for token in chunk["choices"][0]["logprobs"]["tokens"]]
     assert "".join(spelled) == "bad tea" == text_of(chunks)
+
+
+def test_token_ids_are_those_of_the_engine_however_they_are_asked_for(able: Host) -> None:
+    prompt, said, fields = list(b"say \xc3\xa9!"), [*b"\xc3\xa9!", END_ID], {"max_tokens": 50, "return_token_ids": True}
+    _, answer = complete(able, prompt, **fields)
+    assert (answer["choices"][0]["prompt_token_ids"], answer["choices"][0]["token_ids"]) == (prompt, said)
+    _, chunks = complete(able, prompt, **fields, stream=True)
+    choices = [chunk["choices"][0] for chunk in chunks]
+    assert [choice.get("prompt_token_ids") for choice in choices] == [prompt] + [None] * (len(choices) - 1)
+    assert [token_id for choice in choices for token_id in choice["token_ids"]] == said
+    _, answer = chat(able, "say é!", **fields)
+    assert (answer["prompt_token_ids"], answer["choices"][0]["token_ids"]) == (prompt, said)
+    _, chunks = chat(able, "say é!", **fields, stream=True)
+    assert [chunk.get("prompt_token_ids") for chunk in chunks] == [prompt] + [None] * (len(chunks) - 1)
+    assert [token_id for chunk in chunks for token_id in chunk["choices"][0].get("token_ids", [])] == said
 
 
 def test_echo_gives_back_a_prompt_of_token_ids_as_text(able: Host) -> None:

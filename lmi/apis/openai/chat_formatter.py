@@ -12,6 +12,8 @@ from __future__ import annotations
 import uuid
 from typing import Any
 
+from orjson import dumps
+
 from lmi.apis.base.formatter import text_of
 from lmi.apis.base.readers import Parsed
 from lmi.apis.openai.formatter import REASONS, OpenAILines, OpenAIStream, OpenAIWhole, log_prob, shown_tokens
@@ -70,7 +72,7 @@ class ChatWhole(OpenAIWhole):
     id_prefix = "chatcmpl-"
 
     def _choice(self, number: int, index: int, answer: Answer) -> dict[str, Any]:
-        splitter = MessageSplitter(self._format, self._prompts[index])
+        splitter = MessageSplitter(self._format, self._last[index].prompt)
         message = whole_message(splitter.feed(answer.text, is_last=True))
         assert answer.finish_reason is not None
         log_probs = None
@@ -81,7 +83,11 @@ class ChatWhole(OpenAIWhole):
             "message": message,
             "logprobs": log_probs,
             "finish_reason": splitter.end(answer.finish_reason),
+            **self._ids(answer.tokens),
         }
+
+    def _object(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return super()._object(choices) | self._prompt_ids(self._last[0])
 
 
 class ChatStream(OpenAIStream):
@@ -96,18 +102,27 @@ class ChatStream(OpenAIStream):
         deltas: list[dict[str, Any]] = []
         if delta.index not in self._splitters:
             self._splitters[delta.index] = MessageSplitter(self._format, delta.prompt)
-            deltas.append({"role": "assistant", "content": ""})
+            deltas.append({"role": "assistant", "content": "", **self._prompt_ids(delta)})
         splitter, num_opening = self._splitters[delta.index], len(deltas)
         deltas += splitter.feed(text_of(delta.tokens), delta.finish_reason is not None)
         tokens = shown_tokens(delta.tokens, delta.finish_reason) if self._format.has_log_probs else []
-        if tokens and len(deltas) == num_opening:
-            deltas.append({"content": ""})  # the text is held back, but its log-probs are not
+        is_told = tokens or (self._format.has_token_ids and delta.finish_reason is None)
+        if is_told and len(deltas) == num_opening:
+            deltas.append({"content": ""})  # the text is held back, but its tokens are not
         choices = [choice(delta.index, fields) for fields in deltas]
         if tokens:
             choices[num_opening]["logprobs"] = log_prob_fields(tokens)
         if delta.finish_reason is not None:
             choices.append(choice(delta.index, {"content": ""}, splitter.end(delta.finish_reason)))
+        if self._format.has_token_ids:
+            choices[num_opening] |= self._ids(delta.tokens)
         return choices
+
+    def _chunk(self, choice: dict[str, Any], beside: bytes = b"") -> bytes:
+        """Return the record of a choice. The prompt's ids stand beside the choices, as in vLLM."""
+        if (ids := choice["delta"].pop("prompt_token_ids", None)) is not None:
+            beside = b',"prompt_token_ids":' + dumps(ids)
+        return super()._chunk(choice, beside)
 
 
 class ChatLines(OpenAILines, ChatStream):

@@ -133,6 +133,7 @@ def _chat_format(given: Given, format: OpenAIFormat, choice: _ToolChoice) -> Ope
     return replace(
         format,
         has_usage=schema.wants_usage(given),
+        has_token_ids=given.get("return_token_ids", False),
         has_log_probs=given.get("logprobs", False),
         num_top_log_probs=given.get("top_logprobs", 0),
         num_choices=given.get("n", 1),

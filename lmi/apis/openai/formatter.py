@@ -57,6 +57,14 @@ class OpenAIFormatter(Formatter[OpenAIFormat]):
             "prompt_tokens_details": {"cached_tokens": self._num_cached_tokens},
         }
 
+    def _ids(self, tokens: list[Token]) -> dict[str, Any]:
+        """Return vLLM's field for the ids of new tokens, if it is asked for."""
+        told = tokens if self._format.is_answer_wanted else []
+        return {"token_ids": [token.id for token in told]} if self._format.has_token_ids else {}
+
+    def _prompt_ids(self, delta: Delta) -> dict[str, Any]:
+        return {"prompt_token_ids": delta.prompt_token_ids} if self._format.has_token_ids else {}
+
     def _object(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {
             "id": self._id,
@@ -84,11 +92,11 @@ class OpenAIWhole(OpenAIFormatter):
     def __init__(self, parsed: Parsed[OpenAIFormat]) -> None:
         super().__init__(parsed)
         self._answers = Answers(self._num_sequences)
-        self._prompts: dict[int, str] = {}  # by index
+        self._last: dict[int, Delta] = {}  # by index
 
     def feed(self, delta: Delta) -> list[bytes]:
         self._count(delta)
-        self._prompts[delta.index] = delta.prompt
+        self._last[delta.index] = delta
         if not self._answers.add(delta):
             return []
         choices = [self._choice(n, index, answer) for n, (index, answer) in enumerate(self._chosen())]
@@ -122,16 +130,19 @@ class OpenAIStream(OpenAIFormatter):
     def __init__(self, parsed: Parsed[OpenAIFormat]) -> None:
         super().__init__(parsed)
         self._before = self.opening + dumps(self._object([])).removesuffix(b"]}")
-        self._behind = (b'],"usage":null}' if self._format.has_usage else b"]}") + self.closing
+        self._behind = (b',"usage":null}' if self._format.has_usage else b"}") + self.closing
 
     def feed(self, delta: Delta) -> list[bytes]:
         self._count(delta)
-        records = [one_line(self._before + dumps(choice) + self._behind) for choice in self._choices(delta)]
+        records = [self._chunk(choice) for choice in self._choices(delta)]
         if self._num_open:
             return records
         if self._format.has_usage:
             records.append(self.record(dumps(self._object([]) | {"usage": self._usage()})))
         return [*records, self.done] if self.done else records
+
+    def _chunk(self, choice: dict[str, Any], beside: bytes = b"") -> bytes:
+        return one_line(b"%b%b]%b%b" % (self._before, dumps(choice), beside, self._behind))
 
     @classmethod
     def record(cls, data: bytes) -> bytes:
@@ -167,13 +178,15 @@ class CompletionWhole(OpenAIWhole):
         if self._format.is_answer_wanted:
             log_probs.add(shown_tokens(answer.tokens, answer.finish_reason))
         if self._format.echoes_prompt:
-            text = self._prompts[index] + (text if self._format.is_answer_wanted else "")
+            text = self._last[index].prompt + (text if self._format.is_answer_wanted else "")
         assert answer.finish_reason is not None
         return {
             "index": number,
             "text": text,
             "logprobs": log_probs.fields() if self._format.has_log_probs else None,
             "finish_reason": REASONS[answer.finish_reason] if self._format.is_answer_wanted else "length",
+            **self._ids(answer.tokens),
+            **self._prompt_ids(self._last[index]),
         }
 
 
@@ -193,9 +206,11 @@ class CompletionStream(OpenAIStream):
             self._begun[delta.index] = 0
             text = delta.prompt + text if self._format.echoes_prompt else text
         log_probs = self._log_probs(delta, is_first) if self._format.has_log_probs else None
-        if not (text or delta.finish_reason or (log_probs is not None and delta.tokens)):
+        ids = self._ids(delta.tokens) | (self._prompt_ids(delta) if is_first else {})
+        if not (text or delta.finish_reason or ids or (log_probs is not None and delta.tokens)):
             return []
-        return [{"index": delta.index, "text": text, "logprobs": log_probs, "finish_reason": self._reason(delta)}]
+        reason = self._reason(delta)
+        return [{"index": delta.index, "text": text, "logprobs": log_probs, "finish_reason": reason, **ids}]
 
     def _log_probs(self, delta: Delta, is_first: bool) -> dict[str, Any]:
         log_probs = ChoiceLogProbs(self._format, self._begun[delta.index])

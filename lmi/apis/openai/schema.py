@@ -41,6 +41,7 @@ class OpenAIFormat(AnswerFormat):
     model: str
     adapter: str | None = None
     has_usage: bool = False  # a stream's last chunk reports it
+    has_token_ids: bool = False
     has_log_probs: bool = False
     num_top_log_probs: int = 0
     num_choices: int = 1
@@ -106,6 +107,7 @@ SHARED: dict[str, Parameter] = rows(
 ) | {
     "model": Parameter("model", readers.text, fields=("lora_config",)),
     "stream": Parameter("stream", readers.boolean),
+    "return_token_ids": Parameter("return_token_ids", readers.boolean, (False,)),
     "stream_options": Parameter("stream_options", an_object),
     "stop": replace(ROWS["stop_sequences"], read=_stop),
     "temperature": replace(ROWS["temperature"], read=readers.number(0, MAX_TEMPERATURE)),
@@ -118,7 +120,7 @@ SHARED: dict[str, Parameter] = rows(
 # Fields of OpenAI's and vLLM's APIs that change no answer of this server.
 WITHOUT_EFFECT = (
     "user metadata store service_tier safety_identifier prompt_cache_key prompt_cache_retention verbosity "
-    "request_id guided_decoding_backend guided_whitespace_pattern return_token_ids "
+    "request_id guided_decoding_backend guided_whitespace_pattern "
     "include_reasoning separate_reasoning".split()
 )
 CANNOT: dict[str, str] = {
@@ -225,6 +227,7 @@ def _completion_format(given: Given, format: OpenAIFormat) -> OpenAIFormat:
     return replace(
         format,
         has_usage=wants_usage(given),
+        has_token_ids=given.get("return_token_ids", False),
         has_log_probs="logprobs" in given,
         num_top_log_probs=given.get("logprobs", 0),
         num_choices=given.get("n", 1),
