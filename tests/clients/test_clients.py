@@ -66,6 +66,9 @@ def test_openai(demo: Server, said: str) -> None:
     chat = found["chat"]
     assert chat["whole"] and chat["whole"] == chat["streamed"]
     assert chat["finish_reason"] in ("stop", "length") and 0 < chat["usage"] <= NUM_TOKENS
+    vllm = found["fields_of_vllm"]
+    assert vllm["prompt_ids"][0] == vllm["prompt_ids"][1] and vllm["num_scored"] == len(vllm["prompt_ids"][0])
+    assert vllm["ids"] and vllm["ids"] == vllm["streamed_ids"]
     refused, unknown = found["refusals"]
     assert "max_tokens" in refused and "nobody" in unknown
 

@@ -45,7 +45,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
 @pytest.fixture(scope="module")
 def unable(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
     """An engine that lacks some capabilities, as the front end knows."""
-    lacks = msgspec.structs.replace(CAPABILITIES, min_p=False, max_top_log_probs=3)
+    lacks = msgspec.structs.replace(CAPABILITIES, min_p=False, prompt_log_probs=False, max_top_log_probs=3)
     with host(tmp_path_factory.mktemp("unable"), capabilities=lacks) as served:
         yield served
 
@@ -203,6 +203,14 @@ def test_the_prompt_alone_is_scored_without_a_token_of_an_answer(able: Host) -> 
     assert answer["usage"]["completion_tokens"] == 0
 
 
+def test_a_prompt_is_scored_beside_its_answer(able: Host) -> None:
+    scored = [None, *({str(byte): {"logprob": -0.25, "rank": None, "decoded_token": chr(byte)}} for byte in b"ay ab")]
+    _, answer = complete(able, "say ab", prompt_logprobs=0)
+    assert answer["choices"][0]["prompt_logprobs"] == scored and answer["choices"][0]["text"] == "ab"
+    _, answer = chat(able, "say ab", prompt_logprobs=0)
+    assert answer["prompt_logprobs"] == scored
+
+
 def test_the_prompt_alone_ends_with_its_length_however_it_is_asked_for(able: Host) -> None:
     _, chunks = complete(able, "say ", echo=True, max_tokens=0, stream=True)
     assert [chunk["choices"][0]["finish_reason"] for chunk in chunks][-1] == "length"
@@ -324,6 +332,8 @@ def test_a_prompt_that_is_too_long_has_openai_s_code(able: Host) -> None:
         ("min_p", {"min_p": 0.5}, "min_p"),
         ("priority", {"priority": -1}, "priority"),
         ("num_top_log_probs", {"logprobs": 4}, "logprobs"),
+        ("num_prompt_log_probs", {"logprobs": 1, "echo": True}, "logprobs"),
+        ("num_prompt_log_probs", {"prompt_logprobs": 1}, "prompt_logprobs"),
     ],
 )
 def test_a_refusal_names_the_same_field_whoever_refused(

@@ -16,7 +16,7 @@ from orjson import dumps
 
 from lmi.apis.base.formatter import text_of
 from lmi.apis.base.readers import Parsed
-from lmi.apis.openai.formatter import REASONS, OpenAILines, OpenAIStream, OpenAIWhole, log_prob, shown_tokens
+from lmi.apis.openai.formatter import REASONS, OpenAILines, OpenAIStream, OpenAIWhole, log_prob, name_of, shown_tokens
 from lmi.apis.openai.reasoning import Reasoning
 from lmi.apis.openai.schema import OpenAIFormat
 from lmi.apis.openai.tool_calls import PARSERS, Arguments, Named, Part, Text, ToolCalls
@@ -77,7 +77,7 @@ class ChatWhole(OpenAIWhole):
         assert answer.finish_reason is not None
         log_probs = None
         if self._format.has_log_probs:
-            log_probs = log_prob_fields(shown_tokens(answer.tokens, answer.finish_reason))
+            log_probs = log_prob_fields(shown_tokens(answer.tokens, answer.finish_reason), self._format)
         return {
             "index": number,
             "message": message,
@@ -87,7 +87,7 @@ class ChatWhole(OpenAIWhole):
         }
 
     def _object(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        return super()._object(choices) | self._prompt_ids(self._last[0])
+        return super()._object(choices) | self._of_prompt(0)
 
 
 class ChatStream(OpenAIStream):
@@ -111,7 +111,7 @@ class ChatStream(OpenAIStream):
             deltas.append({"content": ""})  # the text is held back, but its tokens are not
         choices = [choice(delta.index, fields) for fields in deltas]
         if tokens:
-            choices[num_opening]["logprobs"] = log_prob_fields(tokens)
+            choices[num_opening]["logprobs"] = log_prob_fields(tokens, self._format)
         if delta.finish_reason is not None:
             choices.append(choice(delta.index, {"content": ""}, splitter.end(delta.finish_reason)))
         if self._format.has_token_ids:
@@ -153,12 +153,13 @@ def whole_message(deltas: list[dict[str, Any]]) -> dict[str, Any]:
     return message | ({"tool_calls": calls} if calls else {})
 
 
-def log_prob_fields(tokens: list[Token]) -> dict[str, Any]:
+def log_prob_fields(tokens: list[Token], format: OpenAIFormat) -> dict[str, Any]:
     content = [
-        token_fields(token) | {"top_logprobs": [token_fields(other) for other in token.top or ()]} for token in tokens
+        token_fields(token, format) | {"top_logprobs": [token_fields(other, format) for other in token.top or ()]}
+        for token in tokens
     ]
     return {"content": content, "refusal": None}
 
 
-def token_fields(token: Token) -> dict[str, Any]:
-    return {"token": token.spelling, "logprob": log_prob(token), "bytes": list(token.spelling.encode())}
+def token_fields(token: Token, format: OpenAIFormat) -> dict[str, Any]:
+    return {"token": name_of(token, format), "logprob": log_prob(token), "bytes": list(token.spelling.encode())}

@@ -42,7 +42,7 @@ CHAT = ParameterTable(
         "messages": Parameter("messages", schema.anything, fields=("inputs", "input_token_ids")),
         "max_completion_tokens": Parameter("max_completion_tokens", integer(1)),
         "top_logprobs": Parameter("top_logprobs", integer(0, schema.MAX_LOG_PROBS), fields=("num_top_log_probs",)),
-        "logprobs": Parameter("logprobs", boolean, fields=("num_prompt_log_probs", "return_log_probs")),
+        "logprobs": Parameter("logprobs", boolean, fields=("return_log_probs",)),
         "parallel_tool_calls": Parameter("parallel_tool_calls", boolean),
         "reasoning_effort": Parameter("reasoning_effort", text),
         # vLLM's
@@ -121,6 +121,7 @@ def parse(message: Message[OpenAIFormat]) -> Parsed[OpenAIFormat]:
 
 def _check_together(given: Given) -> None:
     CHAT.check_together(given)
+    schema.check_whole(given)
     if given.get("modalities", ["text"]) != ["text"]:
         raise Unsupported("modalities", "models here write text alone")
     if given.get("top_logprobs") and not given.get("logprobs"):
@@ -135,6 +136,8 @@ def _chat_format(given: Given, format: OpenAIFormat, choice: _ToolChoice) -> Ope
         has_usage=schema.wants_usage(given),
         has_token_ids=given.get("return_token_ids", False),
         has_log_probs=given.get("logprobs", False),
+        num_prompt_log_probs=given.get("num_prompt_log_probs"),
+        names_tokens_by_id=given.get("return_tokens_as_token_ids", False),
         num_top_log_probs=given.get("top_logprobs", 0),
         num_choices=given.get("n", 1),
         function=choice.function,

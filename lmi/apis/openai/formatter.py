@@ -114,6 +114,14 @@ class OpenAIWhole(OpenAIFormatter):
             chosen += made[:num_wanted]
         return chosen
 
+    def _of_prompt(self, index: int) -> dict[str, Any]:
+        """Return vLLM's fields of the prompt of the sequence with this index, as far as they are asked for."""
+        first = self._answers.all[index - index % self._request.num_sequences]  # its Delta has the prompt's tokens
+        num_top, fields = self._format.num_prompt_log_probs, self._prompt_ids(self._last[index])
+        if num_top is not None:
+            fields["prompt_logprobs"] = [prompt_log_prob(token, num_top) for token in first.prefill or ()]
+        return fields
+
     @abstractmethod
     def _choice(self, number: int, index: int, answer: Answer) -> dict[str, Any]: ...
 
@@ -186,7 +194,7 @@ class CompletionWhole(OpenAIWhole):
             "logprobs": log_probs.fields() if self._format.has_log_probs else None,
             "finish_reason": REASONS[answer.finish_reason] if self._format.is_answer_wanted else "length",
             **self._ids(answer.tokens),
-            **self._prompt_ids(self._last[index]),
+            **self._of_prompt(index),
         }
 
 
@@ -242,7 +250,7 @@ class ChoiceLogProbs:
     """The four lists of a completion's log-probs. Offsets count characters of the tokens' joined spellings."""
 
     def __init__(self, format: OpenAIFormat, offset: int = 0) -> None:
-        self._num_top = format.num_top_log_probs
+        self._format, self._num_top = format, format.num_top_log_probs
         self.offset = offset
         self._tokens: list[str] = []
         self._log_probs: list[float | None] = []
@@ -251,13 +259,14 @@ class ChoiceLogProbs:
 
     def add(self, tokens: list[Token]) -> None:
         for token in tokens:
-            self._tokens.append(token.spelling)
+            name = name_of(token, self._format)
+            self._tokens.append(name)
             self._log_probs.append(log_prob(token))
             self._offsets.append(self.offset)
             self.offset += len(token.spelling)
-            known = token.log_prob is not None
-            best = {other.text: log_prob(other) for other in token.top or ()} if self._num_top and known else None
-            self._top.append(None if best is None else best | {token.spelling: log_prob(token)})
+            best = {name_of(other, self._format): log_prob(other) for other in token.top or ()}
+            is_told = self._num_top and token.log_prob is not None
+            self._top.append(best | {name: log_prob(token)} if is_told else None)
 
     def fields(self) -> dict[str, Any]:
         return {
@@ -272,6 +281,22 @@ def shown_tokens(tokens: list[Token], finish_reason: AnswerEnd | None) -> list[T
     """Return the tokens whose log-probs the answer shows: all except the end token, which has no text."""
     is_end = finish_reason is AnswerEnd.EOS_TOKEN and tokens and not tokens[-1].spelling
     return tokens[:-1] if is_end else tokens
+
+
+def name_of(token: Token, format: OpenAIFormat) -> str:
+    """Return what log-probs call a token."""
+    return f"token_id:{token.id}" if format.names_tokens_by_id else token.spelling
+
+
+def prompt_log_prob(token: Token, num_top: int) -> dict[str, Any] | None:
+    """Return a token of the prompt and the best in its place, by their ids. Nothing comes before the first token.
+
+    The rank of a token that is not among the best is not known.
+    """
+    if token.log_prob is None:
+        return None
+    ranked = [(None, token), *enumerate((token.top or ())[:num_top], 1)]
+    return {str(one.id): {"logprob": log_prob(one), "rank": rank, "decoded_token": one.text} for rank, one in ranked}
 
 
 def log_prob(token: Token) -> float | None:

@@ -68,7 +68,7 @@ SAID: dict[str, Form] = {
 REASON = ("stop", "length", "tool_calls")
 
 
-OF_PROMPT: dict[str, Form] = {"prompt_token_ids": [int]}
+OF_PROMPT: dict[str, Form] = {"prompt_token_ids": [int], "prompt_logprobs": [dict | None]}
 
 
 def _answer(kind: str, usage: Schema, *optional: str, **choice: Form) -> Schema:

@@ -43,6 +43,8 @@ class OpenAIFormat(AnswerFormat):
     has_usage: bool = False  # a stream's last chunk reports it
     has_token_ids: bool = False
     has_log_probs: bool = False
+    num_prompt_log_probs: int | None = None
+    names_tokens_by_id: bool = False  # in log-probs
     num_top_log_probs: int = 0
     num_choices: int = 1
     echoes_prompt: bool = False
@@ -108,6 +110,8 @@ SHARED: dict[str, Parameter] = rows(
     "model": Parameter("model", readers.text, fields=("lora_config",)),
     "stream": Parameter("stream", readers.boolean),
     "return_token_ids": Parameter("return_token_ids", readers.boolean, (False,)),
+    "return_tokens_as_token_ids": Parameter("return_tokens_as_token_ids", readers.boolean, (False,)),
+    "prompt_logprobs": ROWS["num_prompt_log_probs"],
     "stream_options": Parameter("stream_options", an_object),
     "stop": replace(ROWS["stop_sequences"], read=_stop),
     "temperature": replace(ROWS["temperature"], read=readers.number(0, MAX_TEMPERATURE)),
@@ -124,7 +128,6 @@ WITHOUT_EFFECT = (
     "include_reasoning separate_reasoning".split()
 )
 CANNOT: dict[str, str] = {
-    "prompt_logprobs": "echo with logprobs gives those of the prompt",
     "logits_processors": "engines take no code",
     "allowed_token_ids": "engines take no such list",
     "prompt_embeds": "engines take token ids",
@@ -143,9 +146,7 @@ COMPLETION = ParameterTable(
         "prompt": Parameter("prompts", anything, fields=("inputs", "input_token_ids")),
         "max_tokens": replace(ROWS["max_new_tokens"], read=readers.integer(0)),
         "best_of": replace(ROWS["best_of"], off=()),
-        "logprobs": Parameter(
-            "logprobs", _logprobs, fields=("num_top_log_probs", "num_prompt_log_probs", "return_log_probs")
-        ),
+        "logprobs": Parameter("logprobs", _logprobs, fields=("num_top_log_probs", "return_log_probs")),
         "echo": Parameter("return_full_text", readers.boolean),
         "suffix": Parameter("suffix", readers.text),
     },
@@ -201,14 +202,17 @@ def parse(message: Message[OpenAIFormat]) -> Parsed[OpenAIFormat]:
     _check_together(given)
     forget_unused(given, COMPLETION, message.format, ignored)
     guide, field_names = asked_guide(given)
-    format = replace(_completion_format(given, message.format), field_names=field_names)
-    has_prefill = format.echoes_prompt and format.has_log_probs
+    format = _completion_format(given, message.format)
+    if format.echoes_prompt and format.has_log_probs:
+        if format.num_prompt_log_probs is None:
+            field_names = {**field_names, "num_prompt_log_probs": "logprobs"}
+        given["num_prompt_log_probs"] = max(format.num_top_log_probs, format.num_prompt_log_probs or 0)
+    format = replace(format, field_names=field_names)
     request = openai_request(
         given,
         format,
         max_new_tokens=max(1, given.get("max_new_tokens", DEFAULT_MAX_TOKENS)),
         needs_log_probs=format.has_log_probs or given.get("best_of", 1) > format.num_choices,
-        num_prompt_log_probs=format.num_top_log_probs if has_prefill else None,
         guided_decoding=guide,
     )
     return Parsed(tuple(replace(request, **prompt) for prompt in prompts), format, tuple(ignored[:MAX_IGNORED]))
@@ -216,11 +220,17 @@ def parse(message: Message[OpenAIFormat]) -> Parsed[OpenAIFormat]:
 
 def _check_together(given: Given) -> None:
     COMPLETION.check_together(given)
+    check_whole(given)
     is_search = given.get("use_beam_search", False)
     if given.get("best_of", 1) > given.get("n", 1) and given.get("stream") and not is_search:
         raise Unsupported("best_of", "the best of several is known only at their end, so it cannot be streamed")
     if given.get("max_new_tokens") == 0 and not given.get("return_full_text"):
         raise InvalidParameter("max_tokens", "at least 1 without echo", 0)
+
+
+def check_whole(given: Given) -> None:
+    if given.get("stream") and "num_prompt_log_probs" in given:
+        raise Unsupported("prompt_logprobs", "a stream has no place for them")
 
 
 def _completion_format(given: Given, format: OpenAIFormat) -> OpenAIFormat:
@@ -229,6 +239,8 @@ def _completion_format(given: Given, format: OpenAIFormat) -> OpenAIFormat:
         has_usage=wants_usage(given),
         has_token_ids=given.get("return_token_ids", False),
         has_log_probs="logprobs" in given,
+        num_prompt_log_probs=given.get("num_prompt_log_probs"),
+        names_tokens_by_id=given.get("return_tokens_as_token_ids", False),
         num_top_log_probs=given.get("logprobs", 0),
         num_choices=given.get("n", 1),
         echoes_prompt=given.get("return_full_text", False),

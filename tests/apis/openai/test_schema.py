@@ -301,8 +301,9 @@ REFUSED_BY_BOTH: list[tuple[dict[str, Any], str]] = [
     ({"structured_outputs": {"choice": []}}, r"structured_outputs\.choice"),
     ({"use_beam_search": True, "n": 2, "stream": True}, "use_beam_search"),
     ({"priority": 2**19 + 1}, "priority must be from -524288 to 524288"),
-    ({"prompt_logprobs": 1}, "prompt_logprobs"),
-    ({"prompt_logprobs": 0}, "prompt_logprobs"),
+    ({"prompt_logprobs": -1}, "prompt_logprobs"),
+    ({"prompt_logprobs": 0, "stream": True}, "prompt_logprobs"),
+    ({"return_token_ids": 1}, "return_token_ids"),
     ({"stream_options": {"include_usage": 1}}, "include_usage"),
 ]
 REFUSED_COMPLETIONS: list[tuple[dict[str, Any], str]] = [
