@@ -67,7 +67,7 @@ STILL = {
 }
 # Lines of Python. A room may shrink freely. To grow, it changes its row in the same commit, which says why.
 MAX_LINES = {
-    "lmi/adapters": 770,
+    "lmi/adapters": 820,
     "lmi/apis": 4640,
     "lmi/client": 210,
     "lmi/engine": 1390,

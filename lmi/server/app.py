@@ -56,6 +56,7 @@ ROUTES: list[Row] = [
     *kserve.ROUTES,
     *tgi.ROUTES,
     *adapter_routes.ROUTES,
+    *adapter_routes.LORA_ROUTES,
 ]
 USER_CODE_ROUTES: list[Row] = [*user_code.ROUTES, *adapter_routes.ROUTES]
 
