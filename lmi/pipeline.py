@@ -229,6 +229,7 @@ class Pipeline:
                 tools=forgery.mark(chat.tools),
                 variables=forgery.mark(chat.variables),
                 add_generation_prompt=chat.add_generation_prompt,
+                continue_final_message=chat.continue_final_message,
             )
             return forgery.unmark(text)
 
@@ -289,10 +290,10 @@ class Sequences:
             return None
         delta = read_result(self.open_texts[index], result)
         delta.index, delta.prompt = self._first_index + index, self._prompt
+        delta.prompt_token_ids = self._prompt_ids
         if index == 0 and not self._is_prompt_told:
             self._is_prompt_told = True
-            delta.num_prompt_tokens, delta.prompt_token_ids = len(self._prompt_ids), self._prompt_ids
-            delta.num_cached_tokens = result.num_cached_tokens
+            delta.num_prompt_tokens, delta.num_cached_tokens = len(self._prompt_ids), result.num_cached_tokens
             if self._has_prefill:
                 delta.prefill = prompt_tokens(self._tokenizer, self._prompt_ids, result.prompt_log_probs)
         if delta.finish_reason is not None:

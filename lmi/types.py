@@ -59,13 +59,15 @@ Format = TypeVar("Format", bound=AnswerFormat)
 class Chat:
     """A conversation for the model's chat template. `variables` are further names for the template.
 
-    With `add_generation_prompt` the prompt ends where the model's next answer begins.
+    With `add_generation_prompt` the prompt ends where the model's next answer begins, with `continue_final_message`
+    where the content of the last message ends.
     """
 
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Mapping[str, Any]] | None = None
     variables: Mapping[str, Any] = field(default_factory=dict)
     add_generation_prompt: bool = True
+    continue_final_message: bool = False
 
 
 class Origin(msgspec.Struct, frozen=True, array_like=True):
@@ -168,9 +170,9 @@ class Delta(msgspec.Struct, gc=False):
 
     `index` numbers the sequences of all requests that are answered together: those of the first request, then those
     of the second. The first Delta of a request's first sequence, which may come after those of others, has
-    `num_prompt_tokens`, `num_cached_tokens` (those of them that the engine did not compute again), `prompt_token_ids`
-    and, if the request asks for it, `prefill` (the prompt's tokens). Every Delta has `prompt`, the text that the answer
-    continues: as given, as rendered from a chat, or, if `return_full_text` asks for it, as decoded from token ids.
+    `num_prompt_tokens`, `num_cached_tokens` (those of them that the engine did not compute again) and, if the request
+    asks for it, `prefill` (the prompt's tokens). Every Delta has the `prompt_token_ids` and `prompt`, the text that
+    the answer continues: as given, as rendered from a chat, or, if `return_full_text` asks for it, as decoded from ids.
     `stop_reason` is the stop string or the id of the stop token that ended the sequence, and `times`, which its last
     Delta may have, are the engine's. A sequence's whole text is the concatenation of its token texts. The pipeline
     raises an error inside a stream and never puts it into a Delta. With `is_followed` the next Delta has already
@@ -184,7 +186,7 @@ class Delta(msgspec.Struct, gc=False):
     num_cached_tokens: int = 0
     prompt: str = ""
     index: int = 0
-    prompt_token_ids: Sequence[int] | None = None
+    prompt_token_ids: Sequence[int] = ()
     stop_reason: str | int | None = None
     times: RequestPerfMetrics | None = None
     is_followed: bool = False

@@ -71,8 +71,8 @@ STILL = {
 }
 # Lines of Python. A room may shrink freely. To grow, it changes its row in the same commit, which says why.
 MAX_LINES = {
-    "lmi/adapters": 770,
-    "lmi/apis": 5760,
+    "lmi/adapters": 820,
+    "lmi/apis": 5850,
     "lmi/client": 210,
     "lmi/engine": 1400,
     "lmi/executor": 910,
@@ -80,13 +80,13 @@ MAX_LINES = {
     "lmi/http": 1060,
     "lmi/ipc": 320,
     "lmi/models": 860,
-    "lmi/server": 2460,
+    "lmi/server": 2470,
     "lmi/settings": 2970,
     "lmi/sessions": 370,
     "lmi/shared": 1760,
     "lmi/sources": 2040,
     "lmi/supervisor": 1880,
-    "lmi/text": 1530,
+    "lmi/text": 1540,
     "lmi/user_code": 2850,
     "handlers/base": 4180,
     "handlers/lmi_dist": 6910,

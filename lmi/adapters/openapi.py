@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from lmi.adapters import routes
 from lmi.adapters.choice import ALIAS
 from lmi.adapters.registry import AdapterUnusable, NameTaken, NotRegistered
-from lmi.apis.base.openapi import PAGE, ApiDescription, Schema, asked, content, parameter, struct
+from lmi.apis.base.openapi import PAGE, STRING, ApiDescription, Schema, asked, content, parameter, struct
 from lmi.apis.base.readers import JSON_SCHEMAS, boolean, text
+from lmi.apis.openai.api import OPENAI_CHAT
 from lmi.errors import DeadlineExceeded, InvalidRequest, OutOfMemory, Overloaded
 from lmi.settings.config import Config
 from lmi.shared.desired_state import NAME_PATTERN
@@ -46,4 +50,12 @@ def describe(config: Config) -> ApiDescription:
         change("post", prefix, "Register an adapter", NEW)
         change("delete", one, "Unregister an adapter")
         change("post", f"{one}/update", "Pin or preload an adapter", SETTINGS)
+    if not config.is_user_code:
+        openai = replace(api, error=content("OpenAIError"), rules=[OPENAI_CHAT.errors])
+        ok, name = {routes.TEXT: {"schema": STRING}}, {"lora_name": NEW["name"]}
+        new, old = asked(name | {"lora_path": SRC}, "lora_name", "lora_path"), asked(name, "lora_name")
+        openai.add("post", "/v1/load_lora_adapter", "Register an adapter by lora_name", ok, CHANGING, body=content(new))
+        openai.add(
+            "post", "/v1/unload_lora_adapter", "Unregister an adapter by lora_name", ok, CHANGING, body=content(old)
+        )
     return api

@@ -1,4 +1,4 @@
-"""Routes that register LoRA adapters while the server runs: `/adapters`, and `/models/{model}/adapters`.
+"""Routes that register LoRA adapters while the server runs: `/adapters`, `/models/{model}/adapters`, and vLLM's pair.
 
 Parameters are in the query or in a JSON body. Source: LMI's adapter management and AWS's inference components, with the
 differences that docs/apis.md lists.
@@ -6,6 +6,7 @@ differences that docs/apis.md lists.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from msgspec.structs import replace
@@ -15,13 +16,14 @@ from lmi.adapters.choice import alias
 from lmi.adapters.files import is_enabled
 from lmi.adapters.registry import AdapterRegistry, NameTaken
 from lmi.apis.base.outline import page
-from lmi.apis.base.readers import Reader, boolean, read_object, text
+from lmi.apis.base.readers import Reader, boolean, read_object, refused, text
 from lmi.errors import InvalidParameter, InvalidRequest, Unavailable, shorten, without_paths
 from lmi.http.exchange import Exchange
 from lmi.server.service import Service
 from lmi.shared.desired_state import Adapter, State, check_name
 from lmi.sources.client import Fetches
 
+TEXT = "text/plain; charset=utf-8"
 WORDS = {"true": True, "false": False}
 
 
@@ -32,17 +34,47 @@ def flag(name: str, value: object) -> bool:
 
 
 PARAMETERS: dict[str, Reader] = {"name": text, "src": text, "preload": flag, "pin": flag}
+LORA_PARAMETERS: dict[str, Reader] = {
+    "lora_name": text,
+    "lora_path": text,
+    "load_inplace": refused("unload the adapter first", False),
+    "is_3d_lora_weight": refused("the files say what form the weights have", False),
+}
 
 
 async def register(exchange: Exchange, service: Service) -> None:
     """Load an adapter on every engine, or on none."""
+    registry, given = await _registry(exchange, service), await _parameters(exchange, service, PARAMETERS)
+    said, warned = await _load(exchange, service, registry, given, "name", "src")
+    await exchange.send_json({"status": f"Adapter {said} registered", **({"warning": warned} if warned else {})})
+
+
+async def load_lora(exchange: Exchange, service: Service) -> None:
+    """Load an adapter, asked with vLLM's body and answered with its sentence."""
+    registry, given = await _registry(exchange, service), await _parameters(exchange, service, LORA_PARAMETERS)
+    try:
+        said, _ = await _load(exchange, service, registry, given, "lora_name", "lora_path")
+    except InvalidParameter as error:
+        raise InvalidRequest(error.spelled({"name": "lora_name", "src": "lora_path"})) from None
+    await exchange.send_whole(200, TEXT, f"Success: LoRA adapter '{said}' added successfully.".encode())
+
+
+async def unload_lora(exchange: Exchange, service: Service) -> None:
+    registry, given = await _registry(exchange, service), await _parameters(exchange, service, LORA_PARAMETERS)
+    _check_given(given, "lora_name")
+    name = given["lora_name"]
+    await registry.unregister(name, alias(exchange) or shorten(name, 258)[1:-1])
+    await exchange.send_whole(200, TEXT, f"Success: LoRA adapter '{name}' removed successfully.".encode())
+
+
+async def _load(
+    exchange: Exchange, service: Service, registry: AdapterRegistry, given: Mapping[str, Any], *names: str
+) -> tuple[str, str | None]:
+    """Load an adapter, whose name and source have these `names`. Returns its name in messages, and a warning."""
     from lmi.adapters.source import fetch_adapter, warning
 
-    registry, given = await _registry(exchange, service), await _parameters(exchange, service)
-    for name in ("name", "src"):
-        if not given.get(name):
-            raise InvalidRequest(f"{name} is missing")
-    name, src = given["name"], given["src"]
+    _check_given(given, *names)
+    name, src = (given[each] for each in names)
     check_name(name)
     if name in service.config.model.names:
         raise NameTaken(f"name {name} belongs to the model")
@@ -53,13 +85,12 @@ async def register(exchange: Exchange, service: Service) -> None:
     folder = await fetch_adapter(src, service.config, fetches)
     entry = Adapter(name=name, path=str(folder), src=src, preload=preload, is_pinned=pin, state=State.PENDING)
     await registry.register(entry, said)
-    warned = warning(folder)
-    await exchange.send_json({"status": f"Adapter {said} registered", **({"warning": warned} if warned else {})})
+    return said, warning(folder)
 
 
 async def update(exchange: Exchange, service: Service) -> None:
     """Pin or preload a registered adapter on every engine, or on none."""
-    registry, given = await _registry(exchange, service), await _parameters(exchange, service)
+    registry, given = await _registry(exchange, service), await _parameters(exchange, service, PARAMETERS)
     name, said = _named(exchange)
     old = registry.find(name, said)
     if given.get("src", old.src) != old.src:
@@ -108,17 +139,23 @@ async def _registry(exchange: Exchange, service: Service) -> AdapterRegistry:
     return service.adapters
 
 
-async def _parameters(exchange: Exchange, service: Service) -> dict[str, Any]:
+async def _parameters(exchange: Exchange, service: Service, readers: Mapping[str, Reader]) -> dict[str, Any]:
     """Read the query and the body. Raises InvalidParameter, also for a value that differs in the two."""
     body = await exchange.body(service.config.server.max_request_size, service.front_end.body_memory)
     given: dict[str, Any] = {}
     for place in (exchange.query, read_object(body) if body.strip() else {}):
-        for name, read in PARAMETERS.items():
+        for name, read in readers.items():
             if place.get(name) is not None:
                 value = read(name, place[name])
                 if given.setdefault(name, value) != value:
                     raise InvalidParameter(name, "the same in the query and the body", value)
     return given
+
+
+def _check_given(given: Mapping[str, Any], *names: str) -> None:
+    for name in names:
+        if not given.get(name):
+            raise InvalidRequest(f"{name} is missing")
 
 
 def _checked(preload: bool, pin: bool) -> tuple[bool, bool]:
@@ -150,4 +187,8 @@ ROUTES = [
         ("/{adapter}", "DELETE", unregister),
         ("/{adapter}/update", "POST", update),
     )
+]
+LORA_ROUTES = [
+    ("/v1/load_lora_adapter", ["POST"], load_lora),
+    ("/v1/unload_lora_adapter", ["POST"], unload_lora),
 ]

@@ -58,6 +58,7 @@ ROUTES: list[Row] = [
     *tokens.ROUTES,
     *anthropic.ROUTES,
     *adapter_routes.ROUTES,
+    *adapter_routes.LORA_ROUTES,
 ]
 USER_CODE_ROUTES: list[Row] = [*user_code.ROUTES, *adapter_routes.ROUTES]
 

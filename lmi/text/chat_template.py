@@ -24,7 +24,7 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
 from jinja2.utils import Namespace
 
-from lmi.errors import BadConfiguration, GenerationFailed, InvalidRequest, ModelUnusable, cause_line
+from lmi.errors import BadConfiguration, GenerationFailed, InvalidParameter, InvalidRequest, ModelUnusable, cause_line
 from lmi.text.template_filters import BoundedTree, Filters
 from lmi.text.template_limits import ASKING, BoundedFormatter, Budget, OutOfRoom, check_method, num_units
 
@@ -32,6 +32,7 @@ MAX_PROMPT_CHARS = 64 << 20
 MAX_RENDER_S = 2.0
 MAX_COPIES = 16  # that a template may make of its messages; a template that makes more is at fault itself
 MAX_TEMPLATE_CHARS = 256 << 10
+END = "\ufdd1 "  # of a message that is continued: a noncharacter, and a space that is lost where a template trims
 MAX_SHORT_CHARS = 1000  # of a form of dates, and of the message of an exception
 
 
@@ -78,12 +79,18 @@ class ChatTemplate:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
         """Return the prompt. `variables` are further names for the template (`enable_thinking` ...).
 
+        With `continue_final_message` it ends where the content of the last message does, as in transformers.
         Raises InvalidRequest if the template refuses the messages, and GenerationFailed if it exceeds a limit.
         """
+        if continue_final_message:
+            messages = [*messages[:-1], {**messages[-1], "content": messages[-1]["content"] + END}]
+            text = self.render(messages, tools=tools, add_generation_prompt=add_generation_prompt, variables=variables)
+            return _until_end(text)
         template = self._templates.get("tool_use") if tools else None
         template = template or self._templates.get("default") or next(iter(self._templates.values()))
         known = {
@@ -115,6 +122,14 @@ class ChatTemplate:
                 raise OutOfRoom(f"the chat template wrote over {self._max_prompt_chars} characters")
             chunks.append(chunk)
         return "".join(chunks)
+
+
+def _until_end(text: str) -> str:
+    prompt, mark, behind = text.rpartition(END.strip())
+    if not mark:
+        rule = "false where the chat template leaves out the last message"
+        raise InvalidParameter("continue_final_message", rule, True)
+    return prompt if behind.startswith(" ") else prompt.rstrip()
 
 
 def _is_large(values: object, max_units: int) -> bool:

@@ -151,7 +151,7 @@ def feed(call_id: int, delta: Delta) -> Feed:
         delta.finish_reason,
         delta.stop_reason,
         top_tokens=[token_fields(token.top or ()) for token in delta.tokens] if has_top else None,
-        prompt_token_ids=None if delta.prompt_token_ids is None else list(delta.prompt_token_ids),
+        prompt_token_ids=list(delta.prompt_token_ids) if delta.num_prompt_tokens else None,
         prefill=None if delta.prefill is None else token_fields(delta.prefill),
     )
 

@@ -287,6 +287,50 @@ def test_an_adapter_is_registered_described_updated_and_unregistered(server: Hos
         assert call(server, method, f"{prefix}/new{path}", body) == (404, missing)
 
 
+def test_vllm_s_routes_load_and_unload_an_adapter(server: Host) -> None:
+    new = {"lora_name": "new", "lora_path": str(Path(server.config.model.path) / "loras" / "in-body")}
+    loaded, unloaded = (f"Success: LoRA adapter 'new' {done} successfully." for done in ("added", "removed"))
+    assert (at_vllm_s(server, "load", new), running_with(server, "new")) == ((200, loaded), "new")
+    assert call(server, "GET", "/adapters/new")[1]["src"] == new["lora_path"]
+    assert at_vllm_s(server, "unload", {"lora_name": "new"}) == (200, unloaded)
+    assert at_vllm_s(server, "unload", {"lora_name": "new"}) == (404, "Adapter new is not registered")
+
+
+@pytest.mark.parametrize(
+    ("action", "body", "status", "sentence"),
+    [
+        ("load", {"lora_name": "in-body", "lora_path": "in-body"}, 409, "Adapter in-body is registered already"),
+        ("load", {"lora_name": "new"}, 400, "lora_path is missing"),
+        ("unload", {}, 400, "lora_name is missing"),
+        ("load", {"lora_name": 5, "lora_path": "x"}, 400, "lora_name must be a string"),
+        ("load", {"lora_name": "new", "lora_path": "/etc"}, 400, "lora_path must be a folder"),
+        ("load", {"lora_name": "a/b", "lora_path": "in-body"}, 400, "lora_name must be"),
+        (
+            "load",
+            {"lora_name": "in-body", "lora_path": "x", "load_inplace": True},
+            400,
+            "load_inplace is not supported",
+        ),
+    ],
+)
+def test_a_refusal_of_vllm_s_routes_has_openai_s_form(
+    server: Host, action: str, body: Body, status: int, sentence: str
+) -> None:
+    got, message = at_vllm_s(server, action, body)
+    assert got == status and message.startswith(sentence)
+
+
+def at_vllm_s(server: Host, action: str, body: Body) -> tuple[int, str]:
+    """The status, and the answer or the error's message."""
+    response, answer = server.post(body, f"/v1/{action}_lora_adapter")
+    return response.status, answer.decode() if response.status == 200 else json.loads(answer)["error"]["message"]
+
+
+def running_with(server: Host, name: str) -> str:
+    assert server.post({"model": name, "prompt": "say a"}, "/v1/completions")[0].status == 200
+    return str(server.executor.requests[-1].lora_config.name)
+
+
 def test_parameters_may_stand_in_the_query_too_and_an_alias_is_only_for_messages(server: Host) -> None:
     where = f"/adapters?name=new&src={quote(server.config.model.path)}/loras/in-body&preload=False&pin=false"
     assert call(server, "POST", where, alias="The New One") == (200, {"status": "Adapter The New One registered"})
@@ -490,6 +534,9 @@ def test_every_route_says_why_there_are_no_adapters(
         for method, path, body in CALLS:
             got, said = call(running, method, path, body)
             assert got == status and said["error"].startswith(sentence)
+        for action in ("load", "unload"):
+            got, message = at_vllm_s(running, action, {"lora_name": "new", "lora_path": "new"})
+            assert got == status and message.startswith(sentence)
         response, answer = running.post({"inputs": "say a"}, headers={HEADER: "formal"})
         reason = (
             "scripted has no adapters" if options == ENABLED else "adapters are switched on by option.enable_lora=true"

@@ -40,6 +40,7 @@ def _delta(fields: dict[str, Any]) -> Delta:
         num_cached_tokens=fields.get("num_cached_tokens", 0),
         prompt=fields.get("prompt", ""),
         index=fields.get("index", 0),
+        prompt_token_ids=fields.get("prompt_token_ids", ()),
         is_followed=fields.get("is_followed", False),
         stop_reason=fields.get("stop_reason"),
     )

@@ -163,13 +163,13 @@ APIS = {
         openai.COMPLETION,
         partial(_openai, openai, {"prompt": "hi"}),
         {"logprobs": 0, "max_tokens": 9},
-        SHARED + "best_of truncate_prompt_tokens logprobs",
+        SHARED + "best_of truncate_prompt_tokens logprobs prompt_logprobs",
     ),
     "chat": Asking(
         openai_chat.CHAT,
         partial(_openai, openai_chat, CHAT),
         {"logprobs": True},
-        SHARED + "truncate_prompt_tokens top_logprobs max_completion_tokens",
+        SHARED + "truncate_prompt_tokens top_logprobs max_completion_tokens prompt_logprobs",
     ),
     "responses": Asking(
         responses.RESPONSES,

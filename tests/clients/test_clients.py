@@ -73,6 +73,9 @@ def test_openai(demo: Server, said: str) -> None:
     assert tools["arguments"][0] == tools["arguments"][1] and tools["answer"]
     for said in (tools["arguments"][0], tools["in_its_form"]):
         assert json.loads(said)["city"] in ("Rome", "Oslo")
+    vllm = found["fields_of_vllm"]
+    assert vllm["prompt_ids"][0] == vllm["prompt_ids"][1] and vllm["num_scored"] == len(vllm["prompt_ids"][0])
+    assert vllm["ids"] and vllm["ids"] == vllm["streamed_ids"]
     refused, unknown, previous = found["refusals"]
     assert "max_tokens" in refused and "nobody" in unknown and "previous_response_id" in previous
 

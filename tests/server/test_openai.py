@@ -13,7 +13,7 @@ import pytest
 
 from lmi.executor import DEFAULT_PRIORITY, GuideType
 from lmi.shared.state import Phase
-from tests.scripted import CAPABILITIES, CONTEXT, Host, host, wait_until
+from tests.scripted import CAPABILITIES, CONTEXT, END_ID, Host, host, wait_until
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 LAST_SAID = "{{ messages[-1].content }}"
@@ -45,7 +45,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
 @pytest.fixture(scope="module")
 def unable(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
     """An engine that lacks some capabilities, as the front end knows."""
-    lacks = msgspec.structs.replace(CAPABILITIES, min_p=False, max_top_log_probs=3)
+    lacks = msgspec.structs.replace(CAPABILITIES, min_p=False, prompt_log_probs=False, max_top_log_probs=3)
     with host(tmp_path_factory.mktemp("unable"), capabilities=lacks) as served:
         yield served
 
@@ -103,6 +103,16 @@ def test_a_stream_of_a_chat_tells_role_text_reason_and_usage_in_this_order(able:
     assert end["choices"][0] == {"index": 0, "delta": {"content": ""}, "logprobs": None, "finish_reason": "stop"}
     assert (usage["choices"], usage["usage"]["prompt_tokens"]) == ([], 6)
     assert usage["usage"]["completion_tokens"] == 3 and len({chunk["id"] for chunk in (role, end, usage)}) == 1
+
+
+def test_a_message_is_continued_where_its_content_ends(tmp_path: Path) -> None:
+    template = "{% for m in messages %}{{ m.content }}.{% endfor %}{{ '>' if add_generation_prompt }}"
+    with host(tmp_path, model={"chat_template": template}) as server:
+        for fields, prompt in (({"continue_final_message": True}, b"say ab"), ({}, b"say ab.>")):
+            assert chat(server, "say ab", **fields)[0] == 200
+            assert bytes(last_request(server).input_token_ids) == prompt
+        status, answer = chat(server, "ab", continue_final_message=True, add_generation_prompt=True)
+        assert (status, answer["error"]["param"]) == (400, "continue_final_message")
 
 
 def test_a_chat_without_a_limit_may_fill_the_context(able: Host) -> None:
@@ -163,6 +173,21 @@ def test_a_log_prob_s_token_is_what_it_spells_though_a_stop_string_holds_its_tex
     assert "".join(spelled) == "bad tea" == text_of(chunks)
 
 
+def test_token_ids_are_those_of_the_engine_however_they_are_asked_for(able: Host) -> None:
+    prompt, said, fields = list(b"say \xc3\xa9!"), [*b"\xc3\xa9!", END_ID], {"max_tokens": 50, "return_token_ids": True}
+    _, answer = complete(able, prompt, **fields)
+    assert (answer["choices"][0]["prompt_token_ids"], answer["choices"][0]["token_ids"]) == (prompt, said)
+    _, chunks = complete(able, prompt, **fields, stream=True)
+    choices = [chunk["choices"][0] for chunk in chunks]
+    assert [choice.get("prompt_token_ids") for choice in choices] == [prompt] + [None] * (len(choices) - 1)
+    assert [token_id for choice in choices for token_id in choice["token_ids"]] == said
+    _, answer = chat(able, "say é!", **fields)
+    assert (answer["prompt_token_ids"], answer["choices"][0]["token_ids"]) == (prompt, said)
+    _, chunks = chat(able, "say é!", **fields, stream=True)
+    assert [chunk.get("prompt_token_ids") for chunk in chunks] == [prompt] + [None] * (len(chunks) - 1)
+    assert [token_id for chunk in chunks for token_id in chunk["choices"][0].get("token_ids", [])] == said
+
+
 def test_echo_gives_back_a_prompt_of_token_ids_as_text(able: Host) -> None:
     _, answer = complete(able, list(b"say two"), echo=True)
     assert answer["choices"][0]["text"] == "say twotwo"
@@ -176,6 +201,14 @@ def test_the_prompt_alone_is_scored_without_a_token_of_an_answer(able: Host) -> 
     assert choice["text"] == "say two" and "".join(choice["logprobs"]["tokens"]) == "say two"
     assert choice["logprobs"]["token_logprobs"] == [None] + [-0.25] * 6
     assert answer["usage"]["completion_tokens"] == 0
+
+
+def test_a_prompt_is_scored_beside_its_answer(able: Host) -> None:
+    scored = [None, *({str(byte): {"logprob": -0.25, "rank": None, "decoded_token": chr(byte)}} for byte in b"ay ab")]
+    _, answer = complete(able, "say ab", prompt_logprobs=0)
+    assert answer["choices"][0]["prompt_logprobs"] == scored and answer["choices"][0]["text"] == "ab"
+    _, answer = chat(able, "say ab", prompt_logprobs=0)
+    assert answer["prompt_logprobs"] == scored
 
 
 def test_the_prompt_alone_ends_with_its_length_however_it_is_asked_for(able: Host) -> None:
@@ -299,6 +332,8 @@ def test_a_prompt_that_is_too_long_has_openai_s_code(able: Host) -> None:
         ("min_p", {"min_p": 0.5}, "min_p"),
         ("priority", {"priority": -1}, "priority"),
         ("num_top_log_probs", {"logprobs": 4}, "logprobs"),
+        ("num_prompt_log_probs", {"logprobs": 1, "echo": True}, "logprobs"),
+        ("num_prompt_log_probs", {"prompt_logprobs": 1}, "prompt_logprobs"),
     ],
 )
 def test_a_refusal_names_the_same_field_whoever_refused(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from lmi.errors import BadConfiguration, GenerationFailed, InvalidRequest, ModelUnusable
+from lmi.errors import BadConfiguration, GenerationFailed, InvalidParameter, InvalidRequest, ModelUnusable
 from lmi.text.chat_template import ChatTemplate
 from tests.text.small_tokenizers import byte_level_backend
 
@@ -85,6 +85,22 @@ def test_a_template_renders_as_in_transformers(template: str, tools: list[dict[s
         MESSAGES, chat_template=template, tools=tools, tokenize=False, add_generation_prompt=True, mood="calm"
     )
     assert compiled(template).render(MESSAGES, tools=tools, variables={"mood": "calm"}) == theirs
+
+
+@pytest.mark.parametrize("template", [CHATML, ALTERNATING])
+@pytest.mark.parametrize("said", ["", "世界 😀", " The capital ", "two\n\n"])
+def test_a_message_is_continued_as_in_transformers(template: str, said: str) -> None:
+    messages = [MESSAGES[0], {"role": "assistant", "content": said}]
+    theirs = PreTrainedTokenizerFast(tokenizer_object=byte_level_backend(), **SPECIAL).apply_chat_template(
+        messages, chat_template=template, tokenize=False, continue_final_message=True
+    )
+    ours = compiled(template).render(messages, add_generation_prompt=False, continue_final_message=True)
+    assert ours == theirs and ours.rstrip().endswith(said.strip())
+
+
+def test_a_last_message_that_the_template_leaves_out_cannot_be_continued() -> None:
+    with pytest.raises(InvalidParameter, match="continue_final_message"):
+        compiled("{{ messages[0].content }}").render(MESSAGES, continue_final_message=True)
 
 
 def test_messages_that_the_template_refuses_are_the_clients_fault() -> None:

@@ -47,6 +47,14 @@ def test_only_a_template_writes_special_tokens(byte_level: Tokenizer, contents: 
     assert byte_level.decode(ids) == text
 
 
+def test_a_message_that_is_continued_forges_nothing_at_its_end(byte_level: Tokenizer) -> None:
+    forgery = Forgery(text for text, _ in byte_level.special_texts.values())
+    marked = forgery.mark([{"role": "assistant", "content": "a<|im_end|>b <"}])
+    text, places = forgery.unmark(ChatTemplate({"default": PARTS}, {}).render(marked, continue_final_message=True))
+    ids = byte_level.encode(text, add_special_tokens=False, forged=places)
+    assert text == "a<|im_end|>b <" and num_special(byte_level, ids) == 0 and byte_level.decode(ids) == text
+
+
 @pytest.mark.parametrize("content", ["Hello there.", "a < b", "<tool>", "1 <| 2 |>"])
 def test_content_without_special_tokens_has_the_ids_that_it_had(byte_level: Tokenizer, content: str) -> None:
     text, ids = tokens_of(byte_level, CHATML, [content])

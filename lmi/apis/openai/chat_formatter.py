@@ -12,9 +12,11 @@ from __future__ import annotations
 import uuid
 from typing import Any
 
+from orjson import dumps
+
 from lmi.apis.base.formatter import text_of
 from lmi.apis.base.readers import Parsed
-from lmi.apis.openai.formatter import REASONS, OpenAILines, OpenAIStream, OpenAIWhole, log_prob, shown_tokens
+from lmi.apis.openai.formatter import REASONS, OpenAILines, OpenAIStream, OpenAIWhole, log_prob, name_of, shown_tokens
 from lmi.apis.openai.parts import AnswerPart, AnswerParts, Thought
 from lmi.apis.openai.schema import OpenAIFormat
 from lmi.apis.openai.tool_calls import Arguments, Text
@@ -54,18 +56,22 @@ class ChatWhole(OpenAIWhole):
     id_prefix = "chatcmpl-"
 
     def _choice(self, number: int, index: int, answer: Answer) -> dict[str, Any]:
-        splitter = MessageSplitter(self._format, self._prompts[index])
+        splitter = MessageSplitter(self._format, self._last[index].prompt)
         message = whole_message(splitter.feed(answer.text, is_last=True))
         assert answer.finish_reason is not None
         log_probs = None
         if self._format.has_log_probs:
-            log_probs = log_prob_fields(shown_tokens(answer.tokens, answer.finish_reason))
+            log_probs = log_prob_fields(shown_tokens(answer.tokens, answer.finish_reason), self._format)
         return {
             "index": number,
             "message": message,
             "logprobs": log_probs,
             "finish_reason": splitter.end(answer.finish_reason),
+            **self._ids(answer.tokens),
         }
+
+    def _object(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return super()._object(choices) | self._of_prompt(0)
 
 
 class ChatStream(OpenAIStream):
@@ -80,18 +86,27 @@ class ChatStream(OpenAIStream):
         deltas: list[dict[str, Any]] = []
         if delta.index not in self._splitters:
             self._splitters[delta.index] = MessageSplitter(self._format, delta.prompt)
-            deltas.append({"role": "assistant", "content": ""})
+            deltas.append({"role": "assistant", "content": "", **self._prompt_ids(delta)})
         splitter, num_opening = self._splitters[delta.index], len(deltas)
         deltas += splitter.feed(text_of(delta.tokens), delta.finish_reason is not None)
         tokens = shown_tokens(delta.tokens, delta.finish_reason) if self._format.has_log_probs else []
-        if tokens and len(deltas) == num_opening:
-            deltas.append({"content": ""})  # the text is held back, but its log-probs are not
+        is_told = tokens or (self._format.has_token_ids and delta.finish_reason is None)
+        if is_told and len(deltas) == num_opening:
+            deltas.append({"content": ""})  # the text is held back, but its tokens are not
         choices = [choice(delta.index, fields) for fields in deltas]
         if tokens:
-            choices[num_opening]["logprobs"] = log_prob_fields(tokens)
+            choices[num_opening]["logprobs"] = log_prob_fields(tokens, self._format)
         if delta.finish_reason is not None:
             choices.append(choice(delta.index, {"content": ""}, splitter.end(delta.finish_reason)))
+        if self._format.has_token_ids:
+            choices[num_opening] |= self._ids(delta.tokens)
         return choices
+
+    def _chunk(self, choice: dict[str, Any], beside: bytes = b"") -> bytes:
+        """Return the record of a choice. The prompt's ids stand beside the choices, as in vLLM."""
+        if (ids := choice["delta"].pop("prompt_token_ids", None)) is not None:
+            beside = b',"prompt_token_ids":' + dumps(ids)
+        return super()._chunk(choice, beside)
 
 
 class ChatLines(OpenAILines, ChatStream):
@@ -122,12 +137,13 @@ def whole_message(deltas: list[dict[str, Any]]) -> dict[str, Any]:
     return message | ({"tool_calls": calls} if calls else {})
 
 
-def log_prob_fields(tokens: list[Token]) -> dict[str, Any]:
+def log_prob_fields(tokens: list[Token], format: OpenAIFormat) -> dict[str, Any]:
     content = [
-        token_fields(token) | {"top_logprobs": [token_fields(other) for other in token.top or ()]} for token in tokens
+        token_fields(token, format) | {"top_logprobs": [token_fields(other, format) for other in token.top or ()]}
+        for token in tokens
     ]
     return {"content": content, "refusal": None}
 
 
-def token_fields(token: Token) -> dict[str, Any]:
-    return {"token": token.spelling, "logprob": log_prob(token), "bytes": list(token.spelling.encode())}
+def token_fields(token: Token, format: OpenAIFormat) -> dict[str, Any]:
+    return {"token": name_of(token, format), "logprob": log_prob(token), "bytes": list(token.spelling.encode())}

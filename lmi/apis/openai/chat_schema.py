@@ -30,7 +30,6 @@ CANNOT_CHAT = schema.CANNOT | {
     "function_call": "it is called tool_choice now",
     "audio": "models here write text",
     "web_search_options": "nothing here searches",
-    "continue_final_message": "an answer begins a message of its own",
     "add_special_tokens": "the chat template writes them",
     "echo": "an answer is a message of its own",
     "chat_template": "the server has its own (option.chat_template)",
@@ -53,7 +52,7 @@ CHAT = ParameterTable(
         "logprobs": Parameter(
             "logprobs",
             boolean,
-            fields=("num_prompt_log_probs", "return_log_probs"),
+            fields=("return_log_probs",),
             help="Whether the answer has the log-probs of its tokens.",
         ),
         "parallel_tool_calls": Parameter(
@@ -63,6 +62,9 @@ CHAT = ParameterTable(
         # vLLM's
         "add_generation_prompt": Parameter(
             "add_generation_prompt", boolean, help="Whether the template opens the answer's message."
+        ),
+        "continue_final_message": Parameter(
+            "continue_final_message", boolean, (False,), help="Whether the answer goes on with the last message."
         ),
         "chat_template_kwargs": Parameter("chat_template_kwargs", an_object, help="Variables of the chat template."),
     },
@@ -145,11 +147,13 @@ def chat_request(
         field_names = {CONTRACT_NAME: "tool_choice"}
     elif format.tool_calls or format.reasoning:
         given = {"skip_special_tokens": False, **given}  # some models have the marks as special tokens
+    is_continued = given.get("continue_final_message", False)
     chat = Chat(
         messages=messages,
         tools=None if choice.mode == "none" else list(tools.values()),
         variables=_variables(given),
-        add_generation_prompt=given.get("add_generation_prompt", True),
+        add_generation_prompt=given.get("add_generation_prompt", not is_continued),
+        continue_final_message=is_continued,
     )
     request = schema.openai_request(
         given, format, chat=chat, needs_log_probs=format.has_log_probs, guided_decoding=guide
@@ -159,17 +163,23 @@ def chat_request(
 
 def _check_together(given: Given) -> None:
     CHAT.check_together(given)
+    schema.check_whole(given)
     if given.get("modalities", ["text"]) != ["text"]:
         raise Unsupported("modalities", "models here write text alone")
     if given.get("top_logprobs") and not given.get("logprobs"):
         raise InvalidParameter("top_logprobs", "given together with logprobs true", given["top_logprobs"])
+    if given.get("continue_final_message") and given.get("add_generation_prompt"):
+        raise InvalidParameter("continue_final_message", "false beside add_generation_prompt true", True)
 
 
 def _chat_format(given: Given, format: OpenAIFormat, choice: ToolChoice) -> OpenAIFormat:
     return replace(
         format,
         has_usage=schema.wants_usage(given),
+        has_token_ids=given.get("return_token_ids", False),
         has_log_probs=given.get("logprobs", False),
+        num_prompt_log_probs=given.get("num_prompt_log_probs"),
+        names_tokens_by_id=given.get("return_tokens_as_token_ids", False),
         num_top_log_probs=given.get("top_logprobs", 0),
         num_choices=given.get("n", 1),
         function=choice.function,

@@ -57,6 +57,14 @@ class OpenAIFormatter(Formatter[OpenAIFormat]):
             "prompt_tokens_details": {"cached_tokens": self._num_cached_tokens},
         }
 
+    def _ids(self, tokens: list[Token]) -> dict[str, Any]:
+        """Return vLLM's field for the ids of new tokens, if it is asked for."""
+        told = tokens if self._format.is_answer_wanted else []
+        return {"token_ids": [token.id for token in told]} if self._format.has_token_ids else {}
+
+    def _prompt_ids(self, delta: Delta) -> dict[str, Any]:
+        return {"prompt_token_ids": delta.prompt_token_ids} if self._format.has_token_ids else {}
+
     def _object(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {
             "id": self._id,
@@ -84,11 +92,11 @@ class OpenAIWhole(OpenAIFormatter):
     def __init__(self, parsed: Parsed[OpenAIFormat]) -> None:
         super().__init__(parsed)
         self._answers = Answers(self._num_sequences)
-        self._prompts: dict[int, str] = {}  # by index
+        self._last: dict[int, Delta] = {}  # by index
 
     def feed(self, delta: Delta) -> list[bytes]:
         self._count(delta)
-        self._prompts[delta.index] = delta.prompt
+        self._last[delta.index] = delta
         if not self._answers.add(delta):
             return []
         choices = [self._choice(n, index, answer) for n, (index, answer) in enumerate(self._chosen())]
@@ -106,6 +114,14 @@ class OpenAIWhole(OpenAIFormatter):
             chosen += made[:num_wanted]
         return chosen
 
+    def _of_prompt(self, index: int) -> dict[str, Any]:
+        """Return vLLM's fields of the prompt of the sequence with this index, as far as they are asked for."""
+        first = self._answers.all[index - index % self._request.num_sequences]  # its Delta has the prompt's tokens
+        num_top, fields = self._format.num_prompt_log_probs, self._prompt_ids(self._last[index])
+        if num_top is not None:
+            fields["prompt_logprobs"] = [prompt_log_prob(token, num_top) for token in first.prefill or ()]
+        return fields
+
     @abstractmethod
     def _choice(self, number: int, index: int, answer: Answer) -> dict[str, Any]: ...
 
@@ -122,16 +138,19 @@ class OpenAIStream(OpenAIFormatter):
     def __init__(self, parsed: Parsed[OpenAIFormat]) -> None:
         super().__init__(parsed)
         self._before = self.opening + dumps(self._object([])).removesuffix(b"]}")
-        self._behind = (b'],"usage":null}' if self._format.has_usage else b"]}") + self.closing
+        self._behind = (b',"usage":null}' if self._format.has_usage else b"}") + self.closing
 
     def feed(self, delta: Delta) -> list[bytes]:
         self._count(delta)
-        records = [one_line(self._before + dumps(choice) + self._behind) for choice in self._choices(delta)]
+        records = [self._chunk(choice) for choice in self._choices(delta)]
         if self._num_open:
             return records
         if self._format.has_usage:
             records.append(self.record(dumps(self._object([]) | {"usage": self._usage()})))
         return [*records, self.done] if self.done else records
+
+    def _chunk(self, choice: dict[str, Any], beside: bytes = b"") -> bytes:
+        return one_line(b"%b%b]%b%b" % (self._before, dumps(choice), beside, self._behind))
 
     @classmethod
     def record(cls, data: bytes) -> bytes:
@@ -167,13 +186,15 @@ class CompletionWhole(OpenAIWhole):
         if self._format.is_answer_wanted:
             log_probs.add(shown_tokens(answer.tokens, answer.finish_reason))
         if self._format.echoes_prompt:
-            text = self._prompts[index] + (text if self._format.is_answer_wanted else "")
+            text = self._last[index].prompt + (text if self._format.is_answer_wanted else "")
         assert answer.finish_reason is not None
         return {
             "index": number,
             "text": text,
             "logprobs": log_probs.fields() if self._format.has_log_probs else None,
             "finish_reason": REASONS[answer.finish_reason] if self._format.is_answer_wanted else "length",
+            **self._ids(answer.tokens),
+            **self._of_prompt(index),
         }
 
 
@@ -193,9 +214,11 @@ class CompletionStream(OpenAIStream):
             self._begun[delta.index] = 0
             text = delta.prompt + text if self._format.echoes_prompt else text
         log_probs = self._log_probs(delta, is_first) if self._format.has_log_probs else None
-        if not (text or delta.finish_reason or (log_probs is not None and delta.tokens)):
+        ids = self._ids(delta.tokens) | (self._prompt_ids(delta) if is_first else {})
+        if not (text or delta.finish_reason or ids or (log_probs is not None and delta.tokens)):
             return []
-        return [{"index": delta.index, "text": text, "logprobs": log_probs, "finish_reason": self._reason(delta)}]
+        reason = self._reason(delta)
+        return [{"index": delta.index, "text": text, "logprobs": log_probs, "finish_reason": reason, **ids}]
 
     def _log_probs(self, delta: Delta, is_first: bool) -> dict[str, Any]:
         log_probs = ChoiceLogProbs(self._format, self._begun[delta.index])
@@ -227,7 +250,7 @@ class ChoiceLogProbs:
     """The four lists of a completion's log-probs. Offsets count characters of the tokens' joined spellings."""
 
     def __init__(self, format: OpenAIFormat, offset: int = 0) -> None:
-        self._num_top = format.num_top_log_probs
+        self._format, self._num_top = format, format.num_top_log_probs
         self.offset = offset
         self._tokens: list[str] = []
         self._log_probs: list[float | None] = []
@@ -236,13 +259,14 @@ class ChoiceLogProbs:
 
     def add(self, tokens: list[Token]) -> None:
         for token in tokens:
-            self._tokens.append(token.spelling)
+            name = name_of(token, self._format)
+            self._tokens.append(name)
             self._log_probs.append(log_prob(token))
             self._offsets.append(self.offset)
             self.offset += len(token.spelling)
-            known = token.log_prob is not None
-            best = {other.text: log_prob(other) for other in token.top or ()} if self._num_top and known else None
-            self._top.append(None if best is None else best | {token.spelling: log_prob(token)})
+            best = {name_of(other, self._format): log_prob(other) for other in token.top or ()}
+            is_told = self._num_top and token.log_prob is not None
+            self._top.append(best | {name: log_prob(token)} if is_told else None)
 
     def fields(self) -> dict[str, Any]:
         return {
@@ -257,6 +281,22 @@ def shown_tokens(tokens: list[Token], finish_reason: AnswerEnd | None) -> list[T
     """Return the tokens whose log-probs the answer shows: all except the end token, which has no text."""
     is_end = finish_reason is AnswerEnd.EOS_TOKEN and tokens and not tokens[-1].spelling
     return tokens[:-1] if is_end else tokens
+
+
+def name_of(token: Token, format: OpenAIFormat) -> str:
+    """Return what log-probs call a token."""
+    return f"token_id:{token.id}" if format.names_tokens_by_id else token.spelling
+
+
+def prompt_log_prob(token: Token, num_top: int) -> dict[str, Any] | None:
+    """Return a token of the prompt and the best in its place, by their ids. Nothing comes before the first token.
+
+    The rank of a token that is not among the best is not known.
+    """
+    if token.log_prob is None:
+        return None
+    ranked = [(None, token), *enumerate((token.top or ())[:num_top], 1)]
+    return {str(one.id): {"logprob": log_prob(one), "rank": rank, "decoded_token": one.text} for rank, one in ranked}
 
 
 def log_prob(token: Token) -> float | None:

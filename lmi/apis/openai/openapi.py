@@ -78,10 +78,14 @@ SAID: dict[str, Form] = {
 REASON = ("stop", "length", "tool_calls")
 
 
+OF_PROMPT: dict[str, Form] = {"prompt_token_ids": [int], "prompt_logprobs": [dict | None]}
+
+
 def _answer(kind: str, usage: Schema, *optional: str, **choice: Form) -> Schema:
     head: dict[str, Form] = {"id": str, "created": int, "model": str, "system_fingerprint": str}
-    choices = [struct(index=int, **choice)]
-    return struct(*optional, **head, object={"const": kind}, choices=choices, usage=usage)
+    (head if kind.startswith("chat") else choice).update(OF_PROMPT)  # a completion may have several prompts
+    choices = [struct("token_ids", *OF_PROMPT, index=int, token_ids=[int], **choice)]
+    return struct(*optional, *OF_PROMPT, **head, object={"const": kind}, choices=choices, usage=usage)
 
 
 SCHEMAS = {

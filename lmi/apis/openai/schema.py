@@ -41,7 +41,10 @@ class OpenAIFormat(AnswerFormat):
     model: str
     adapter: str | None = None
     has_usage: bool = False  # a stream's last chunk reports it
+    has_token_ids: bool = False
     has_log_probs: bool = False
+    num_prompt_log_probs: int | None = None
+    names_tokens_by_id: bool = False  # in log-probs
     num_top_log_probs: int = 0
     num_choices: int = 1
     echoes_prompt: bool = False
@@ -114,6 +117,13 @@ SHARED: dict[str, Parameter] = rows(
     "stream_options": Parameter(
         "stream_options", an_object, help="With `include_usage` true, a stream ends with the numbers of tokens."
     ),
+    "return_token_ids": Parameter(
+        "return_token_ids", readers.boolean, (False,), help="Whether the ids of prompt and answer are given."
+    ),
+    "return_tokens_as_token_ids": Parameter(
+        "return_tokens_as_token_ids", readers.boolean, (False,), help="Whether log-probs name tokens as `token_id:ID`."
+    ),
+    "prompt_logprobs": ROWS["num_prompt_log_probs"],
     "stop": replace(ROWS["stop_sequences"], read=_stop),
     "temperature": replace(ROWS["temperature"], read=readers.number(0, MAX_TEMPERATURE)),
     "logit_bias": Parameter(
@@ -133,11 +143,10 @@ SHARED: dict[str, Parameter] = rows(
 # Fields of OpenAI's and vLLM's APIs that change no answer of this server.
 WITHOUT_EFFECT = (
     "user metadata store service_tier safety_identifier prompt_cache_key prompt_cache_retention verbosity "
-    "request_id guided_decoding_backend guided_whitespace_pattern return_token_ids "
+    "request_id guided_decoding_backend guided_whitespace_pattern "
     "include_reasoning separate_reasoning".split()
 )
 CANNOT: dict[str, str] = {
-    "prompt_logprobs": "echo with logprobs gives those of the prompt",
     "logits_processors": "engines take no code",
     "allowed_token_ids": "engines take no such list",
     "prompt_embeds": "engines take token ids",
@@ -159,7 +168,7 @@ COMPLETION = ParameterTable(
         "logprobs": Parameter(
             "logprobs",
             _logprobs,
-            fields=("num_top_log_probs", "num_prompt_log_probs", "return_log_probs"),
+            fields=("num_top_log_probs", "return_log_probs"),
             help="How many alternatives to each token the answer has, with log-probs.",
         ),
         "echo": Parameter("return_full_text", readers.boolean, help="Whether the answer begins with the prompt."),
@@ -222,14 +231,17 @@ def parse(message: Message[OpenAIFormat]) -> Parsed[OpenAIFormat]:
     _check_together(given)
     forget_unused(given, COMPLETION, message.format, ignored)
     guide, field_names = asked_guide(given)
-    format = replace(_completion_format(given, message.format), field_names=field_names)
-    has_prefill = format.echoes_prompt and format.has_log_probs
+    format = _completion_format(given, message.format)
+    if format.echoes_prompt and format.has_log_probs:
+        if format.num_prompt_log_probs is None:
+            field_names = {**field_names, "num_prompt_log_probs": "logprobs"}
+        given["num_prompt_log_probs"] = max(format.num_top_log_probs, format.num_prompt_log_probs or 0)
+    format = replace(format, field_names=field_names)
     request = openai_request(
         given,
         format,
         max_new_tokens=max(1, given.get("max_new_tokens", DEFAULT_MAX_TOKENS)),
         needs_log_probs=format.has_log_probs or given.get("best_of", 1) > format.num_choices,
-        num_prompt_log_probs=format.num_top_log_probs if has_prefill else None,
         guided_decoding=guide,
     )
     return Parsed(tuple(replace(request, **prompt) for prompt in prompts), format, tuple(ignored[:MAX_IGNORED]))
@@ -237,6 +249,7 @@ def parse(message: Message[OpenAIFormat]) -> Parsed[OpenAIFormat]:
 
 def _check_together(given: Given) -> None:
     COMPLETION.check_together(given)
+    check_whole(given)
     is_search = given.get("use_beam_search", False)
     if given.get("best_of", 1) > given.get("n", 1) and given.get("stream") and not is_search:
         raise Unsupported("best_of", "the best of several is known only at their end, so it cannot be streamed")
@@ -244,11 +257,19 @@ def _check_together(given: Given) -> None:
         raise InvalidParameter("max_tokens", "at least 1 without echo", 0)
 
 
+def check_whole(given: Given) -> None:
+    if given.get("stream") and "num_prompt_log_probs" in given:
+        raise Unsupported("prompt_logprobs", "a stream has no place for them")
+
+
 def _completion_format(given: Given, format: OpenAIFormat) -> OpenAIFormat:
     return replace(
         format,
         has_usage=wants_usage(given),
+        has_token_ids=given.get("return_token_ids", False),
         has_log_probs="logprobs" in given,
+        num_prompt_log_probs=given.get("num_prompt_log_probs"),
+        names_tokens_by_id=given.get("return_tokens_as_token_ids", False),
         num_top_log_probs=given.get("logprobs", 0),
         num_choices=given.get("n", 1),
         echoes_prompt=given.get("return_full_text", False),

@@ -210,6 +210,12 @@ def test_messages_are_told_as_templates_know_them() -> None:
     assert not parsed.request.chat.add_generation_prompt
 
 
+def test_a_message_that_is_continued_needs_no_second_field() -> None:
+    continued = chat(continue_final_message=True).request.chat
+    assert continued is not None
+    assert (continued.continue_final_message, continued.add_generation_prompt) == (True, False)
+
+
 def test_prompts_of_every_form_are_requests_of_their_own() -> None:
     assert [request.prompt for request in completion(prompt=["a", "b"]).requests] == ["a", "b"]
     assert completion(prompt=[1, 2]).request.prompt_token_ids == (1, 2)
@@ -295,8 +301,9 @@ REFUSED_BY_BOTH: list[tuple[dict[str, Any], str]] = [
     ({"structured_outputs": {"choice": []}}, r"structured_outputs\.choice"),
     ({"use_beam_search": True, "n": 2, "stream": True}, "use_beam_search"),
     ({"priority": 2**19 + 1}, "priority must be from -524288 to 524288"),
-    ({"prompt_logprobs": 1}, "prompt_logprobs"),
-    ({"prompt_logprobs": 0}, "prompt_logprobs"),
+    ({"prompt_logprobs": -1}, "prompt_logprobs"),
+    ({"prompt_logprobs": 0, "stream": True}, "prompt_logprobs"),
+    ({"return_token_ids": 1}, "return_token_ids"),
     ({"stream_options": {"include_usage": 1}}, "include_usage"),
 ]
 REFUSED_COMPLETIONS: list[tuple[dict[str, Any], str]] = [
@@ -341,7 +348,7 @@ REFUSED_CHATS: list[tuple[dict[str, Any], str]] = [
     ({"tool_choice": "required"}, "tool_choice"),
     ({"functions": [{}]}, "functions"),
     ({"modalities": ["audio"]}, "modalities"),
-    ({"continue_final_message": True}, "continue_final_message"),
+    ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message must be false"),
 ]
 
 

@@ -74,6 +74,20 @@ def response_tools() -> dict:
     }
 
 
+def fields_of_vllm() -> dict:
+    begun = [*MESSAGES, {"role": "assistant", "content": "The"}]
+    body = {"continue_final_message": True, "add_generation_prompt": False, "return_token_ids": True}
+    asked = {"model": model, "messages": begun, "max_completion_tokens": 8, "temperature": 0}
+    whole = client.chat.completions.create(**asked, extra_body=body | {"prompt_logprobs": 1})
+    chunks = list(client.chat.completions.create(**asked, extra_body=body, stream=True))
+    return {
+        "prompt_ids": [whole.prompt_token_ids, chunks[0].prompt_token_ids],
+        "num_scored": len(whole.prompt_logprobs),
+        "ids": whole.choices[0].token_ids,
+        "streamed_ids": [each for chunk in chunks for each in getattr(chunk.choices[0], "token_ids", None) or []],
+    }
+
+
 def refusals() -> list[str]:
     found = []
     for asked, kind in (({"max_tokens": -1}, BadRequestError), ({"model": "nobody"}, NotFoundError)):
@@ -96,6 +110,7 @@ print(
             "chat": chat(),
             "responses": responses(),
             "response_tools": response_tools(),
+            "fields_of_vllm": fields_of_vllm(),
             "refusals": refusals(),
         }
     )
