@@ -205,6 +205,42 @@ def run_batch(source: Path, target: Path, url: str, api_key: str | None, concurr
     return 1 if num_failed else 0
 
 
+@lmi.command(context_settings={"show_default": True})
+@click.argument("urls", nargs=-1, required=True, metavar="URL [URL]")
+@click.option("--api-key", envvar="LMI_API_KEY", help="key of the servers, else LMI_API_KEY")
+@click.option("--dialect", type=click.Choice(["chat", "completions", "lmi", "tgi", "triton"]), default="chat")
+@click.option("--model", metavar="NAME", default="", help="left out: the first one of /v1/models, where one is needed")
+@click.option("--requests", "num_requests", type=click.IntRange(1), default=100, help="requests of a round")
+@click.option("--rounds", type=click.IntRange(1), help="rounds for each server; left out: 1, or 3 of two servers")
+@click.option("--warmup", "num_warmup", type=click.IntRange(0), default=8, help="requests before, which do not count")
+@click.option("--streams", "num_streams", type=click.IntRange(1), default=8, help="closed loop: clients at once")
+@click.option("--rate", type=click.FloatRange(0, min_open=True), help="open loop: requests/s, of a Poisson process")
+@click.option("--whole", "is_whole", is_flag=True, help="ask for whole answers, not for streams")
+@click.option("--prompts", type=FILE, help="a prompt on each line, or an object with prompt and max_tokens")
+@click.option("--prompt-words", "num_words", type=click.IntRange(1), default=100, help="length of made prompts")
+@click.option(
+    "--shared-words", "num_shared_words", type=click.IntRange(0), default=0, help="of them a shared beginning"
+)
+@click.option("--prefixes", "num_prefixes", type=click.IntRange(1), default=1, help="different shared beginnings")
+@click.option("--max-tokens", type=click.IntRange(1), default=64, help="longest answer")
+@click.option("--body", metavar="JSON", default="{}", help='further fields of each request: {"ignore_eos": true}')
+@click.option("--target-ttft-ms", type=click.FloatRange(0), help="goodput: longest time to the first token")
+@click.option("--target-itl-ms", type=click.FloatRange(0), help="goodput: longest mean time between tokens")
+@click.option("--target-e2e-ms", type=click.FloatRange(0), help="goodput: longest time of a whole answer")
+@click.option("--timeout", "timeout_s", type=click.FloatRange(0, min_open=True), default=600, help="of a request, in s")
+@click.option("--seed", default=0, help="of prompts and arrivals")
+@click.option("--json", "json_file", type=Path, metavar="FILE", help="write all figures and times")
+@click.option("--html", "html_file", type=Path, metavar="FILE", help="write a page with plots")
+def bench(**settings: Any) -> int:
+    """Load a server, or two in turns, and show how fast it answers.
+
+    Servers speak OpenAI (chat, completions), LMI, TGI or Triton's generate extension.
+    """
+    from lmi.client.bench import command
+
+    return command.bench(settings)
+
+
 @lmi.command("version")
 def show_version() -> None:
     """Show the versions of lmi and of what it runs on."""

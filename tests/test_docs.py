@@ -84,7 +84,7 @@ EXPORTED = {
 
 @pytest.mark.parametrize("command", [*COMMANDS, *MENTIONS])
 def test_a_command_is_one_that_its_tool_takes(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for name in ("request.json", "stream.json", "requests.jsonl"):
+    for name in ("request.json", "stream.json", "requests.jsonl", "prompts.jsonl"):
         (tmp_path / name).write_text("{}")
     words = [expanded(word) for word in shlex.split(command)]
     while re.fullmatch(r"[A-Z_]+=.*", words[0]):
@@ -393,7 +393,7 @@ TOOLS = {
 }
 
 
-ASKING = ("lmi chat ", "lmi complete ", "lmi config ", "lmi run-batch ")
+ASKING = ("lmi chat ", "lmi complete ", "lmi config ", "lmi run-batch ", "lmi bench ")
 
 
 def steps_of(block: Block) -> list[str]:

@@ -181,8 +181,3 @@ async def run_load(port: int, bodies: list[dict[str, object]]) -> Load:
     await asyncio.gather(*(stream(port, body, load) for body in bodies))
     load.seconds = time.monotonic() - start_s
     return load
-
-
-def percentile(values: list[float], share: float) -> float:
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]

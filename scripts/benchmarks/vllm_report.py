@@ -14,10 +14,10 @@ import os
 import statistics
 from collections.abc import Callable
 
+from lmi.client.bench.figures import quantile
 from scripts.benchmarks import vllm_model, vllm_servers
 from scripts.benchmarks.drawing import Panel, draw
 from scripts.benchmarks.load import Round, realtime
-from scripts.benchmarks.servers import percentile
 from scripts.benchmarks.table import FIGURES, ROOT, Goal, machine, publish, table
 from scripts.benchmarks.vllm_servers import (
     ASKS,
@@ -72,7 +72,7 @@ def gap_ms(share: float) -> Callable[[Round], float]:
 
 
 def percentile_ms(values_s: tuple[float, ...], share: float) -> float:
-    return percentile(list(values_s), share) * 1000 if values_s else 0.0  # whole answers have no gaps
+    return quantile(values_s, share) * 1000 if values_s else 0.0  # whole answers have no gaps
 
 
 def us_per_token(role: str) -> Callable[[Round], float]:

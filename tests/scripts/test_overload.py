@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from lmi.client.bench.figures import quantile
 from scripts.benchmarks import servers
 from scripts.benchmarks.load import Answer
 from scripts.benchmarks.overload import records, report
@@ -58,7 +59,7 @@ def test_arrivals_of_a_seed_are_the_same_and_come_at_their_rate() -> None:
     assert times_s == sorted(times_s) == poisson(100, 50, "seed") != poisson(100, 50, "other")
     assert len(times_s) == pytest.approx(5000, rel=0.05) and times_s[-1] < 50
     gaps_s = [after - before for before, after in zip(times_s, times_s[1:], strict=False)]
-    assert records.quantile(gaps_s, 0.5) == pytest.approx(math.log(2) / 100, rel=0.1)
+    assert quantile(gaps_s, 0.5) == pytest.approx(math.log(2) / 100, rel=0.1)
     assert poisson(0, 50, "seed") == []
 
 
@@ -72,11 +73,6 @@ def test_goodput_is_of_whole_answers_and_counts_each_token_when_it_came() -> Non
 def test_pieces_of_several_tokens_count_by_the_tokens_of_their_answer() -> None:
     record = Record("load", 0, 4, Outcome.WHOLE, 40, times_s=(0.5, 1.5, 2.5, 3.5), num_tokens=40)
     assert records.goodput([record], 0, 2) == 10
-
-
-def test_a_quantile_is_one_of_the_values() -> None:
-    assert [records.quantile([3, 1, 2, 4], share) for share in (0, 0.5, 0.75, 0.99)] == [1, 2, 3, 4]
-    assert math.isnan(records.quantile([], 0.5))
 
 
 def test_what_idle_seconds_could_have_served_is_counted_once() -> None:

@@ -1,4 +1,4 @@
-"""`lmi chat`, `lmi complete` and `lmi run-batch` as a person types them, against a whole server."""
+"""`lmi chat`, `lmi complete`, `lmi run-batch` and `lmi bench` as a person types them, against a whole server."""
 
 from __future__ import annotations
 
@@ -75,6 +75,15 @@ def test_a_refusal_is_one_line(server: Server, words: list[str], said: str) -> N
 def test_where_no_server_answers_the_command_says_how_to_start_one() -> None:
     done = lmi("chat", "--url", f"http://127.0.0.1:{free_port()}")
     assert done.returncode == 1 and "no server answers at" in done.stderr and "`lmi serve` starts one" in done.stderr
+
+
+def test_a_load_of_chats_has_the_tokens_that_the_server_reports(server: Server, tmp_path: Path) -> None:
+    words = ("--requests", "6", "--streams", "2", "--max-tokens", "5", "--body", '{"ignore_eos": true}')
+    done = lmi("bench", url_of(server), *words, "--json", str(tmp_path / "found.json"))
+    assert done.returncode == 0, done.stderr
+    [found] = json.loads((tmp_path / "found.json").read_bytes())["servers"]
+    assert (found["total"]["num_tokens"], found["total"]["counted_by"]) == (30, "usage")
+    assert {name.split()[0] for name in found["cpu_s"]} >= {"lmi-front-0", "lmi-engine-0"}
 
 
 def test_a_batch_has_one_answer_for_each_request(server: Server, tmp_path: Path) -> None:

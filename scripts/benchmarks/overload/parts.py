@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from lmi.client.bench.figures import quantile
 from scripts.benchmarks.overload import client
 from scripts.benchmarks.overload import records as counted
 from scripts.benchmarks.overload.client import Clients, Phase, User
 from scripts.benchmarks.overload.door import Ask, Door, poisson
-from scripts.benchmarks.overload.records import Outcome, Record, of, quantile
+from scripts.benchmarks.overload.records import Outcome, Record, of
 from scripts.benchmarks.overload.target import Target
 
 Figures = dict[str, Any]

@@ -60,12 +60,6 @@ def goodput(records: Iterable[Record], from_s: float, to_s: float) -> float:
     return delivered(of(records, Outcome.WHOLE), from_s, to_s)
 
 
-def quantile(values: Iterable[float], share: float) -> float:
-    """The value that this share of them does not exceed; NaN if there is none."""
-    ordered = sorted(values)
-    return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else math.nan
-
-
 def servable(records: Iterable[Record], capacity: float, seconds: float, patience_s: float) -> int:
     """Number of refused requests that idle capacity could have served before their client left.
 

@@ -17,9 +17,9 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from lmi.client.bench.figures import quantile
 from scripts.benchmarks.overload.door import APIS, Door
 from scripts.benchmarks.overload.parts import Figures, NoAnswer, Plan, Run, Tenant
-from scripts.benchmarks.overload.records import quantile
 from scripts.benchmarks.overload.target import KINDS, running, started
 from scripts.benchmarks.table import Goal, machine, table
 

@@ -1,0 +1,1 @@
+"""`lmi bench`: a load test for servers of four wire dialects."""

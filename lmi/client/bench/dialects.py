@@ -1,0 +1,100 @@
+"""The wire dialects that the load speaks: a row each, with where to send a prompt and how to read what comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One request, in no dialect yet."""
+
+    prompt: str
+    max_tokens: int
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """`body` makes a body of the model, the request and whether to stream the answer.
+
+    `text_of` returns the text of an event. `num_tokens_of` returns how many tokens an answer has so far, of its last
+    event or of the whole, and None where the server does not report it.
+    """
+
+    path: str  # of a streamed answer
+    whole_path: str
+    body: Callable[[str, Ask, bool], Json]
+    text_of: Callable[[Json], str]
+    num_tokens_of: Callable[[Json], int | None]
+    needs_model: bool = False
+
+
+def _chat_body(model: str, ask: Ask, is_streamed: bool) -> Json:
+    return {"messages": [{"role": "user", "content": ask.prompt}]} | _openai(model, ask, is_streamed)
+
+
+def _completion_body(model: str, ask: Ask, is_streamed: bool) -> Json:
+    return {"prompt": ask.prompt} | _openai(model, ask, is_streamed)
+
+
+def _openai(model: str, ask: Ask, is_streamed: bool) -> Json:
+    streaming = {"stream": True, "stream_options": {"include_usage": True}} if is_streamed else {}
+    return {"model": model, "max_tokens": ask.max_tokens, **streaming}
+
+
+def _lmi_body(model: str, ask: Ask, is_streamed: bool) -> Json:
+    return _tgi_body(model, ask, is_streamed) | {"stream": is_streamed}
+
+
+def _tgi_body(model: str, ask: Ask, is_streamed: bool) -> Json:
+    return {"inputs": ask.prompt, "parameters": {"max_new_tokens": ask.max_tokens, "details": True}}
+
+
+def _triton_body(model: str, ask: Ask, is_streamed: bool) -> Json:
+    return {"text_input": ask.prompt, "parameters": {"max_tokens": ask.max_tokens, "stream": is_streamed}}
+
+
+def _chat_text(event: Json) -> str:
+    """Return what is said, thought or called."""
+    deltas = [choice.get("delta") or {} for choice in event.get("choices") or ()]
+    names = ("content", "reasoning_content", "reasoning", "tool_calls")
+    return "".join(str(delta[name]) for delta in deltas for name in names if delta.get(name))
+
+
+def _completion_text(event: Json) -> str:
+    return "".join(choice.get("text") or "" for choice in event.get("choices") or ())
+
+
+def _token_text(event: Json) -> str:
+    return str((event.get("token") or {}).get("text") or "")
+
+
+def _usage(event: Json) -> int | None:
+    return (event.get("usage") or {}).get("completion_tokens")
+
+
+def _details(event: Json) -> int | None:
+    return (event.get("details") or {}).get("generated_tokens")
+
+
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+TRITON = "/v2/models/{model}/generate"
+DIALECTS = {
+    "chat": Dialect(CHAT, CHAT, _chat_body, _chat_text, _usage, needs_model=True),
+    "completions": Dialect(COMPLETIONS, COMPLETIONS, _completion_body, _completion_text, _usage, needs_model=True),
+    "lmi": Dialect("/invocations", "/invocations", _lmi_body, _token_text, _details),
+    "tgi": Dialect("/generate_stream", "/generate", _tgi_body, _token_text, _details),
+    "triton": Dialect(
+        f"{TRITON}_stream",
+        TRITON,
+        _triton_body,
+        lambda event: str(event.get("text_output") or ""),
+        lambda event: None,
+        needs_model=True,
+    ),
+}

@@ -1,0 +1,153 @@
+"""`lmi bench` as a person types it, against real servers: one with a scripted engine, and ones that fail."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.scripted import Host, host
+from tests.system.container import ENVIRON, ROOT, free_port
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
+    with host(tmp_path_factory.mktemp("scripted")) as server:
+        yield server
+
+
+def bench(folder: Path, *words: str) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
+    """Run the command with a file of one prompt. Returns what it printed, and its JSON."""
+    (folder / "prompts").write_text("say abcdefgh\n")
+    found = folder / "found.json"
+    command = [sys.executable, "-P", "-m", "lmi", "bench", "--prompts", str(folder / "prompts"), "--json", str(found)]
+    environ = ENVIRON | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run([*command, *words], env=environ, capture_output=True, text=True, timeout=120, cwd=folder)
+    return done, json.loads(found.read_text()) if found.exists() else {}
+
+
+def url_of(port: int) -> str:
+    return f"http://127.0.0.1:{port}"
+
+
+@pytest.mark.parametrize("loop", [("--streams", "3"), ("--rate", "100")], ids=["closed", "open"])
+@pytest.mark.parametrize("dialect", ["completions", "lmi", "tgi", "triton"])
+def test_streams_of_each_dialect_are_timed_and_counted(
+    server: Host, tmp_path: Path, dialect: str, loop: tuple[str, str]
+) -> None:
+    words = ("--dialect", dialect, "--model", "scripted", "--requests", "7", "--max-tokens", "6", "--warmup", "1")
+    num_before = len(server.executor.requests)
+    done, report = bench(tmp_path, url_of(server.port), *words, *loop)
+    assert done.returncode == 0, done.stderr
+    total = report["servers"][0]["total"]
+    assert (total["num_ok"], total["num_tokens"]) == (7, 42)
+    assert total["counted_by"] == ("events" if dialect == "triton" else "usage")
+    assert len(server.executor.requests) - num_before == 8
+    samples = report["servers"][0]["samples"][0]
+    assert all(len(one["times_s"]) == 6 for one in samples)
+    assert all(one["due_s"] <= one["times_s"][0] <= one["times_s"][-1] <= one["end_s"] for one in samples)
+
+
+@pytest.mark.parametrize("dialect", ["completions", "lmi", "tgi", "triton"])
+def test_whole_answers_are_counted_where_the_server_reports_it(server: Host, tmp_path: Path, dialect: str) -> None:
+    words = ("--dialect", dialect, "--model", "scripted", "--requests", "4", "--max-tokens", "6", "--whole")
+    done, report = bench(tmp_path, url_of(server.port), *words)
+    assert done.returncode == 0, done.stderr
+    total = report["servers"][0]["total"]
+    expected = (0, "nothing") if dialect == "triton" else (24, "usage")
+    assert (total["num_tokens"], total["counted_by"]) == expected
+    assert total["end_s"] and not total["first_s"]
+
+
+def test_two_servers_are_asked_in_turns_and_compared(server: Host, tmp_path: Path) -> None:
+    urls = (url_of(server.port), f"http://localhost:{server.port}/v1")
+    words = ("--dialect", "completions", "--requests", "3", "--rounds", "2", "--warmup", "0", "--html", "page.html")
+    done, report = bench(tmp_path, *urls, *words, "--target-e2e-ms", "0")
+    assert done.returncode == 0, done.stderr
+    first, second = (one["samples"] for one in report["servers"])
+    order = sorted((one[0]["due_s"], name) for name, part in (("a", first), ("b", second)) for one in part)
+    assert "".join(name for _, name in order) == "abba"
+    assert report["ratios"]["tokens_per_s"] > 0 and report["servers"][0]["total"]["goodput_per_s"] == 0
+    assert "ratio" in done.stdout.splitlines()[0]
+    assert (tmp_path / "page.html").read_text().startswith("<!doctype html>")
+    assert all(one["cpu_s"] for one in report["servers"])  # the server is on this machine
+
+
+@contextmanager
+def answering(answer: bytes) -> Iterator[int]:
+    """A server that sends these bytes to every request and closes the connection. Yields its port."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            while True:
+                connection, _ = listener.accept()
+                with connection, connection.makefile("rb") as request:
+                    head = b"".join(iter(request.readline, b"\r\n"))
+                    request.read(int(head.lower().split(b"content-length:")[1].split(b"\r\n")[0]))
+                    connection.sendall(answer)
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield int(listener.getsockname()[1])
+
+
+REFUSAL = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}"
+HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
+
+
+def chunk(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+TOKEN = chunk(b'data:{"token":{"id":1,"text":"a"}}\n\n')
+ERROR = chunk(b'data:{"error":"it broke","error_type":"generation"}\n\n') + chunk(b"")
+
+
+@pytest.mark.parametrize(
+    ("answer", "outcome"),
+    [(REFUSAL, "503"), (HEAD + TOKEN, "lost"), (HEAD + TOKEN + ERROR, "broken"), (HEAD + chunk(b"{x\n"), "broken")],
+    ids=["refuses", "dies in the middle", "reports an error in the middle", "sends what is no JSON"],
+)
+def test_failures_are_counted_by_what_they_were(tmp_path: Path, answer: bytes, outcome: str) -> None:
+    with answering(answer) as port:
+        words = ("--dialect", "tgi", "--requests", "5", "--streams", "2", "--html", "page.html")
+        done, report = bench(tmp_path, url_of(port), *words, "--warmup", "0")
+        warmed, _ = bench(tmp_path, url_of(port), *words)
+    total = report["servers"][0]["total"]
+    assert (done.returncode, total["outcomes"], total["num_ok"]) == (1, {outcome: 5}, 0), done.stderr
+    assert f"failed: {outcome}" in done.stdout
+    assert warmed.returncode == 1 and f"answers no request of the warm-up: {outcome}" in warmed.stderr
+
+
+def test_an_engine_that_fails_in_the_middle_of_a_stream_is_told_from_an_answer(server: Host, tmp_path: Path) -> None:
+    for dialect, body in (
+        ("tgi", {"inputs": "fail ab"}),
+        ("lmi", {"inputs": "fail ab"}),
+        ("completions", {"prompt": "fail ab"}),
+    ):
+        words = ("--dialect", dialect, "--model", "scripted", "--requests", "2", "--body", json.dumps(body))
+        _, report = bench(tmp_path, url_of(server.port), *words, "--warmup", "0")
+        assert report["servers"][0]["total"]["outcomes"] == {"broken": 2}, dialect
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--body", "[1]"], "--body=[1]: not a JSON object"),
+        (["--body", "{"], "--body: not JSON"),
+        (["--dialect", "grpc"], "'grpc' is not one of 'chat', 'completions', 'lmi', 'tgi', 'triton'"),
+        (["http://b", "http://c"], "3 URLs: at most 2 servers take turns"),
+        (["--model", ""], "no list at /v1/models"),
+        (["--model", "a"], "answers no request of the warm-up: lost"),
+    ],
+)
+def test_what_cannot_be_run_is_one_line(tmp_path: Path, words: list[str], said: str) -> None:
+    done, _ = bench(tmp_path, url_of(free_port()), *words)
+    assert done.returncode != 0 and said in done.stderr and len(done.stderr.splitlines()) == 1
