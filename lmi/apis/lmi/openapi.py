@@ -72,9 +72,8 @@ SESSIONS = {
     "SessionRequest": asked({"requestType": (NEW_SESSION, CLOSE)}, "requestType", example={"requestType": NEW_SESSION}),
     "SessionAnswer": struct(result=str),
 }
-OPENAI = ("OpenAIChat", "OpenAIText")
-OPENAI_CHUNKS = ("OpenAIChatChunk", "OpenAITextChunk", "OpenAIError")
-OTHER_EVENTS = ("TgiEvent", "TgiError", "ResponseEvent", "AnthropicEvent", "AnthropicError")
+ANSWERS = ("OpenAIChat", "OpenAIText", "Response", "AnthropicMessage", "TgiAnswer", "SessionAnswer")
+EVENTS = ("TgiEvent", "TgiError", "ResponseEvent", "AnthropicEvent", "AnthropicError")
 ABOUT = (
     "SageMaker's paths: `inputs` is read by the LMI schema, `messages` and `prompt` by OpenAI's. A stream is "
     "lines, or server-sent events where `output_formatter` or Accept ask for them; OpenAI's end with `[DONE]`. "
@@ -92,15 +91,18 @@ def describe(config: Config) -> ApiDescription:
         request, answer, record, error = "BatchRequest", "BatchAnswer", "BatchRecord", "BatchError"
     body = content(either(request, "OpenAIChatRequest", "OpenAITextRequest", "SessionRequest"))
     body |= {"text/plain": {"schema": PROMPT}}
-    ok = content(either(answer, *OPENAI, "Response", "AnthropicMessage", "TgiAnswer", "SessionAnswer"))
-    ok |= content(either(record, *OPENAI_CHUNKS), JSONLINES)
-    ok |= content(either(record, *OPENAI_CHUNKS, *OTHER_EVENTS), SSE, end="[DONE]")
+    of_route = {
+        "AnswerOfRoute": either(answer, *ANSWERS),
+        "LineOfRoute": either(record, "OpenAIChatChunk", "OpenAITextChunk", "OpenAIError"),
+        "EventOfRoute": either("LineOfRoute", *EVENTS),
+        "ErrorOfRoute": either(*dict.fromkeys((error, "Error", "OpenAIError", "TgiError", "AnthropicError"))),
+    }
+    ok = content("AnswerOfRoute") | content("LineOfRoute", JSONLINES) | content("EventOfRoute", SSE, end="[DONE]")
     if config.user_code is not None:
         ok |= {"*/*": {}}  # its formatter's
-    failed = content(either(error, "Error", "OpenAIError", "TgiError", "AnthropicError"), JSON, JSONLINES, SSE)
     rules = [api.errors for api in (DYNAMIC_BATCH if is_batch else LMI, *BY_ROUTE.values())]
-    schemas = (BATCH if is_batch else _schemas(is_tgi)) | SESSIONS
-    api = ApiDescription("LMI", ABOUT, config.model, schemas, failed, rules)
+    schemas = (BATCH if is_batch else _schemas(is_tgi)) | SESSIONS | of_route
+    api = ApiDescription("LMI", ABOUT, config.model, schemas, content("ErrorOfRoute", JSON, JSONLINES, SSE), rules)
     for path in PATHS:
         api.add("post", path, "Continue a prompt", ok, OF_INFERENCE, body=body, parameters=HEADERS)
     return api
