@@ -76,6 +76,7 @@ def process(
     ready_s: float = 120.0,
 ) -> Iterator[Server]:
     """Run a server until the block ends; it is ready when `health` is 200. A variable that is None is removed."""
+    folder = tempfile.TemporaryDirectory()  # empty, so that the name of a model names no folder in it
     output = tempfile.TemporaryFile()  # read after a failure
     variables = {**os.environ, **(environ or {})}
     began_s = time.monotonic()
@@ -84,7 +85,7 @@ def process(
         env={name: value for name, value in variables.items() if value is not None},
         stdout=output,
         stderr=output,
-        cwd=tempfile.gettempdir(),
+        cwd=folder.name,
     )
     try:
         wait_ready(port, child, health, ready_s)
@@ -96,6 +97,7 @@ def process(
     finally:
         stop(child)
         output.close()
+        folder.cleanup()
 
 
 def stop(child: subprocess.Popen[bytes], timeout_s: float = 40.0) -> None:
