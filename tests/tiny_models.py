@@ -34,7 +34,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama_bias": ("Llama", {"attention_bias": True, "mlp_bias": True, "num_attention_heads": 8}),
     "llama_deep": ("Llama", {"tie_word_embeddings": True, "num_hidden_layers": 24}),  # an answer takes a while
     "llama_wide": ("Llama", {"num_attention_heads": 4, "head_dim": 32}),  # the narrowest head that vLLM has on a CPU
-    "llama_long": ("Llama", {"num_attention_heads": 4, "head_dim": 32, "max_position_embeddings": 8 * CONTEXT_LENGTH}),
+    "llama_long": ("Llama", {"num_attention_heads": 4, "head_dim": 32, "max_position_embeddings": 32 * CONTEXT_LENGTH}),
     "llama3": (
         "Llama",
         {

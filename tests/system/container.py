@@ -106,7 +106,7 @@ class Container:
                 env=environ,
                 stdout=output,
                 stderr=errors,
-                start_new_session=True,
+                process_group=0,  # not a session: Linux may keep one from the cores for seconds while another spins
                 cwd=self.folder if from_its_folder else None,
             )
         machine.SERVERS.append(self)

@@ -22,7 +22,7 @@ from tests.system.container import wait_until
 NUM_STREAMS = 32
 STEP_TIMEOUT_S = 6.0  # on a busy machine a step of two ranks takes seconds
 BACK_S = 180.0  # a busy machine takes long to import vllm
-LONG = {"inputs": "abc", "stream": True, "parameters": {"max_new_tokens": 8000, "ignore_eos_token": True}}
+LONG = {"inputs": "abc", "stream": True, "parameters": {"max_new_tokens": 32_000, "ignore_eos_token": True}}
 SHORT = {"inputs": "abc", "parameters": {"max_new_tokens": 20}}
 SETTINGS = (
     "option.rolling_batch=vllm",
