@@ -58,7 +58,7 @@ def parse(message: Message[OpenAIFormat], *, is_counted: bool = False) -> Parsed
         raise Unsupported(
             "messages", "an answer begins a message of its own, so the last one cannot be the assistant's"
         )
-    tools = flat_tools(given.get("tools") or [], kind="custom", schema="input_schema")
+    tools = flat_tools(given.get("tools"), kind="custom", schema="input_schema")
     choice = _tool_choice(given, tools)
     guide = _read_output_config(given)
     return chat_request(given, message.format, messages, tools, choice, guide, ignored)

@@ -124,7 +124,7 @@ def parse(message: Message[OpenAIFormat]) -> Parsed[OpenAIFormat]:
     given["max_new_tokens"] = given.pop("max_completion_tokens", given["max_new_tokens"])
     _check_together(given)
     schema.forget_unused(given, CHAT, message.format, ignored)
-    tools = nested_tools(given.get("tools") or [])
+    tools = nested_tools(given.get("tools"))
     choice = tool_choice(given.get("tool_choice"), tools)
     messages, guide = _messages(given.get("messages")), asked_guide(given)
     return chat_request(given, message.format, messages, tools, choice, guide, ignored)

@@ -53,6 +53,8 @@ def flat_tools(value: object, kind: str, schema: str, ignored: list[str] | None 
 
 
 def _listed(value: object) -> list[tuple[str, dict[str, Any]]]:
+    if value is None:
+        return []
     if not isinstance(value, list) or len(value) > MAX_TOOLS:
         raise InvalidParameter("tools", f"a list of at most {MAX_TOOLS} tools", value)
     return [(f"tools[{n}]", an_object(f"tools[{n}]", tool)) for n, tool in enumerate(value)]

@@ -77,7 +77,7 @@ def parse(message: Message[OpenAIFormat]) -> Parsed[OpenAIFormat]:
     ignored: list[str] = []
     given = {"max_new_tokens": None} | RESPONSES.read(message.fields, ignored)
     messages = _messages(given)
-    tools = flat_tools(given.get("tools") or [], kind="function", schema="parameters", ignored=ignored)
+    tools = flat_tools(given.get("tools"), kind="function", schema="parameters", ignored=ignored)
     choice = tool_choice(given.get("tool_choice"), tools, is_flat=True)
     guide = _guide(given)
     assert isinstance(message.format, ResponseFormat)

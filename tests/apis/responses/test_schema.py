@@ -139,6 +139,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"truncation": "auto"}, "truncation must be one of disabled"),
     ({"top_logprobs": 2}, "top_logprobs is not supported here"),
     ({"max_output_tokens": 0}, "max_output_tokens must be"),
+    ({"tools": False}, "tools must be a list of at most 128 tools"),
     ({"tools": [TOOL, TOOL]}, "tools[1].name must be a name of its own"),
     ({"tools": [TOOL], "tool_choice": {"type": "function", "name": "g"}}, "tool_choice.name must be the name of one"),
     ({"tools": [TOOL], "tool_choice": "any"}, "tool_choice must be auto, none, required or a named function"),
