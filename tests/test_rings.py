@@ -72,7 +72,7 @@ STILL = {
 # Lines of Python. A room may shrink freely. To grow, it changes its row in the same commit, which says why.
 MAX_LINES = {
     "lmi/adapters": 820,
-    "lmi/apis": 5850,
+    "lmi/apis": 5860,
     "lmi/client": 1040,
     "lmi/engine": 1400,
     "lmi/executor": 910,
@@ -80,7 +80,7 @@ MAX_LINES = {
     "lmi/http": 1060,
     "lmi/ipc": 320,
     "lmi/models": 860,
-    "lmi/server": 2470,
+    "lmi/server": 2490,
     "lmi/settings": 2970,
     "lmi/sessions": 370,
     "lmi/shared": 1760,

@@ -26,6 +26,7 @@ from lmi.models.choice import SeveralModels
 from lmi.runtime import ServerRuntime
 from lmi.server.cors import CrossOrigin
 from lmi.server.front_end import FrontEnd
+from lmi.server.keys import PROBES
 from lmi.server.models import Models
 from lmi.server.routes import anthropic, batch, health, invocations, kserve, openai, pages, tgi, tokens
 from lmi.server.service import Service
@@ -40,7 +41,6 @@ ServerRow = tuple[str, list[str], ServerHandler]
 log = logging.getLogger(__name__)
 
 TARGET_MODEL = "x-amzn-sagemaker-target-model"  # the platform's name of a model, for the log only
-PROBES = ("/ping", "/metrics", "/v2/health/live", "/v2/health/ready")  # neither counted nor logged
 SERVER_ROUTES: list[ServerRow] = [
     *pages.ROUTES,
     *health.ROUTES,
@@ -178,7 +178,7 @@ class ErrorMiddleware:
             exchange.end_early(self._end)
 
     def _finish(self, exchange: Exchange) -> None:
-        if exchange.path in PROBES:
+        if exchange.path in (*PROBES, "/metrics"):  # neither counted nor logged
             return
         duration_s = time.monotonic() - exchange.started_s
         record = self._front_end.record

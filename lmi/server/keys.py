@@ -11,7 +11,7 @@ from lmi.runtime import ServerRuntime
 from lmi.settings.kinds import KEYS, digest
 
 PAGES = ("/", "/playground", "/docs")  # they ask for the key that their requests need
-FREE = ("/ping", "/health", "/v2/health/live", "/v2/health/ready")  # for those who only look whether it serves
+PROBES = ("/ping", "/health", "/healthz", "/livez", "/readyz", "/v2/health/live", "/v2/health/ready")  # need no key
 
 
 class Keys:
@@ -30,7 +30,7 @@ class Keys:
 
     def check(self, exchange: Exchange) -> None:
         """Note whose request it is. Raises Unauthorized for one without a key."""
-        if not self._digests or exchange.path in FREE or _is_page(exchange):
+        if not self._digests or exchange.path in PROBES or _is_page(exchange):
             return
         given = list(map(digest, exchange.given_keys))
         exchange.key = next((key for key in given if key in self._digests), "")

@@ -93,11 +93,14 @@ PING = {
 def server(config: Config) -> ApiDescription:
     """Describe the routes outside the APIs: health, metrics, parameters of batch transforms, and this document."""
     api = ApiDescription("server", "How the server is, and what it can be asked.", config.model, SCHEMAS)
-    for method in ("get", "post"):
-        ping = api.add(method, "/ping", "Whether requests are served", "Health")
+    for method, path in (("get", "/ping"), ("post", "/ping"), ("get", "/healthz"), ("get", "/readyz")):
+        ping = api.add(method, path, "Whether requests are served", "Health")
         ping["responses"] |= {
             status: {"description": text, "content": content("Health")} for status, text in PING.items()
         }
+    api.add("get", "/livez", "Whether the server has not failed finally", "Health")
+    api.add("get", "/version", "The version of the server", struct(version=str))
+    api.add("get", "/load", "The number of requests that are served", struct(server_load=int))
     page: Content = {"text/html; charset=utf-8": {"schema": STRING}}
     api.add("get", "/metrics", "Metrics for Prometheus", {MEDIA_TYPE: {"schema": STRING}})
     api.add("get", "/openapi.json", "This description", content(dict))

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from lmi import __version__
 from lmi.errors import LmiError
 from lmi.executor import RequestPerfMetrics
 from lmi.runtime import ServerRuntime
@@ -294,6 +295,18 @@ def test_ping_answers_every_way_it_is_asked(lmi: Host) -> None:
     assert (response.status, answer) == (200, b"")
 
 
+@pytest.mark.parametrize(
+    ("phase", "ready", "live"), [(Phase.READY, 200, 200), (Phase.DRAINING, 503, 200), (Phase.FAILED, 500, 500)]
+)
+def test_probes_of_kubernetes_tell_a_server_that_waits_from_one_that_failed(
+    tmp_path: Path, phase: Phase, ready: int, live: int
+) -> None:
+    with host(tmp_path) as lmi:
+        lmi.block.supervisor.phase = phase
+        expected = {"/healthz": ready, "/readyz": ready, "/livez": live}
+        assert {path: lmi.send("GET", path)[0].status for path in expected} == expected
+
+
 def test_an_error_in_a_stream_shows_in_the_metrics(lmi: Host) -> None:
     before = dict(lmi.block.frontends[0].num_finished.items())["error"]
     lmi.post({"inputs": "fail ab", "stream": True})
@@ -307,6 +320,16 @@ def open_stream(lmi: Host, prompt: str, **fields: object) -> socket.socket:
     raw = socket.create_connection(("127.0.0.1", lmi.port))
     raw.sendall(b"POST /invocations HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
     return raw
+
+
+def test_version_and_load_are_told_in_the_form_of_vllm(lmi: Host) -> None:
+    def load() -> object:
+        return json.loads(lmi.send("GET", "/load")[1])
+
+    assert json.loads(lmi.send("GET", "/version")[1]) == {"version": __version__}
+    with open_stream(lmi, "run a"):
+        wait_until(lambda: load() == {"server_load": 1})
+    wait_until(lambda: load() == {"server_load": 0})
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -9,7 +9,7 @@ import pytest
 
 from lmi.errors import BadConfiguration
 from lmi.runtime import ServerRuntime
-from lmi.server.keys import Keys, read_keys
+from lmi.server.keys import PROBES, Keys, read_keys
 from lmi.settings.kinds import KEYS
 from lmi.settings.server_config import ServerConfig
 from tests.scripted import host
@@ -55,7 +55,7 @@ def test_each_api_says_it_in_its_form(path: str, kind: str, tmp_path: Path) -> N
         assert response.status == 401 and kind in body.decode()
 
 
-@pytest.mark.parametrize("path", ["/ping", "/health", "/v2/health/live", "/v2/health/ready"])
+@pytest.mark.parametrize("path", PROBES)
 def test_who_only_looks_whether_it_serves_needs_no_key(path: str, tmp_path: Path) -> None:
     with host(tmp_path, server=WITH_KEYS) as lmi:
         assert lmi.send("GET", path)[0].status == 200

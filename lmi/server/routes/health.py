@@ -1,9 +1,10 @@
-"""`/ping` and `/metrics`. They read shared memory and ask no process, so a busy or dead engine cannot delay them."""
+"""How the server is. These routes read shared memory and ask no process, so a busy or dead engine cannot delay them."""
 
 from __future__ import annotations
 
 import time
 
+from lmi import __version__
 from lmi.http.exchange import Exchange
 from lmi.server.models import Models
 from lmi.server.service import Service
@@ -14,6 +15,21 @@ async def ping(exchange: Exchange, models: Models) -> None:
     """Answer 200 if an engine can serve, 503 while none can, and 500 if that is final. The body says why."""
     status, body = health(models)
     await exchange.send_json(body, status)
+
+
+async def live(exchange: Exchange, models: Models) -> None:
+    """Answer as `ping`, but 503 as 200: engines are restarted by the server, and a new server would load longer."""
+    status, body = health(models)
+    await exchange.send_json(body, 200 if status == 503 else status)
+
+
+async def version(exchange: Exchange, models: Models) -> None:
+    await exchange.send_json({"version": __version__})
+
+
+async def load(exchange: Exchange, models: Models) -> None:
+    """Answer the number of requests that have begun and not ended, at all front ends, in vLLM's form."""
+    await exchange.send_json({"server_load": sum(each.num_in_flight for each in models.front_end.block.frontends)})
 
 
 async def scrape(exchange: Exchange, models: Models) -> None:
@@ -79,4 +95,12 @@ def unready(block: Block) -> dict[str, object]:
     return {"status": "Restarting", **loading, **restart}
 
 
-ROUTES = [("/ping", ["GET", "HEAD", "POST"], ping), ("/metrics", ["GET"], scrape)]
+ROUTES = [
+    ("/ping", ["GET", "HEAD", "POST"], ping),
+    ("/healthz", ["GET"], ping),
+    ("/readyz", ["GET"], ping),
+    ("/livez", ["GET"], live),
+    ("/version", ["GET"], version),
+    ("/load", ["GET"], load),
+    ("/metrics", ["GET"], scrape),
+]
