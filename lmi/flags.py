@@ -1,19 +1,23 @@
-"""The flags of `lmi serve` and `lmi config`: a row of the table of options each, and those of engines.
+"""The flags of `lmi serve` and `lmi config`: a row of the table of options each, those of engines, and files of flags.
 
-A flag that no row has and an engine knows as an option is its `--set`: `--enable-lora` is option.enable_lora=true.
+A flag that no row has and an engine knows as an option is its `--set`: `--enable-lora` is option.enable_lora=true. A
+file of `--config` is read as vLLM reads its own: a YAML object of flags, whose values count unless a flag is given too.
 """
 
 from __future__ import annotations
 
 import difflib
 import functools
+import json
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
 
+from lmi.errors import cause_line
 from lmi.settings.handler import announced
 from lmi.settings.kinds import BOOLEAN, MODELS, WORDS
 from lmi.settings.option import Option
@@ -22,6 +26,7 @@ from lmi.settings.values import written
 
 Command = Callable[..., Any]
 GROUPS = {"model": "The model", "server": "The server", "engine": "The engine"}
+CONFIG = "--config"
 WITH_GATEWAY, GATEWAY_VALUE = "--with-gateway", re.compile("[0-9]+|true|false")
 # An engine's flag of such a name takes no value, unless the next word is true or false.
 SWITCH = re.compile("(enable|disable|enforce|use|skip|fully|return)_")
@@ -57,7 +62,7 @@ class OptionsCommand(click.Command):
     """A command with DIR and the flags of all options, which its help shows in groups."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, _with_values(ctx, args))
+        return super().parse_args(ctx, _with_values(ctx, _with_file(ctx, args)))
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         groups: dict[str, list[tuple[str, str]]] = {"Options": [], **{title: [] for title in GROUPS.values()}}
@@ -87,6 +92,7 @@ def with_options(command: Command) -> Command:
     of_command: list[click.Parameter] = [
         click.Argument(["folder"], required=False, metavar="[DIR]"),
         click.Option(["--model-dir"], metavar="DIR", help="the same as DIR"),
+        click.Option([CONFIG], metavar="FILE", expose_value=False, help="flags of a YAML file: max-num-seqs: 8"),
         click.Option(["--set", "settings"], multiple=True, metavar="KEY=VALUE", help="any key of serving.properties"),
     ]
     before = getattr(collected, "__click_params__", [])
@@ -114,6 +120,43 @@ def _pair(setting: str) -> tuple[str, str]:
     if not equals or not key.strip():
         raise click.UsageError(f"--set takes KEY=VALUE, given {setting}.")
     return key.strip(), text.strip()
+
+
+def _with_file(ctx: click.Context, words: list[str]) -> list[str]:
+    """Return the words with the flags of the file of --config, if there is one, before them."""
+    at = next((at for at, word in enumerate(words) if word.partition("=")[0] == CONFIG), None)
+    if at is None:
+        return words
+    word, *after = words[at:]
+    path = word.partition("=")[2] or (after.pop(0) if after else "")
+    rest = [*words[:at], *after]
+    given = {word.partition("=")[0].replace("--no-", "--", 1) for word in rest}
+    flags = {name: (f"--{name}".replace("_", "-"), value) for name, value in _read(ctx, path).items()}
+    return [*(_word(name, *flag) for name, flag in flags.items() if flag[0] not in given), *rest]
+
+
+def _read(ctx: click.Context, path: str) -> dict[str, Any]:
+    """Return the object of a YAML file without what is null. Raises UsageError."""
+    import yaml
+
+    try:
+        read = yaml.safe_load(Path(path).read_text())
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise click.UsageError(f"{CONFIG} {path}: {cause_line(error)}", ctx) from None
+    if not isinstance(read, dict) or not all(isinstance(name, str) for name in read):
+        raise click.UsageError(f"{CONFIG} {path}: holds no object of flags and values", ctx)
+    return {name: value for name, value in read.items() if value is not None}
+
+
+def _word(name: str, flag: str, value: object) -> str:
+    """Return a flag, or a key of serving.properties, and its value in YAML as one word of a command line."""
+    switch = flag if value is True else f"--no-{flag[2:]}"
+    if isinstance(value, bool) and switch in OURS:
+        return switch
+    if isinstance(value, list) and not any(isinstance(each, dict | list) for each in value):
+        value = ",".join(map(str, value))
+    text = value if isinstance(value, str) else json.dumps(value)
+    return f"--set={name}={text}" if "." in name else f"{flag}={text}"
 
 
 def _with_values(ctx: click.Context, words: list[str]) -> list[str]:

@@ -208,6 +208,45 @@ def test_a_flag_that_an_engine_knows_as_an_option_sets_it(
     assert {row["option"]: row["value"] for row in rows if row["source"].startswith("--set")} == given
 
 
+def test_a_file_of_flags_counts_where_no_flag_is_given(folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "flags.yaml"
+    file.write_text(
+        f"model: {folder}\nrolling_batch: vllm\nmax-num-seqs: 8\nenable-lora: true\nport: 8000\nseed:\n"
+        "served-model-name: [a, b]\noption.enable_chunked_prefill: false\noverride-generation-config: {top_k: 5}\n"
+    )
+    done = command("config", "--json", "--config", str(file), "--port=9000")
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)["options"]
+    assert {row["option"]: row["value"] for row in rows if row["source"].startswith("--")} == {
+        "option.model_id": str(folder),
+        "option.rolling_batch": "vllm",
+        "option.max_rolling_batch_size": "8",
+        "option.enable_lora": "true",
+        "port": "9000",
+        "option.served_model_name": "a;b",
+        "option.enable_chunked_prefill": "false",
+        "option.override_generation_config": '{"top_k": 5}',
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("- a", "flags.yaml: holds no object of flags and values"),
+        ("a: [", "flags.yaml: while parsing"),
+        (None, "flags.yaml: [Errno 2] No such file"),
+        ("nonesuch: 1", "No such option --nonesuch"),
+        ("max-num-seqs: x", "option.max_rolling_batch_size"),
+    ],
+)
+def test_a_file_of_flags_that_cannot_be_read_is_named(folder: Path, tmp_path: Path, text: str, said: str) -> None:
+    file = tmp_path / "flags.yaml"
+    if text is not None:
+        file.write_text(text)
+    done = command("config", "--config", str(file), str(folder))
+    assert done.returncode == 2 and said in done.stderr, done.stderr
+
+
 @pytest.mark.parametrize(
     ("flag", "typed", "offered"),
     [
