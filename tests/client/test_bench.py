@@ -112,8 +112,14 @@ ERROR = chunk(b'data:{"error":"it broke","error_type":"generation"}\n\n') + chun
 
 @pytest.mark.parametrize(
     ("answer", "outcome"),
-    [(REFUSAL, "503"), (HEAD + TOKEN, "lost"), (HEAD + TOKEN + ERROR, "broken"), (HEAD + chunk(b"{x\n"), "broken")],
-    ids=["refuses", "dies in the middle", "reports an error in the middle", "sends what is no JSON"],
+    [
+        (REFUSAL, "503"),
+        (HEAD + TOKEN, "lost"),
+        (HEAD + TOKEN + chunk(b""), "broken"),
+        (HEAD + TOKEN + ERROR, "broken"),
+        (HEAD + chunk(b"{x\n"), "broken"),
+    ],
+    ids=["refuses", "dies in the middle", "ends too early", "reports an error in the middle", "sends what is no JSON"],
 )
 def test_failures_are_counted_by_what_they_were(tmp_path: Path, answer: bytes, outcome: str) -> None:
     with answering(answer) as port:

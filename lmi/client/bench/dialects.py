@@ -22,7 +22,7 @@ class Dialect:
     """`body` makes a body of the model, the request and whether to stream the answer.
 
     `text_of` returns the text of an event. `num_tokens_of` returns how many tokens an answer has so far, of its last
-    event or of the whole, and None where the server does not report it.
+    event or of the whole, and None where the server does not report it. `is_end` returns whether an event is the last.
     """
 
     path: str  # of a streamed answer
@@ -30,6 +30,7 @@ class Dialect:
     body: Callable[[str, Ask, bool], Json]
     text_of: Callable[[Json], str]
     num_tokens_of: Callable[[Json], int | None]
+    is_end: Callable[[Json], bool]
     needs_model: bool = False
 
 
@@ -81,20 +82,29 @@ def _details(event: Json) -> int | None:
     return (event.get("details") or {}).get("generated_tokens")
 
 
+def _is_finished(event: Json) -> bool:
+    return any(choice.get("finish_reason") for choice in event.get("choices") or ())
+
+
+def _has_text(event: Json) -> bool:
+    return event.get("generated_text") is not None
+
+
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 TRITON = "/v2/models/{model}/generate"
 DIALECTS = {
-    "chat": Dialect(CHAT, CHAT, _chat_body, _chat_text, _usage, needs_model=True),
-    "completions": Dialect(COMPLETIONS, COMPLETIONS, _completion_body, _completion_text, _usage, needs_model=True),
-    "lmi": Dialect("/invocations", "/invocations", _lmi_body, _token_text, _details),
-    "tgi": Dialect("/generate_stream", "/generate", _tgi_body, _token_text, _details),
+    "chat": Dialect(CHAT, CHAT, _chat_body, _chat_text, _usage, _is_finished, True),
+    "completions": Dialect(COMPLETIONS, COMPLETIONS, _completion_body, _completion_text, _usage, _is_finished, True),
+    "lmi": Dialect("/invocations", "/invocations", _lmi_body, _token_text, _details, _has_text),
+    "tgi": Dialect("/generate_stream", "/generate", _tgi_body, _token_text, _details, _has_text),
     "triton": Dialect(
         f"{TRITON}_stream",
         TRITON,
         _triton_body,
         lambda event: str(event.get("text_output") or ""),
         lambda event: None,
+        lambda event: True,  # an end looks like any other event
         needs_model=True,
     ),
 }

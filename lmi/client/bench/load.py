@@ -98,6 +98,7 @@ class Load:
             if not self.is_streamed:
                 sample.num_reported = _reported(self.dialect, orjson.loads(await response.aread()))
                 return "200"
+            has_end = False
             async for line in response.aiter_lines():
                 data = line.removeprefix("data:").strip()
                 if not data.startswith("{"):  # an empty line, a comment, a field of SSE, [DONE]
@@ -108,7 +109,8 @@ class Load:
                 if self.dialect.text_of(event):
                     sample.times_s.append(time.perf_counter())
                 sample.num_reported = _reported(self.dialect, event) or sample.num_reported
-        return "200"
+                has_end |= self.dialect.is_end(event)
+        return "200" if has_end else BROKEN
 
 
 def _reported(dialect: Dialect, answer: Any) -> int | None:
