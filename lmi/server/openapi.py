@@ -99,8 +99,8 @@ def server(config: Config) -> ApiDescription:
             status: {"description": text, "content": content("Health")} for status, text in PING.items()
         }
     api.add("get", "/livez", "Whether the server has not failed finally", "Health")
-    api.add("get", "/version", "The version of the server", struct(version=str))
-    api.add("get", "/load", "The number of requests that are served", struct(server_load=int))
+    api.add("get", "/version", "The version of the server", content(struct(version=str)))
+    api.add("get", "/load", "The number of requests that are served", content(struct(server_load=int)))
     page: Content = {"text/html; charset=utf-8": {"schema": STRING}}
     api.add("get", "/metrics", "Metrics for Prometheus", {MEDIA_TYPE: {"schema": STRING}})
     api.add("get", "/openapi.json", "This description", content(dict))
