@@ -93,7 +93,9 @@ def test_the_description_can_be_read(document: dict[str, Any]) -> None:
 
 
 def test_every_body_has_a_media_type(document: dict[str, Any]) -> None:
-    holders = [each for each in objects_in(document) if each.keys() <= {"description", "headers", "required", "content"}]
+    holders = [
+        each for each in objects_in(document) if each.keys() <= {"description", "headers", "required", "content"}
+    ]
     bodies = [each["content"] for each in holders if "content" in each]
     assert len(bodies) > 100 and all("/" in media_type for body in bodies for media_type in body)
 
