@@ -44,7 +44,7 @@ def url(clone: Path) -> Iterator[str]:
     port = free_port()
     environ = {name: value for name, value in os.environ.items() if name not in ("VIRTUAL_ENV", "PYTHONPATH")}
     command = ["bash", "scripts/serve", "--host", "127.0.0.1", "--port", str(port)]
-    process = subprocess.Popen(command, cwd=clone, env=environ, start_new_session=True)
+    process = subprocess.Popen(command, cwd=clone, env=environ, process_group=0)
     try:
         wait_until(lambda: process.poll() is not None or is_ready(port), "the server is ready", 400)
         assert process.poll() is None, "it ended"
