@@ -77,7 +77,7 @@ MAX_LINES = {
     "lmi/engine": 1400,
     "lmi/executor": 910,
     "lmi/gateway": 2270,
-    "lmi/http": 1060,
+    "lmi/http": 1070,
     "lmi/ipc": 320,
     "lmi/models": 860,
     "lmi/server": 2490,

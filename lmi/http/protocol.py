@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import logging
+import re
 import resource
 import sys
 import termios
@@ -43,6 +44,7 @@ BODY_LINGER_S = 10.0  # a client may send the rest of a body that was answered e
 MAX_UNREAD_BYTES = 64 << 10  # of a body that was answered early; up to this many are discarded to keep the connection
 BODY_LOOK_S = 1.0
 RESERVED_FDS = 40  # for files and sockets other than clients'
+HOST = re.compile(rb"(\[[\w:.%~-]+\]|[\w.~!$&'()*+,;=%-]*)(:\d*)?")  # RFC 3986, 3.2.2 and 3.2.3
 
 
 class Refusal(Exception):
@@ -207,8 +209,10 @@ class GuardedProtocol(HttpToolsProtocol):
         self._count_head(len(url))
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        super().on_header(name, value)
         self._count_head(len(name) + len(value) + 4)
+        if self._is_in_body:
+            return  # a trailer, which must not pass for a field of the head
+        super().on_header(name, value)
         if len(self.headers) > MAX_FIELDS:
             raise Refusal(431, f"a request has at most {MAX_FIELDS} header fields")
 
@@ -238,6 +242,8 @@ class GuardedProtocol(HttpToolsProtocol):
             raise Refusal(status, f"the request target must be a path, given * with {method}")
         if url.schema is not None and url.schema.lower() not in (b"http", b"https"):
             raise Refusal(400, "the request target must be a path, or a URL of http or https")
+        if url.fragment is not None or url.userinfo is not None:
+            raise Refusal(400, "the request target must have no fragment and no user")
         path = url.path or b"/"  # a URL may have none
         self.scope["method"] = method
         self.scope["http_version"] = self.parser.get_http_version()
@@ -257,7 +263,7 @@ class GuardedProtocol(HttpToolsProtocol):
             access_log=self.access_log,
             default_headers=self.server_state.default_headers,
             message_event=asyncio.Event(),
-            expect_100_continue=self.expect_100_continue,
+            expect_100_continue=self.expect_100_continue and self.scope["http_version"] == "1.1",
             keep_alive=self.scope["http_version"] == "1.1" and self.parser.should_keep_alive(),
             on_response=self.on_response_complete,
         )
@@ -280,6 +286,9 @@ class GuardedProtocol(HttpToolsProtocol):
         num_hosts = len(values[b"host"])
         if num_hosts > 1 or (num_hosts == 0 and version == "1.1"):
             raise Refusal(400, f"a request has exactly one Host field, this one {num_hosts}")
+        for host in values[b"host"]:
+            if HOST.fullmatch(host) is None:
+                raise Refusal(400, f"Host must be a name or an address, given {shorten(host.decode('latin-1'))}")
         codings = b", ".join(values[b"transfer-encoding"]).decode("latin-1").lower()
         if version == "1.0" and codings:
             raise Refusal(400, "HTTP/1.0 has no Transfer-Encoding")

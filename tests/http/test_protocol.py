@@ -61,6 +61,7 @@ class App:
 
     def __init__(self) -> None:
         self.heard: list[str] = []
+        self.fields: list[bytes] = []  # names, of the last request when its body was whole
         self.disconnected = threading.Event()
         self.go_on = threading.Event()
         self.flooded = threading.Event()
@@ -80,6 +81,7 @@ class App:
             num_bytes += len(message["body"])
             if not message["more_body"]:
                 break
+        self.fields = [name for name, _ in scope["headers"]]
         if scope["path"] == "/slow":
             await self._wait()
         head = [(b"content-type", b"text/plain")]
@@ -191,6 +193,7 @@ def post(*fields: str, body: bytes = b"", version: str = "1.1", path: str = "/")
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
 
 
+CHUNKED = "Transfer-Encoding: chunked"
 HIDDEN = b"GET /hidden HTTP/1.1\r\nHost: a\r\n\r\n"
 CORPUS: dict[str, tuple[bytes, int]] = {
     "length and chunks": (post("Content-Length: 5", "Transfer-Encoding: chunked", body=b"0\r\n\r\n" + HIDDEN), 400),
@@ -223,6 +226,78 @@ CORPUS: dict[str, tuple[bytes, int]] = {
     "a length of 23 digits": (post("Content-Length: 99999999999999999999999"), 400),
     "a chunk over 64 bit": (post("Transfer-Encoding: chunked", body=b"fffffffffffffffff\r\n"), 400),
     "a TLS hello": (bytes.fromhex("16030100c8010000c40303") + bytes(190), 400),
+    **{
+        f"a chunk size that is {size!r}": (post(CHUNKED, body=size + b"\r\nabc\r\n0\r\n\r\n" + HIDDEN), 400)
+        for size in (
+            b"",
+            b"0x3",
+            b"1_0",
+            b" 3",
+            b"3 ",
+            b"3\t",
+            b"+3",
+            b"-3",
+            b"3,3",
+            b"3;",
+            b"3 ;a",
+            b"3;a\rb",
+            b"3;a\0b",
+        )
+    },
+    "a line end in quotes": (post(CHUNKED, body=b'3;a="\r\n"\r\nabc\r\n0\r\n\r\n' + HIDDEN), 400),
+    "a chunk size ended by CR": (post(CHUNKED, body=b"3\rabc\r\n0\r\n\r\n" + HIDDEN), 400),
+    "a chunk without an end": (post(CHUNKED, body=b"3\r\nabc0\r\n\r\n" + HIDDEN), 400),
+    "a chunk ended by LF": (post(CHUNKED, body=b"3\r\nabc\n0\r\n\r\n" + HIDDEN), 400),
+    "a trailer ended by LF": (post(CHUNKED, body=b"0\r\nX: a\n\r\n" + HIDDEN), 400),
+    "a trailer with a space before it": (post(CHUNKED, body=b"0\r\n X: a\r\n\r\n" + HIDDEN), 400),
+    "a length in a trailer": (post(CHUNKED, body=b"0\r\nContent-Length: 3\r\n\r\n" + HIDDEN), 400),
+    "a coding in a trailer": (post(CHUNKED, body=b"0\r\nTransfer-Encoding: chunked\r\n\r\n" + HIDDEN), 400),
+    "very many trailers": (post(CHUNKED, body=b"0\r\n" + b"X: a\r\n" * 100_000 + b"\r\n"), 431),
+    **{
+        f"a length that is {length!r}": (post(f"Content-Length: {length}", body=b"0123456789"), 400)
+        for length in ("", "0x3", "1_0", "1 0", "3abc", "3.0", "-0", "3,", "\x0b3", "9" * 23)
+    },
+    **{
+        f"a transfer coding that is {coding!r}": (
+            post(f"Transfer-Encoding: {coding}", body=b"0\r\n\r\n" + HIDDEN),
+            status,
+        )
+        for coding, status in {
+            **dict.fromkeys(
+                ("", "\x0bchunked", '"chunked"', "identity", "chunked;q=1", "chunked, chunked", "chunked\0"), 400
+            ),
+            **dict.fromkeys(("xchunked", ",chunked"), 501),
+        }.items()
+    },
+    "a coding on a folded line": (post("Transfer-Encoding:\r\n chunked", body=b"0\r\n\r\n" + HIDDEN), 400),
+    "a space before the colon of a coding": (post("Transfer-Encoding : chunked", body=b"0\r\n\r\n" + HIDDEN), 400),
+    "chunked twice": (post(CHUNKED, CHUNKED, body=b"0\r\n\r\n" + HIDDEN), 400),
+    "an empty coding beside a length": (post("Transfer-Encoding:", "Content-Length: 3", body=b"abc"), 400),
+    **{
+        f"a field that is {field!r}": (post(field), 400)
+        for field in ("X", "X a", ": a", "X Y: a", "X\tY: a", "X\1Y: a", "Xé: a")
+    },
+    **{f"a value that is {value!r}": (post(f"X: {value}"), 400) for value in ("a\1b", "a\x7fb", "a\r")},
+    "a space before the first field": (b"GET / HTTP/1.1\r\n X: a\r\nHost: a\r\n\r\n", 400),
+    **{
+        f"a request line that is {line!r}": (line + b"\r\nHost: a\r\n\r\n", 400)
+        for line in (
+            *(b" GET / HTTP/1.1", b"GET\t/\tHTTP/1.1", b"GET HTTP/1.1", b"get / HTTP/1.1", b"FROB / HTTP/1.1"),
+            *(b"GET / http/1.1", b"GET / HTTP/1.1 ", b"GET / HTTP/01.1", b"GET / HTTP/1", b"GET / HTTP/1.10"),
+            *(b"GET / HTTPS/1.1", b"GET / ICE/1.0", b"GET a HTTP/1.1", b"GET /a#b HTTP/1.1", b"GET /a\0b HTTP/1.1"),
+            *(b"GET /a\1b HTTP/1.1", b"GET /\xc3\xa9 HTTP/1.1", b"GET http://u@a/ HTTP/1.1"),
+            b"PROXY TCP4 1.1.1.1 2.2.2.2 1 2",
+        )
+    },
+    **{
+        f"a host that is {host!r}": (f"GET / HTTP/1.1\r\nHost: {host}\r\n\r\n".encode(), 400)
+        for host in ("a b", "a/b", "u@a", "a, b", "a:b", "[a", "a\r\n b")
+    },
+    "the same Host twice": (post("Host: a"), 400),
+    "a head ended by LF": (b"GET / HTTP/1.1\r\nHost: a\r\n\n", 400),
+    "lines ended by CR": (b"GET / HTTP/1.1\rHost: a\r\r", 400),
+    "spaces before the request": (b"  \r\n" + GET, 400),
+    "the first bytes of TLS": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(50), 400),
     "no words at all": (b"\0" * 64, 400),
     "no Host": (b"GET / HTTP/1.1\r\n\r\n", 400),
     "two Hosts": (b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n", 400),
@@ -271,6 +346,14 @@ GOOD: dict[str, tuple[bytes, bytes]] = {
     "an expectation that can be met": (post("Expect: 100-continue", "Content-Length: 3", body=b"abc"), b"/ 3"),
     "a URL as target": (b"GET http://a:80/b%20c?d=e HTTP/1.1\r\nHost: a\r\n\r\n", b"/b c 0"),
     "a URL without a path as target": (b"GET HTTP://a HTTP/1.1\r\nHost: a\r\n\r\n", b"/ 0"),
+    **{
+        f"a host that is {host!r}": (f"GET / HTTP/1.1\r\nHost:{host}\r\n\r\n".encode(), b"/ 0")
+        for host in ("", "a.b-c_d:80", "a:", "[::1]:80", "[::1]", "127.0.0.1", "%41")
+    },
+    "a length with zeros before it": (post("Content-Length: 003", body=b"abc"), b"/ 3"),
+    "a chunk size with zeros before it": (post(CHUNKED, body=b"0003\r\nabc\r\n00\r\n\r\n"), b"/ 3"),
+    "a field that looks like another": (post("Transfer_Encoding: chunked", "Content-Length: 3", body=b"abc"), b"/ 3"),
+    "a value that is no ASCII": (post("X: é"), b"/ 0"),
     "Chunked with a capital": (post("Transfer-Encoding: Chunked", body=b"3\r\nabc\r\n0\r\n\r\n"), b"/ 3"),
 }
 
@@ -280,6 +363,19 @@ def test_good_bytes_are_served(served: Served, name: str) -> None:
     data, answer = GOOD[name]
     heard = served.talk(data, end=answer)
     assert b"HTTP/1.1 200 OK" in heard and answer in heard
+
+
+def test_a_trailer_is_no_field_of_the_head(served: Served) -> None:
+    body = b"3\r\nabc\r\n0\r\nHost: b\r\nX-Api-Key: stolen\r\n\r\n"
+    heard = served.talk(post(CHUNKED, body=body), GET, end=b"/ 0")
+    assert statuses(heard) == [200, 200]
+    served.talk(post(CHUNKED, body=body), end=b"/ 3")
+    assert served.app.fields == [b"host", b"transfer-encoding"]
+
+
+def test_a_client_of_http_1_0_is_not_told_to_continue(served: Served) -> None:
+    heard = served.talk(post("Expect: 100-continue", "Content-Length: 3", body=b"abc", version="1.0"))
+    assert statuses(heard) == [200] and heard.endswith(b"/ 3")
 
 
 def test_too_many_chunks_are_refused(served: Served) -> None:
