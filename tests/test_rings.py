@@ -80,7 +80,7 @@ MAX_LINES = {
     "lmi/http": 1070,
     "lmi/ipc": 320,
     "lmi/models": 860,
-    "lmi/server": 2490,
+    "lmi/server": 2530,
     "lmi/settings": 2970,
     "lmi/sessions": 370,
     "lmi/shared": 1760,

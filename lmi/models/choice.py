@@ -14,7 +14,7 @@ from lmi.apis.base.outline import BodyOutline
 from lmi.apis.openai.api import OPENAI_CHAT
 from lmi.apis.openai.schema import UNNAMED
 from lmi.apis.table import BY_FIELD
-from lmi.errors import InvalidRequest, Overloaded, StartError, Unavailable, UnknownModel, shorten, without_paths
+from lmi.errors import InvalidRequest, StartError, Unavailable, UnknownModel, shorten, without_paths
 from lmi.http.exchange import CUSTOM_ATTRIBUTES, Exchange, attribute
 from lmi.server.front_end import FrontEnd
 from lmi.server.models import UNKNOWN, Models
@@ -44,12 +44,9 @@ class SeveralModels(Models):
     async def pick(self, exchange: Exchange) -> Service:
         """Return the model that a request is for.
 
-        Raises UnknownModel, InvalidRequest if it names none, Unavailable, or Overloaded if the model's queue is full.
+        Raises UnknownModel, InvalidRequest if it names none, or Unavailable.
         """
-        service = await self._usable(await self._name(exchange))
-        if exchange.method == "POST":
-            self._check_room(service)
-        return service
+        return await self._usable(await self._name(exchange))
 
     async def _name(self, exchange: Exchange) -> str:
         name = name_outside_of_body(exchange)
@@ -93,15 +90,6 @@ class SeveralModels(Models):
             loaded = ", ".join(repr(entry.name) for entry in self.folder.entries()) or "none"
             raise UnknownModel(f"no model {shorten(name)} is served here, loaded: {loaded}")
         return entry
-
-    def _check_room(self, service: Service) -> None:
-        """Raise Overloaded if a model has all the requests that it may have, so that no model fills another's queue."""
-        limit = self.front_end.config.job_queue_size + sum(e.max_num_sequences for e in service.block.engines)
-        records = zip(service.block.frontends, self.front_end.block.frontends, strict=True)
-        num_taken = sum(record.num_in_flight for record, front_end in records if record.pid == front_end.pid)
-        if num_taken >= limit:
-            what = f"{num_taken} of {limit} requests for the model {service.config.model.name!r} are in flight already"
-            raise Overloaded(f"{what} (job_queue_size and the running batch)")
 
     @contextmanager
     def using(self, service: Service) -> Iterator[None]:

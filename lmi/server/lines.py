@@ -52,7 +52,7 @@ async def serve_lines(exchange: Exchange, service: Service, api: AnyApi, choose:
         await service.engines.ready()  # else every line would fail for the same reason
         inference.session = await session_of(exchange, service)
         batch = LineBatch(inference, choose, lines)
-        with service.front_end.admitted():
+        with service.admitted():
             await exchange.run_while_there(batch.run())
         exchange.check_goes_on()  # else the lines that were not answered would count as answered
         await exchange.send_whole(200, MEDIA_TYPE, b"".join(batch.answers))

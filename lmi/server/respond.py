@@ -64,7 +64,7 @@ async def answer(inference: Inference, body: bytes, choose: Choose | None) -> No
     message = await inference.read(body, exchange.headers.get("content-type"), choose)
     inference.session = await session_of(exchange, service)
     parsed = await inference.parse(message)
-    with service.front_end.admitted(parsed.num_places):
+    with service.admitted(parsed.num_places):
         formatter, parsed = inference.formatter(message, parsed)
         await exchange.run_while_there(stream_answer(inference, parsed, formatter))
 
@@ -113,7 +113,7 @@ class Inference:
     async def receive(self) -> bytes:
         """Return the body of the HTTP request."""
         exchange, service = self.exchange, self.service
-        service.front_end.check_room()  # before the body: a full server reads nothing
+        service.check_room()  # before the body: a full server reads nothing
         self._client_timeout_s = client_timeout_s(exchange)
         if not self._formatters.reads(self.api):
             exchange.check_is_whole()

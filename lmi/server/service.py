@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from lmi.adapters.registry import AdapterRegistry
 from lmi.engine.client import Engines
-from lmi.errors import InvalidParameter, UnknownModel, shorten
+from lmi.errors import InvalidParameter, Overloaded, UnknownModel, shorten
 from lmi.ipc.connection import Connections
 from lmi.pipeline import Pipeline
 from lmi.runtime import Runtime
@@ -95,6 +96,36 @@ class Service:
             raise UnknownModel(f"no model {shorten(name)} is served here, only {self.served_names}")
         if version is not None and version != model.version:
             raise UnknownModel(f"no version {shorten(version)} of the model is served here, only {model.version!r}")
+
+    def check_room(self, num_sequences: int = 1) -> None:
+        """Raise Unavailable while draining, and Overloaded if the model's own queue or the server has no room."""
+        if self._is_one_of_several:
+            self._check_queue(num_sequences)
+        self.front_end.check_room(num_sequences)
+
+    def _check_queue(self, num_sequences: int) -> None:
+        limit = self.front_end.config.job_queue_size + sum(engine.max_num_sequences for engine in self.block.engines)
+        records = zip(self.block.frontends, self.front_end.block.frontends, strict=True)
+        num_taken = sum(record.num_sequences for record, front_end in records if record.pid == front_end.pid)
+        if num_taken + num_sequences > limit:
+            what = f"{num_taken} of {limit} sequences for the model {self.config.model.name!r} are in flight already"
+            raise Overloaded(f"{what} (job_queue_size and the running batch)")
+
+    @property
+    def _is_one_of_several(self) -> bool:
+        return self.block is not self.front_end.block
+
+    @contextmanager
+    def admitted(self, num_sequences: int = 1) -> Iterator[None]:
+        """Hold a place for each sequence of a request. Raises Overloaded or Unavailable if not all find room."""
+        self.check_room(num_sequences)
+        num_of_model = num_sequences if self._is_one_of_several else 0
+        with self.front_end.admitted(num_sequences):
+            self.record.num_sequences += num_of_model
+            try:
+                yield
+            finally:
+                self.record.num_sequences -= num_of_model
 
     def check_sequences(self, requests: Sequence[GenerationRequest]) -> None:
         """Raise InvalidParameter if one body asks for more sequences than it may, or than the queue can ever hold."""

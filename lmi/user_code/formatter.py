@@ -215,7 +215,7 @@ class UserFormatters:
     async def _read_input(self, body: bytes, given: dict[str, str]) -> bytes:
         service = self._service
         assert service.user_code is not None
-        with nullcontext() if self._is_admitted else service.front_end.admitted():
+        with nullcontext() if self._is_admitted else service.admitted():
             self._call = await service.user_code.begin(lambda call_id: ReadInput(call_id, given, body))
             try:
                 return await self._call.chunk()

@@ -24,9 +24,9 @@ from lmi.user_code.messages import Handle, Head
 
 async def invocations(exchange: Exchange, service: Service) -> None:
     try:
-        service.front_end.check_room()
+        service.check_room()
         body = await exchange.body(service.config.server.max_request_size, service.front_end.body_memory)
-        with service.front_end.admitted():
+        with service.admitted():
             await exchange.run_while_there(call_handler(exchange, service, body))
     except ClientGone:
         raise

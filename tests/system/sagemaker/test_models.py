@@ -8,7 +8,7 @@ import shutil
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -493,16 +493,22 @@ def test_the_memory_of_a_model_returns_when_it_is_unloaded(server: SeveralServer
     assert server.resident_bytes() < before + (20 << 20)
 
 
-def test_a_model_whose_queue_is_full_leaves_the_others_their_own() -> None:
+@pytest.mark.parametrize("num_each", [1, 2])
+def test_a_model_whose_queue_is_full_leaves_the_others_their_own(num_each: int) -> None:
     with several_models("frontend_workers=2", "job_queue_size=1") as server:
         for name in ("full", "free"):
             url = server.model(name, "option.echo_step_ms=50", "option.echo_max_num_sequences=1")
             assert server.load(name, url).status == 200
-        body = {"inputs": "abc", "parameters": {"max_new_tokens": 100}, "stream": True}
-        with server.connect(body, path="/models/full/invoke"), server.connect(body, path="/models/full/invoke"):
-            wait_until(lambda: server.metric("lmi_requests_in_flight") == 2, "one runs and one waits")
+        body = {
+            "inputs": "abc",
+            "parameters": {"max_new_tokens": 100, "do_sample": True, "best_of": num_each},
+        }
+        with ExitStack() as stack:
+            for _ in range(2 // num_each):
+                stack.enter_context(server.connect(body, path="/models/full/invoke"))
+            wait_until(lambda: server.metric("lmi_sequences_in_flight") == 2, "one runs and one waits")
             refused = server.invoke("full")
-            assert refused.status == 503 and "2 of 2 requests for the model 'full'" in error_of(refused)
+            assert refused.status == 503 and "2 of 2 sequences for the model 'full'" in error_of(refused)
             assert server.invoke("free").status == 200
         wait_until(lambda: server.invoke("full").status == 200, "they left")
 
