@@ -123,16 +123,15 @@ def _pair(setting: str) -> tuple[str, str]:
 
 
 def _with_file(ctx: click.Context, words: list[str]) -> list[str]:
-    """Return the words with the flags of the file of --config, if there is one, before them."""
+    """Return the words with the flags of each file of --config before them. A later file counts first."""
     at = next((at for at, word in enumerate(words) if word.partition("=")[0] == CONFIG), None)
     if at is None:
         return words
     word, *after = words[at:]
     path = word.partition("=")[2] or (after.pop(0) if after else "")
-    rest = [*words[:at], *after]
+    rest = _with_file(ctx, [*words[:at], *after])
     given = {word.partition("=")[0].replace("--no-", "--", 1) for word in rest}
-    flags = {name: (f"--{name}".replace("_", "-"), value) for name, value in _read(ctx, path).items()}
-    return [*(_word(name, *flag) for name, flag in flags.items() if flag[0] not in given), *rest]
+    return [*(_word(name, value) for name, value in _read(ctx, path).items() if _flag(name) not in given), *rest]
 
 
 def _read(ctx: click.Context, path: str) -> dict[str, Any]:
@@ -148,14 +147,18 @@ def _read(ctx: click.Context, path: str) -> dict[str, Any]:
     return {name: value for name, value in read.items() if value is not None}
 
 
-def _word(name: str, flag: str, value: object) -> str:
+def _flag(name: str) -> str:
+    return f"--{name}".replace("_", "-")
+
+
+def _word(name: str, value: object) -> str:
     """Return a flag, or a key of serving.properties, and its value in YAML as one word of a command line."""
-    switch = flag if value is True else f"--no-{flag[2:]}"
-    if isinstance(value, bool) and switch in OURS:
-        return switch
+    flag, no = _flag(name), _flag(f"no-{name}")
+    if isinstance(value, bool) and no in OURS:
+        return flag if value else no
     if isinstance(value, list) and not any(isinstance(each, dict | list) for each in value):
         value = ",".join(map(str, value))
-    text = value if isinstance(value, str) else json.dumps(value)
+    text = json.dumps(value, default=str) if isinstance(value, bool | dict | list) else str(value)
     return f"--set={name}={text}" if "." in name else f"{flag}={text}"
 
 

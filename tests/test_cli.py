@@ -211,10 +211,13 @@ def test_a_flag_that_an_engine_knows_as_an_option_sets_it(
 def test_a_file_of_flags_counts_where_no_flag_is_given(folder: Path, tmp_path: Path) -> None:
     file = tmp_path / "flags.yaml"
     file.write_text(
-        f"model: {folder}\nrolling_batch: vllm\nmax-num-seqs: 8\nenable-lora: true\nport: 8000\nseed:\n"
+        f"model: {folder}\nrolling_batch: vllm\nmax-num-seqs: 4\nenable-lora: true\nport: 8000\nseed:\n"
         "served-model-name: [a, b]\noption.enable_chunked_prefill: false\noverride-generation-config: {top_k: 5}\n"
+        "enable-streaming: true\nwith-gateway: false\nno-such-thing:\nrevision: 2026-11-26\ntgi-compat: true\n"
     )
-    done = command("config", "--json", "--config", str(file), "--port=9000")
+    other = tmp_path / "other.yaml"
+    other.write_text("port: 8001\nmax-num-seqs: 8\n")
+    done = command("config", "--json", "--config", str(file), f"--config={other}", "--port=9000", "--no-tgi-compat")
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout)["options"]
     assert {row["option"]: row["value"] for row in rows if row["source"].startswith("--")} == {
@@ -226,6 +229,10 @@ def test_a_file_of_flags_counts_where_no_flag_is_given(folder: Path, tmp_path: P
         "option.served_model_name": "a;b",
         "option.enable_chunked_prefill": "false",
         "option.override_generation_config": '{"top_k": 5}',
+        "option.enable_streaming": "true",
+        "with_gateway": "",
+        "option.revision": "2026-11-26",
+        "option.tgi_compat": "false",
     }
 
 
