@@ -118,8 +118,9 @@ class Service:
     @contextmanager
     def admitted(self, num_sequences: int = 1) -> Iterator[None]:
         """Hold a place for each sequence of a request. Raises Overloaded or Unavailable if not all find room."""
-        self.check_room(num_sequences)
         num_of_model = num_sequences if self._is_one_of_several else 0
+        if num_of_model:
+            self._check_queue(num_of_model)
         with self.front_end.admitted(num_sequences):
             self.record.num_sequences += num_of_model
             try:
