@@ -41,6 +41,7 @@ ServerRow = tuple[str, list[str], ServerHandler]
 log = logging.getLogger(__name__)
 
 TARGET_MODEL = "x-amzn-sagemaker-target-model"  # the platform's name of a model, for the log only
+UNCOUNTED = (*PROBES, "/metrics")  # nor logged
 SERVER_ROUTES: list[ServerRow] = [
     *pages.ROUTES,
     *health.ROUTES,
@@ -178,7 +179,7 @@ class ErrorMiddleware:
             exchange.end_early(self._end)
 
     def _finish(self, exchange: Exchange) -> None:
-        if exchange.path in (*PROBES, "/metrics"):  # neither counted nor logged
+        if exchange.path in UNCOUNTED:
             return
         duration_s = time.monotonic() - exchange.started_s
         record = self._front_end.record

@@ -18,9 +18,8 @@ async def ping(exchange: Exchange, models: Models) -> None:
 
 
 async def live(exchange: Exchange, models: Models) -> None:
-    """Answer as `ping`, but 503 as 200: engines are restarted by the server, and a new server would load longer."""
-    status, body = health(models)
-    await exchange.send_json(body, 200 if status == 503 else status)
+    status, body = liveness(models)
+    await exchange.send_json(body, status)
 
 
 async def version(exchange: Exchange, models: Models) -> None:
@@ -50,6 +49,12 @@ def health(models: Models) -> tuple[int, dict[str, object]]:
     if not models.keeps_one:  # a model that fails is no fault of the server
         return 200, {"status": "Healthy"}
     return 503, {"status": "Loading", "stage": supervisor.stage or "start", "progress": round(supervisor.progress, 3)}
+
+
+def liveness(models: Models) -> tuple[int, dict[str, object]]:
+    """Return `health`, but 200 for 503: the server restarts its engines itself, and a new server would load longer."""
+    status, body = health(models)
+    return 200 if status == 503 else status, body
 
 
 def end_of(supervisor: SupervisorRecord) -> tuple[int, dict[str, object]] | None:

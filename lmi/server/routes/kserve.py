@@ -14,7 +14,7 @@ from lmi.apis.triton.formatter import OUTPUTS
 from lmi.apis.triton.schema import INPUTS, tensor
 from lmi.http.exchange import Exchange
 from lmi.server.models import Models
-from lmi.server.routes.health import health, service_health
+from lmi.server.routes.health import health, liveness, service_health
 from lmi.server.routes.invocations import named_model
 from lmi.server.service import Service
 from lmi.settings.config import ModelConfig
@@ -28,7 +28,7 @@ async def server(exchange: Exchange, models: Models) -> None:
 
 async def live(exchange: Exchange, models: Models) -> None:
     """Answer that the server is alive, unless it has failed finally."""
-    await _tell_health(exchange, *health(models), fine=(200, 207, 503))
+    await _tell_health(exchange, *liveness(models))
 
 
 async def ready(exchange: Exchange, models: Models) -> None:
@@ -40,11 +40,9 @@ async def model_ready(exchange: Exchange, service: Service) -> None:
     await _tell_health(exchange, *service_health(service))
 
 
-async def _tell_health(
-    exchange: Exchange, status: int, state: dict[str, object], fine: tuple[int, ...] = (200, 207)
-) -> None:
+async def _tell_health(exchange: Exchange, status: int, state: dict[str, object]) -> None:
     """Answer an empty 200, which clients compare with, else `/ping`'s status and state."""
-    if status in fine:
+    if status < 300:
         await exchange.send_whole(200, "text/plain", b"")
     else:
         await exchange.send_json({"error": f"not ready: {state['status']}"}, status)
