@@ -94,8 +94,10 @@ CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 TRITON = "/v2/models/{model}/generate"
 DIALECTS = {
-    "chat": Dialect(CHAT, CHAT, _chat_body, _chat_text, _usage, _is_finished, True),
-    "completions": Dialect(COMPLETIONS, COMPLETIONS, _completion_body, _completion_text, _usage, _is_finished, True),
+    "chat": Dialect(CHAT, CHAT, _chat_body, _chat_text, _usage, _is_finished, needs_model=True),
+    "completions": Dialect(
+        COMPLETIONS, COMPLETIONS, _completion_body, _completion_text, _usage, _is_finished, needs_model=True
+    ),
     "lmi": Dialect("/invocations", "/invocations", _lmi_body, _token_text, _details, _has_text),
     "tgi": Dialect("/generate_stream", "/generate", _tgi_body, _token_text, _details, _has_text),
     "triton": Dialect(
