@@ -104,6 +104,17 @@ def test_no_page_installs_from_an_index_that_does_not_have_the_package() -> None
     assert "`.venv/bin/lmi`" in readme and "pip install '.[torch]'" in readme
 
 
+@pytest.mark.parametrize(
+    "form", sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yaml")), ids=lambda form: form.stem
+)
+def test_a_form_for_issues_has_only_what_forms_have(form: Path) -> None:
+    document = yaml.safe_load(form.read_text())
+    assert document.keys() == {"name", "description", "body"}
+    for each in document["body"]:
+        assert {"type", "id", "attributes"} <= each.keys() <= {"type", "id", "attributes", "validations"}
+        assert {"label"} <= each["attributes"].keys() <= {"label", "description", "render"}
+
+
 def test_the_pages_say_how_their_commands_are_found() -> None:
     assert "source .venv/bin/activate" in PAGES["sagemaker"].read_text().partition("```")[0]
     assert "buildx" in PAGES["docker"].read_text().partition("```")[0]
