@@ -145,7 +145,9 @@ def chat_request(
     if choice.is_forced:
         guide = call_guide(choice, tools, given.get("parallel_tool_calls", True))
         field_names = {CONTRACT_NAME: "tool_choice"}
-    elif format.tool_calls or format.reasoning:
+    if guide is not None:  # from the first token, so the answer begins with no thought
+        format = replace(format, reasoning=None)
+    if not choice.is_forced and (format.tool_calls or format.reasoning):
         given = {"skip_special_tokens": False, **given}  # some models have the marks as special tokens
     is_continued = given.get("continue_final_message", False)
     chat = Chat(
@@ -184,7 +186,6 @@ def _chat_format(given: Given, format: OpenAIFormat, choice: ToolChoice) -> Open
         num_choices=given.get("n", 1),
         function=choice.function,
         tool_calls=tool_call_form(choice, format.tool_calls),
-        reasoning=None if choice.is_forced else format.reasoning,
     )
 
 
