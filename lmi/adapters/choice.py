@@ -18,7 +18,7 @@ from lmi.adapters.registry import NotRegistered
 from lmi.apis.base.readers import Parsed
 from lmi.apis.openai.schema import OpenAIFormat
 from lmi.capabilities import unknown_adapter
-from lmi.errors import Unavailable, UnknownModel, Unsupported, shorten
+from lmi.errors import Unavailable, UnknownModel, Unsupported, shorten, without_paths
 from lmi.http.exchange import ENDPOINT_NAME, Exchange
 from lmi.models.choice import OPENAI_PATHS
 from lmi.server.service import Service
@@ -87,7 +87,7 @@ async def _find(service: Service, name: str, said: str, *, is_model: bool) -> No
     if engines is None or registry is None or name in engines.adapters:
         return
     try:
-        registry.find(name)
+        entry = registry.find(name)
     except NotRegistered:
         if is_model:
             raise UnknownModel(f"the model {shorten(name)} does not exist, only {service.served_names}") from None
@@ -99,7 +99,7 @@ async def _find(service: Service, name: str, said: str, *, is_model: bool) -> No
     await engines.wait_for(lambda: name in engines.adapters or engines.adapter_failure(name))
     if name not in engines.adapters:
         reason = engines.adapter_failure(name) or "no engine that has it is ready"
-        raise Unavailable(f"Adapter {said} cannot be used: {reason}")
+        raise Unavailable(f"Adapter {said} cannot be used: {without_paths(reason, {entry.path: entry.src})}")
 
 
 def _with_adapters(parsed: Parsed[Any], names: list[str | None], model: str) -> Parsed[Any]:

@@ -77,7 +77,7 @@ class SeveralModels(Models):
         try:
             service = await self.here(entry) if entry.state is State.READY else None
         except StartError as error:
-            raise Unavailable(f"the model {name!r} cannot be used: {error}") from None
+            raise Unavailable(f"the model {name!r} cannot be used: {said_of(str(error), entry.url)}") from None
         entry = self._entry(name)
         state, reason = self.status(entry)
         if service is None or service.folder != entry.folder or state is not State.READY:
