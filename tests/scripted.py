@@ -397,9 +397,8 @@ async def _serve(
     user_code, user_code_server = None, None
     if config.user_code is not None:
         user_code, user_code_server = await _run_user_code(folder, config, config.user_code, block)
-    sessions = (
-        Sessions(folder / "sessions", config.server.sessions_expiration_s) if config.server.enable_sessions else None
-    )
+    limits = config.server.sessions_expiration_s, config.server.max_sessions
+    sessions = Sessions(folder / "sessions", *limits) if config.server.enable_sessions else None
     models = Models(FrontEnd(ServerRuntime(folder, config.server), block, block.frontends[0]))
     registry = AdapterRegistry(engines, Folder(folder / "adapters", Adapter), config.server.max_adapters)
     models.add(Service(config, block, models.front_end, engines, pipeline, user_code, sessions, registry))

@@ -8,8 +8,9 @@ import re
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from datetime import UTC, datetime
-from http.client import HTTPResponse
+from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -70,6 +71,19 @@ def test_the_session_that_is_named_is_closed_once(lmi: Host) -> None:
     assert response.headers[CLOSED_HEADER] == session and HEADER not in response.headers
     assert "unknown, closed or expired" in refused(lmi.post(CLOSE, headers={HEADER: session}))
     assert lmi.post(SAY, headers={HEADER: other})[0].status == 200
+
+
+def test_a_session_belongs_to_the_address_that_opened_it(tmp_path: Path) -> None:
+    with host(tmp_path, server={"max_sessions": 4}) as lmi:
+
+        def status(address: str) -> int:
+            connection = HTTPConnection("127.0.0.1", lmi.port, 60, (address, 0))
+            with closing(connection):
+                connection.request("POST", "/invocations", json.dumps(NEW))
+                return connection.getresponse().status
+
+        assert [status("127.0.0.1") for _ in range(3)] == [200, 200, 424], "it may have as many as are free"
+        assert status("127.0.0.2") == 200
 
 
 @pytest.mark.parametrize("stream", [False, True])
