@@ -23,8 +23,11 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from lmi.apis.openai.chat_schema import TEXT_PARTS
 from lmi.cli import lmi
 from lmi.gateway.command import gateway
+from lmi.server.app import ROUTES, SERVER_ROUTES
+from lmi.sources.files import NEVER
 from lmi.supervisor.certificate import check_certificate
 from scripts.sagemaker_kit.__main__ import main as sagemaker
 from tests.system.container import ENVIRON, free_port, wait_until, write_model
@@ -118,6 +121,19 @@ def test_a_form_for_issues_has_only_what_forms_have(form: Path) -> None:
 def test_the_pages_say_how_their_commands_are_found() -> None:
     assert "source .venv/bin/activate" in PAGES["sagemaker"].read_text().partition("```")[0]
     assert "buildx" in PAGES["docker"].read_text().partition("```")[0]
+
+
+def test_what_readme_calls_not_yet_there_is_not_there() -> None:
+    [row] = re.findall(r"^\| Not yet \| (.*) \|$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    paths = set(re.findall(r"`(/\S+)`", row))
+    assert paths and not paths & {path for path, *_ in (*ROUTES, *SERVER_ROUTES)}
+    is_there = {
+        "images": "image_url" in TEXT_PARTS,
+        "GGUF": "*.gguf" not in NEVER,
+        "OpenTelemetry": "opentelemetry" in (ROOT / "pyproject.toml").read_text(),
+        "Helm": any(ROOT.glob("scripts/**/Chart.yaml")),
+    }
+    assert [word for word in is_there if word not in row or is_there[word]] == []
 
 
 def check_lmi(words: list[str]) -> None:
