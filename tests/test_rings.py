@@ -72,7 +72,7 @@ STILL = {
 # Lines of Python. A room may shrink freely. To grow, it changes its row in the same commit, which says why.
 MAX_LINES = {
     "lmi/adapters": 820,
-    "lmi/apis": 5860,
+    "lmi/apis": 6_360,
     "lmi/client": 1060,
     "lmi/engine": 1400,
     "lmi/executor": 910,
@@ -81,7 +81,7 @@ MAX_LINES = {
     "lmi/ipc": 320,
     "lmi/models": 860,
     "lmi/server": 2530,
-    "lmi/settings": 2970,
+    "lmi/settings": 2990,
     "lmi/sessions": 370,
     "lmi/shared": 1760,
     "lmi/sources": 2040,

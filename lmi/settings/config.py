@@ -123,10 +123,10 @@ class ModelConfig:
         key="option.special_tokens_in_content",
     )
     tool_call_parser: str | None = option(
-        None, kinds.TOOL_CALL_FORM, "form of a model's tool calls: hermes, json", key="option.tool_call_parser"
+        None, kinds.TOOL_CALL_FORM, "form of a model's tool calls in its answers", key="option.tool_call_parser"
     )
     reasoning_parser: str | None = option(
-        None, kinds.REASONING_FORM, "marks around a model's thoughts: think", key="option.reasoning_parser"
+        None, kinds.REASONING_FORM, "marks around a model's thoughts", key="option.reasoning_parser"
     )
     prefix_cache_scope: str = option(
         "server",

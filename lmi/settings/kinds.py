@@ -318,14 +318,31 @@ FORMATTER = Kind(
     words=FORMATTER_WORDS,
 )
 # The further names are vLLM's names of the forms. Source: the parsers of vLLM 0.32.
-TOOL_CALL_FORMS, REASONING_FORMS = ("hermes", "json", "text"), ("think",)
+# lmi/apis/openai/calls/parsers.py has these, but text.
+TOOL_CALL_FORMS = (
+    *(
+        "hermes",
+        "json",
+        "deepseek_v3",
+        "deepseek_v31",
+        "glm45",
+        "granite",
+        "granite-20b-fc",
+        "jamba",
+        "kimi_k2",
+        "lfm2",
+    ),
+    *("minimax_m2", "mistral", "openai", "phi4_mini_json", "pythonic", "qwen3_xml", "seed_oss", "text"),
+)
+REASONING_FORMS = ("think", "mistral", "openai", "seed_oss")
 TOOL_CALL_FORM = form(
     *TOOL_CALL_FORMS,
     **dict.fromkeys(("qwen", "qwen25", "qwen2_5", "qwen3", "qwen3_json", "granite4"), "hermes"),
     **dict.fromkeys(("llama3", "llama3_json", "llama4_json"), "json"),
+    **{"qwen3_coder": "qwen3_xml", "glm47": "glm45", "llama4_pythonic": "pythonic"},
 )
 THINKING = "deepseek_r1 deepseek_v3 glm45 glm47 holo2 kimi_k2 minimax_m2 nemotron_v3 olmo3 qwen3".split()
-REASONING_FORM = form(*REASONING_FORMS, **dict.fromkeys(THINKING, "think"))
+REASONING_FORM = form(*REASONING_FORMS, **dict.fromkeys(THINKING, "think"), openai_gptoss="openai")
 DTYPE = choice(
     "auto", "fp32", "bf16", "fp16", float32="fp32", float="fp32", bfloat16="bf16", float16="fp16", half="fp16"
 )

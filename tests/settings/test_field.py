@@ -89,9 +89,10 @@ CASES = {
     "tools of Llama": Case(text="option.enable_auto_tool_choice=true\noption.tool_call_parser=llama3_json"),
     "thoughts of DeepSeek": Case(text="option.enable_reasoning=true\noption.reasoning_parser=deepseek_r1"),
     "thoughts and tools of Qwen": Case(text="option.reasoning_parser=qwen3\noption.tool_call_parser=qwen"),
-    "tools of Mistral": Case(text="option.tool_call_parser=mistral", warned=("this form stays plain text",)),
-    "tools of Kimi": Case(text="option.tool_call_parser=kimi_k2", warned=("this form stays plain text",)),
-    "tools of Qwen's coder": Case(text="option.tool_call_parser=qwen3_coder", warned=("this form stays plain text",)),
+    "tools of Mistral": Case(text="option.tool_call_parser=mistral"),
+    "tools of Kimi": Case(text="option.tool_call_parser=kimi_k2"),
+    "tools of Qwen's coder": Case(text="option.tool_call_parser=qwen3_coder"),
+    "tools of Step": Case(text="option.tool_call_parser=step3p5", warned=("this form stays plain text",)),
     # They start with a warning of what differs.
     "lmi-dist over GPUs": Case(
         text="option.rolling_batch=lmi-dist\noption.tensor_parallel_degree=4",

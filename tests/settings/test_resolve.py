@@ -10,6 +10,7 @@ import pytest
 
 from handlers.lmi_dist.about import HANDLER as LMI_DIST
 from lmi.settings.config import EngineConfig, ModelConfig, ServerConfig
+from lmi.settings.kinds import TOOL_CALL_FORMS
 from lmi.settings.machine import Machine, is_container
 from lmi.settings.options import OPTIONS
 from tests.settings.settling import faults, settle, source_of
@@ -468,6 +469,9 @@ def test_a_bad_value_that_is_shadowed_stops_nothing(folder: Path) -> None:
         ("tool_call_parser", "qwen3_json", "hermes"),
         ("tool_call_parser", "llama3_json", "json"),
         ("tool_call_parser", "Llama4_JSON", "json"),
+        ("tool_call_parser", "qwen3_coder", "qwen3_xml"),
+        ("tool_call_parser", "llama4_pythonic", "pythonic"),
+        ("tool_call_parser", "granite-20b-fc", "granite-20b-fc"),
         ("tool_call_parser", "text", "text"),
         ("reasoning_parser", "deepseek_r1", "think"),
         ("reasoning_parser", "qwen3", "think"),
@@ -484,10 +488,7 @@ def test_vllms_names_of_a_form_that_we_read_mean_it(folder: Path, key: str, name
 @pytest.mark.parametrize(
     ("key", "name", "instead", "known"),
     [
-        ("tool_call_parser", "mistral", "text", "hermes, json"),
-        ("tool_call_parser", "kimi_k2", "text", "hermes, json"),
-        ("tool_call_parser", "qwen3_coder", "text", "hermes, json"),
-        ("tool_call_parser", "granite-20b-fc", "text", "hermes, json"),
+        ("tool_call_parser", "step3p5", "text", ", ".join(TOOL_CALL_FORMS[:-1])),
         ("reasoning_parser", "openai_gptoss", None, "think"),
     ],
 )

@@ -17,11 +17,11 @@ from orjson import dumps
 
 from lmi.apis.base.formatter import JSON, SSE, ErrorFields, named_event, text_of
 from lmi.apis.base.readers import Parsed
+from lmi.apis.openai.calls.reader import AnswerPart, Arguments, Text, Thought, ToolCall
 from lmi.apis.openai.chat_schema import parsed_arguments
 from lmi.apis.openai.formatter import OpenAIFormatter
-from lmi.apis.openai.parts import AnswerPart, AnswerParts, Thought
+from lmi.apis.openai.parts import AnswerParts
 from lmi.apis.openai.schema import OpenAIFormat
-from lmi.apis.openai.tool_calls import Arguments, Text, ToolCall
 from lmi.types import AnswerEnd, Delta
 
 ENDS = {

@@ -16,10 +16,10 @@ from orjson import dumps
 
 from lmi.apis.base.formatter import text_of
 from lmi.apis.base.readers import Parsed
+from lmi.apis.openai.calls.reader import AnswerPart, Arguments, Text, Thought
 from lmi.apis.openai.formatter import REASONS, OpenAILines, OpenAIStream, OpenAIWhole, log_prob, name_of, shown_tokens
-from lmi.apis.openai.parts import AnswerPart, AnswerParts, Thought
+from lmi.apis.openai.parts import AnswerParts
 from lmi.apis.openai.schema import OpenAIFormat
-from lmi.apis.openai.tool_calls import Arguments, Text
 from lmi.types import Answer, AnswerEnd, Delta, Token
 
 

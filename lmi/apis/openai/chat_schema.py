@@ -17,7 +17,7 @@ from lmi.apis.base.guides import CONTRACT_NAME, AskedGuide, an_object, asked_gui
 from lmi.apis.base.parameters import MAX_IGNORED, Given, Parameter, ParameterTable
 from lmi.apis.base.readers import Message, Parsed, boolean, check_size, integer, text
 from lmi.apis.openai import schema
-from lmi.apis.openai.schema import OpenAIFormat
+from lmi.apis.openai.schema import HARMONY, OpenAIFormat
 from lmi.apis.openai.tools import ToolChoice, Tools, call_guide, nested_tools, tool_call_form, tool_choice
 from lmi.errors import InvalidParameter, Unsupported, shorten
 from lmi.settings.config import ModelConfig
@@ -140,7 +140,7 @@ def chat_request(
     ignored: Sequence[str],
 ) -> Parsed[OpenAIFormat]:
     """Return the request of checked fields, messages and tools, which are in the form that templates expect."""
-    format = _chat_format(given, format, choice)
+    format = replace(_chat_format(given, format, choice), tools=tools)
     guide, field_names = asked
     if choice.is_forced:
         guide = call_guide(choice, tools, given.get("parallel_tool_calls", True))
@@ -186,6 +186,7 @@ def _chat_format(given: Given, format: OpenAIFormat, choice: ToolChoice) -> Open
         num_choices=given.get("n", 1),
         function=choice.function,
         tool_calls=tool_call_form(choice, format.tool_calls),
+        reasoning=HARMONY if format.tool_calls == HARMONY else format.reasoning,
     )
 
 

@@ -2,33 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from lmi.apis.openai.calls.harmony import Harmony
+from lmi.apis.openai.calls.json_calls import ForcedCall
+from lmi.apis.openai.calls.parsers import PARSERS
+from lmi.apis.openai.calls.reader import AnswerPart, Text, Thought, ToolCalls
 from lmi.apis.openai.reasoning import Reasoning
-from lmi.apis.openai.schema import OpenAIFormat
-from lmi.apis.openai.tool_calls import PARSERS, Arguments, Named, Text, ToolCall, ToolCalls
-
-
-@dataclass(frozen=True, slots=True)
-class Thought:
-    """Text of the model's thoughts, which stand before the answer."""
-
-    text: str
-
-
-AnswerPart = Thought | Text | ToolCall | Arguments
+from lmi.apis.openai.schema import HARMONY, OpenAIFormat
 
 
 class AnswerParts:
     """The parts of one sequence, in order, as its text arrives."""
 
     def __init__(self, format: OpenAIFormat, prompt: str) -> None:
-        self._reasoning = Reasoning(prompt) if format.reasoning else None
+        is_harmony = HARMONY in (format.reasoning, format.tool_calls)
+        self._reasoning = Reasoning(prompt, format.reasoning) if format.reasoning and not is_harmony else None
         self._calls: ToolCalls | None = None
         if format.function is not None:
-            self._calls = Named(format.function)
+            self._calls = ForcedCall(format.function)
+        elif is_harmony:
+            self._calls = Harmony(has_tools=format.tool_calls is not None)
         elif format.tool_calls is not None:
-            self._calls = PARSERS[format.tool_calls]()
+            self._calls = PARSERS[format.tool_calls](format.tools)
 
     def feed(self, text: str, is_last: bool) -> list[AnswerPart]:
         """Return the parts that this text completes or continues."""

@@ -1,14 +1,19 @@
-"""Separates a model's thoughts, the text between `<think>` and `</think>`, from the rest of its answer.
+"""Separates a model's thoughts, the text between two marks, from the rest of its answer.
 
 A thought is only at the start of an answer. If the prompt ends with the opening mark, as some templates write it, the
-answer begins with the thought. Models with these marks: DeepSeek R1, Qwen 3, QwQ.
+answer begins with the thought.
 """
 
 from __future__ import annotations
 
 import enum
 
-OPENING, CLOSING = "<think>", "</think>"
+# The marks of each form, the first before the thought.
+MARKS = {
+    "think": ("<think>", "</think>"),  # DeepSeek R1, Qwen 3 and most others
+    "mistral": ("[THINK]", "[/THINK]"),
+    "seed_oss": ("<seed:think>", "</seed:think>"),
+}
 
 
 class _Place(enum.Enum):
@@ -21,8 +26,9 @@ class _Place(enum.Enum):
 class Reasoning:
     """`feed` returns (thought, said) for each piece of text, and `flush` the text that was held back."""
 
-    def __init__(self, prompt: str = "") -> None:
-        self._is_opened = prompt.rstrip().endswith(OPENING)
+    def __init__(self, prompt: str = "", form: str = "think") -> None:
+        self._opening, self._closing = MARKS[form]
+        self._is_opened = prompt.rstrip().endswith(self._opening)
         self._place = _Place.START
         self._has_thought = False
         self._held = ""
@@ -52,15 +58,15 @@ class Reasoning:
 
     def _find_opening(self) -> None:
         text = self._held.lstrip()
-        if text.startswith(OPENING):
-            self._place, self._held = _Place.THINKING, text[len(OPENING) :].lstrip()
-        elif not OPENING.startswith(text):
+        if text.startswith(self._opening):
+            self._place, self._held = _Place.THINKING, text[len(self._opening) :].lstrip()
+        elif not self._opening.startswith(text):
             self._place = _Place.THINKING if self._is_opened else _Place.ANSWER
             self._held = text if self._is_opened else self._held
 
     def _think(self) -> str:
         """Return the thought that is certain. White space at its end is held back, because the mark may follow."""
-        before, is_found, behind = cut(self._held, CLOSING)
+        before, is_found, behind = cut(self._held, self._closing)
         if is_found:
             self._place, self._held = _Place.BEHIND, behind
             return before.strip() if not self._has_thought else before.rstrip()
@@ -72,13 +78,16 @@ class Reasoning:
         return thought
 
 
-def cut(text: str, mark: str) -> tuple[str, bool, str]:
-    """Return the text of a stream before a mark, whether the mark was found, and the rest.
+def cut(text: str, *marks: str) -> tuple[str, str, str]:
+    """Return the text of a stream before the first of the marks, that mark, and the rest.
 
-    The rest is the text after the mark. Without a mark it is the end of the text that may be the beginning of one.
+    The rest is the text behind the mark. Without a mark it is the end of the text that may be the beginning of one.
     """
-    before, found, behind = text.partition(mark)
+    found = [(at, mark) for mark in marks if (at := text.find(mark)) >= 0]
     if found:
-        return before, True, behind
-    num_held = next((n for n in range(min(len(mark) - 1, len(text)), 0, -1) if text.endswith(mark[:n])), 0)
-    return text[: len(text) - num_held], False, text[len(text) - num_held :]
+        at, mark = min(found)
+        return text[:at], mark, text[at + len(mark) :]
+    longest = min(max(map(len, marks), default=1) - 1, len(text))
+    ends = (num for num in range(longest, 0, -1) if any(mark.startswith(text[-num:]) for mark in marks))
+    at = len(text) - next(ends, 0)
+    return text[:at], "", text[at:]

@@ -7,13 +7,14 @@ fields of vLLM's server are taken too. A field that would change the answer but 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lmi.apis.base import readers
 from lmi.apis.base.guides import GUIDED, an_object, asked_guide, structured_outputs
 from lmi.apis.base.parameters import MAX_IGNORED, ROWS, SAMPLING, Given, Parameter, ParameterTable, request_of, rows
 from lmi.apis.base.readers import Message, Parsed, takes
+from lmi.apis.openai.tools import Tools
 from lmi.errors import InvalidParameter, MalformedRequest, Unsupported, shorten
 from lmi.executor import DEFAULT_PRIORITY, PRIORITY_STEPS
 from lmi.settings.config import ModelConfig
@@ -52,8 +53,10 @@ class OpenAIFormat(AnswerFormat):
     function: str | None = None
     tool_calls: str | None = None
     reasoning: str | None = None
+    tools: Tools = field(default_factory=dict, compare=False, repr=False)  # by their names, for the types of arguments
 
 
+HARMONY = "openai"  # a form of both, tool calls and reasoning
 RANK = readers.integer(-PRIORITY_STEPS // 2, PRIORITY_STEPS // 2)
 
 

@@ -102,7 +102,7 @@ def tool_call_form(choice: ToolChoice, parser: str | None) -> str | None:
     if choice.mode == "required":
         return "json"
     if parser is None:
-        raise Unsupported("tools", "tool_choice auto needs option.tool_call_parser (hermes or json) of the server")
+        raise Unsupported("tools", "tool_choice auto needs option.tool_call_parser (hermes, json …) of the server")
     return None if parser == "text" else parser
 
 

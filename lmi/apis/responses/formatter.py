@@ -16,10 +16,10 @@ from orjson import dumps
 
 from lmi.apis.base.formatter import JSON, SSE, text_of
 from lmi.apis.base.readers import Parsed
+from lmi.apis.openai.calls.reader import AnswerPart, Text, Thought, ToolCall
 from lmi.apis.openai.formatter import OpenAIFormatter
-from lmi.apis.openai.parts import AnswerPart, AnswerParts, Thought
+from lmi.apis.openai.parts import AnswerParts
 from lmi.apis.openai.schema import OpenAIFormat
-from lmi.apis.openai.tool_calls import Text, ToolCall
 from lmi.apis.responses.schema import ResponseFormat
 from lmi.types import AnswerEnd, Delta
 

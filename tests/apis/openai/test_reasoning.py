@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmi.apis.openai.reasoning import Reasoning
+from lmi.apis.openai.reasoning import MARKS, Reasoning
+from lmi.settings.kinds import REASONING_FORMS
 
 # name: prompt, answer, thought, rest of the answer
 ANSWERS = {
@@ -38,6 +39,14 @@ def test_an_answer_is_parted_whole_and_by_single_characters(name: str) -> None:
     prompt, answer, thought, said = ANSWERS[name]
     assert split(prompt, [answer]) == (thought, said)
     assert split(prompt, list(answer)) == (thought, said)
+
+
+@pytest.mark.parametrize("form", MARKS)
+def test_each_form_has_its_own_marks(form: str) -> None:
+    opening, closing = MARKS[form]
+    reasoning = Reasoning(f"<|assistant|>{opening}", form)
+    assert reasoning.feed(f"a <b>{closing}c") == ("a <b>", "c")
+    assert set(MARKS) == set(REASONING_FORMS) - {"openai"}  # of which tests/apis/openai/test_harmony.py is
 
 
 @given(st.lists(st.sampled_from(["<think>", "</think>", "<", "/", "think>", " ", "\n", "a"])), st.booleans())

@@ -8,11 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmi.apis.openai.tool_calls import PARSERS, Arguments, Named, Part, Text, ToolCall, ToolCalls
+from lmi.apis.openai.calls.json_calls import ForcedCall
+from lmi.apis.openai.calls.parsers import PARSERS
+from lmi.apis.openai.calls.reader import Arguments, Part, Text, ToolCall, ToolCalls
+from lmi.settings.kinds import TOOL_CALL_FORMS
 
 CALL = '{"name": "f", "arguments": {"a": [1, {"b": "}"}]}}'
 ARGUMENTS = '{"a": [1, {"b": "}"}]}'
 F = [ToolCall("f"), Arguments(ARGUMENTS)]
+
+TYPES = {"a": {"type": "integer"}, "b": {"anyOf": [{"type": "object"}, {"type": "null"}]}, "s": {"type": "string"}}
+TOOLS = {"f": {"type": "function", "function": {"name": "f", "parameters": {"properties": TYPES}}}}
+TYPED = [ToolCall("f"), Arguments('{"a": 1, "b": {"c": [2]}, "s": "1\\n2", "x": "3"}')]
+G = [ToolCall("g"), Arguments("{}")]
 
 ANSWERS: dict[str, tuple[str, str, list[Part]]] = {
     "text alone": ("hermes", "Hello <b> {}", [Text("Hello <b> {}")]),
@@ -50,8 +58,93 @@ ANSWERS: dict[str, tuple[str, str, list[Part]]] = {
     "json: text behind": ("json", f"{CALL} so", [*F, Text(" so")]),
     "json: cut": ("json", '[{"name": "f", ', [Text('[{"name": "f", ')]),
     "json: nothing": ("json", "", []),
+    "deepseek_v3": (
+        "deepseek_v3",
+        "I look.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n"
+        f"```json\n{ARGUMENTS}\n```<｜tool▁call▁end｜>"
+        "\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>g\n```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        [Text("I look."), *F, *G],
+    ),
+    "deepseek_v3: no name": (
+        "deepseek_v3",
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f{} so",
+        [Text("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f{} so")],
+    ),
+    "deepseek_v3: no call": ("deepseek_v3", "<｜tool▁calls▁begin｜> so", [Text("<｜tool▁calls▁begin｜> so")]),
+    "deepseek_v31": (
+        "deepseek_v31",
+        f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{ARGUMENTS}<｜tool▁call▁end｜>"
+        "<｜tool▁call▁begin｜>g<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        [*F, *G],
+    ),
+    "kimi_k2": (
+        "kimi_k2",
+        f"<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{ARGUMENTS}"
+        "<|tool_call_end|><|tool_call_begin|>functions.g:1<|tool_call_argument_begin|>{}<|tool_call_end|>"
+        "<|tool_calls_section_end|>",
+        [*F, *G],
+    ),
+    "mistral: a list": ("mistral", f'[TOOL_CALLS] [{CALL}, {{"name": "g", "arguments": {{}}}}]', [*F, *G]),
+    "mistral: by name": ("mistral", f"So: [TOOL_CALLS]f[ARGS]{ARGUMENTS}[TOOL_CALLS]g{{}}", [Text("So:"), *F, *G]),
+    "mistral: with an id": ("mistral", f"[TOOL_CALLS]f[CALL_ID]123456789[ARGS]{ARGUMENTS}", [*F]),
+    "mistral: text": ("mistral", "a [1] {} [TOOL] b", [Text("a [1] {} [TOOL] b")]),
+    "mistral: a list of numbers": ("mistral", "[TOOL_CALLS][1, 2] b", [Text("[TOOL_CALLS][1, 2] b")]),
+    "mistral: one broken call of two": ("mistral", f"[TOOL_CALLS][{CALL}, {{x", [*F, Text("{x")]),
+    "granite": ("granite", f"Well <|tool_call|>[{CALL}]", [Text("Well"), *F]),
+    "granite in text": ("granite", f"<tool_call>[{CALL},{CALL}] ok", [*F, *F, Text("ok")]),
+    "granite-20b-fc": ("granite-20b-fc", f"<function_call> {CALL} <function_call>{CALL}", [*F, *F]),
+    "phi4_mini_json": ("phi4_mini_json", f"functools[{CALL}]", [*F]),
+    "phi4_mini_json: the word": ("phi4_mini_json", "use functools here", [Text("use functools here")]),
+    "jamba": ("jamba", f"<tool_calls>[\n{CALL},\n{CALL}\n]</tool_calls>", [*F, *F]),
+    "pythonic": ("pythonic", """ [f(a=[1, {'b': "}"}]), g()] """, [*F, *G]),
+    "pythonic: marks of Llama 4": ("pythonic", "<|python_start|>[x.g(a=True, b=None)]<|python_end|>", None),
+    "pythonic: brackets in text": ("pythonic", "See [f(a=1)]", [Text("See [f(a=1)]")]),
+    "pythonic: a link": ("pythonic", "[f](http://f) [g()]", [Text("[f](http://f) [g()]")]),
+    "pythonic: no literal": ("pythonic", "[f(a=b)]", [Text("[f(a=b)]")]),
+    "pythonic: endless": ("pythonic", "[" * 90, [Text("[" * 90)]),
+    "lfm2": ("lfm2", "Yes. <|tool_call_start|>[g()]<|tool_call_end|>", [Text("Yes."), *G]),
+    "qwen3_xml": (
+        "qwen3_xml",
+        'Sure.\n<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n<parameter=b>\n{"c": [2]}\n</parameter>\n'
+        "<parameter=s>\n1\n2\n</parameter>\n<parameter=x>3</parameter>\n</function>\n</tool_call>\n"
+        "<tool_call><function=g></function></tool_call>",
+        [Text("Sure."), *TYPED, *G],
+    ),
+    "qwen3_xml: JSON": ("qwen3_xml", f"<tool_call>{CALL}", [Text(f"<tool_call>{CALL}")]),
+    "qwen3_xml: types": (
+        "qwen3_xml",
+        "<tool_call><function=f><parameter=a>one</parameter><parameter=b>None</parameter></function></tool_call>",
+        [ToolCall("f"), Arguments('{"a": "one", "b": null}')],
+    ),
+    "qwen3_xml: without an end": (
+        "qwen3_xml",
+        "<tool_call><function=f><parameter=a>1</parameter> and",
+        [ToolCall("f"), Arguments('{"a": 1}'), Text("and")],
+    ),
+    "qwen3_xml: cut": (
+        "qwen3_xml",
+        "<tool_call><function=f><parameter=a>1</parameter><parameter=b>{",
+        [ToolCall("f"), Arguments('{"a": 1')],
+    ),
+    "seed_oss": ("seed_oss", "<seed:tool_call><function=g>\n</function></seed:tool_call>", [*G]),
+    "glm45": (
+        "glm45",
+        "Ok<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n<arg_key>b</arg_key>"
+        '<arg_value>{"c": [2]}</arg_value><arg_key>s</arg_key><arg_value>1\n2</arg_value>'
+        "<arg_key>x</arg_key><arg_value>3</arg_value></tool_call><tool_call>g</tool_call>",
+        [Text("Ok"), *TYPED, *G],
+    ),
+    "minimax_m2": (
+        "minimax_m2",
+        '<minimax:tool_call>\n<invoke name="f">\n<parameter name="a">1</parameter>\n</invoke>\n</minimax:tool_call>',
+        [ToolCall("f"), Arguments('{"a": 1}')],
+    ),
 }
 ANSWERS["arguments first"] = (*ANSWERS["arguments first"][:2], [ToolCall("g"), Arguments('{"x": 1}')])
+ANSWERS["pythonic: marks of Llama 4"] = (
+    *ANSWERS["pythonic: marks of Llama 4"][:2],
+    [ToolCall("x.g"), Arguments('{"a": true, "b": null}')],
+)
 ANSWERS["escapes"] = (*ANSWERS["escapes"][:2], [ToolCall("f"), Arguments(r'{"a": "\"}\\"}')])
 
 
@@ -75,24 +168,46 @@ def read(parser: ToolCalls, pieces: list[str]) -> list[Part]:
 @pytest.mark.parametrize("name", ANSWERS)
 def test_an_answer_has_the_same_parts_whole_and_by_single_characters(name: str) -> None:
     parser, answer, parts = ANSWERS[name]
-    assert read(PARSERS[parser](), [answer]) == joined(parts)
-    assert read(PARSERS[parser](), list(answer)) == joined(parts)
+    assert read(PARSERS[parser](TOOLS), [answer]) == joined(parts)
+    assert read(PARSERS[parser](TOOLS), list(answer)) == joined(parts)
+
+
+def test_each_form_of_the_option_has_a_parser_and_an_example() -> None:
+    others = {"text", "openai"}  # of the latter is tests/apis/openai/test_harmony.py
+    assert set(PARSERS) == set(TOOL_CALL_FORMS) - others == {parser for parser, _, _ in ANSWERS.values()}
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [{}, {"properties": [1]}, {"properties": {"a": 1}}, {"properties": {"a": {"type": [{}], "anyOf": 3}}}],
+)
+def test_an_argument_without_a_type_is_a_text(parameters: dict[str, Any]) -> None:
+    tools = {"f": {"function": {"name": "f", "parameters": parameters}}}
+    answer = "<tool_call><function=f><parameter=a>1</parameter></function></tool_call>"
+    assert read(PARSERS["qwen3_xml"](tools), [answer]) == [ToolCall("f"), Arguments('{"a": "1"}')]
 
 
 PIECES = [CALL, "<tool_call>", "</tool_call>", "{", "}", "[", "]", '"', '"name"', ":", '"f"', ",", ";", "\\", " ", "x"]
+MARKS = """
+[TOOL_CALLS] [ARGS] <｜tool▁calls▁begin｜> <｜tool▁call▁begin｜> f<｜tool▁sep｜> function<｜tool▁sep｜>f ``` json
+<｜tool▁call▁end｜> <|tool_calls_section_begin|> <|tool_call_begin|> f:0<|tool_call_argument_begin|> <|tool_call|>
+functools <function_call> <tool_calls> <|python_start|> f(a=1) g() ' <function=f> <parameter=a> </parameter>
+</function> <arg_key> </arg_key> <arg_value> </arg_value> <|tool_call_start|> <minimax:tool_call>
+<seed:tool_call> ＜
+""".split()
 
 
 @pytest.mark.parametrize("parser", PARSERS)
 @given(data=st.data())
 def test_where_the_text_is_cut_makes_no_difference(parser: str, data: Any) -> None:
-    pieces = data.draw(st.lists(st.sampled_from([*PIECES, '"arguments"', "{}"])))
+    pieces = data.draw(st.lists(st.sampled_from([*PIECES, *MARKS, '"arguments"', "{}", "\n"])))
     answer = "".join(pieces)
-    whole = read(PARSERS[parser](), [answer])
-    assert read(PARSERS[parser](), pieces) == whole == read(PARSERS[parser](), list(answer))
+    whole = read(PARSERS[parser](TOOLS), [answer])
+    assert read(PARSERS[parser](TOOLS), pieces) == whole == read(PARSERS[parser](TOOLS), list(answer))
 
 
 def test_arguments_are_passed_on_while_they_come() -> None:
-    parser = PARSERS["hermes"]()
+    parser = PARSERS["hermes"](TOOLS)
     assert parser.feed('<tool_call>{"name": "f", "argu') == []
     assert parser.feed('ments": {"city": "Par') == [ToolCall("f"), Arguments('{"city": "Par')]
     assert parser.feed('is"}') == [Arguments('is"}')]
@@ -100,6 +215,6 @@ def test_arguments_are_passed_on_while_they_come() -> None:
 
 
 def test_the_arguments_of_a_named_function_are_the_whole_answer() -> None:
-    parser = Named("f")
+    parser = ForcedCall("f")
     assert parser.feed("") == []
     assert read(parser, ['{"a"', ": 1}"]) == [ToolCall("f"), Arguments('{"a": 1}')]

@@ -1,72 +1,29 @@
-"""Finds calls of tools in the text of an answer while it arrives.
+"""Calls whose arguments are a JSON object, which is passed on as the model writes it.
 
-    hermes    any text, and calls as <tool_call>{"name": "f", "arguments": {…}}</tool_call> (Hermes, Qwen)
-    json      the whole answer is one such object, several with ; between, or a list of them (Llama 3, forced calls);
-              `parameters` is another name of `arguments`
-
-A call begins when its name is known and its arguments begin, which are passed on as the model writes them. Text that
-only resembles a call stays text.
+JsonCall        {"name": "f", "arguments": {…}}; `parameters` is another name of `arguments`
+JsonCallList    a list of them
+NamedCall       the name, marks, and the arguments
+MistralCalls    one of the last two
+JsonCalls       an answer that is one JsonCall, several with ; between, or a list
+ForcedCall      an answer that is the arguments of a function whose name the request has
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
+import re
 
-from lmi.apis.openai.reasoning import cut
+from lmi.apis.openai.calls.reader import Arguments, CallReader, Part, Text, ToolCall, read_name
 
-OPENING, CLOSING = "<tool_call>", "</tool_call>"
-PYTHON_TAG = "<|python_tag|>"  # of Llama 3, before its calls
 ARGUMENTS = ("arguments", "parameters")
 SPACE = " \t\r\n"
+PYTHON_TAG = "<|python_tag|>"  # of Llama 3, before its calls
+MISTRAL_HEAD = r"\s*([\w.:-]+)(?:\[CALL_ID\][^\[{]*)?(?:\[ARGS\])?\s*"
 
 
-@dataclass(frozen=True, slots=True)
-class Text:
-    """Text outside calls."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class ToolCall:
-    """The beginning of a call."""
-
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class Arguments:
-    """A further piece of the JSON of the last call's arguments."""
-
-    text: str
-
-
-Part = Text | ToolCall | Arguments
-
-
-class ToolCalls(Protocol):
-    """`feed` text, and `flush` at the end of the answer."""
-
-    def feed(self, text: str) -> list[Part]: ...
-
-    def flush(self) -> list[Part]: ...
-
-
-class CallReader:
-    """Reads the JSON object of one call character by character.
-
-    `is_over` becomes True when its last brace was read. `is_broken` becomes True if it is not a call, and `text` holds
-    all characters that were read. A call is never broken after its first part was passed on.
-    """
-
+class JsonCall(CallReader):
     def __init__(self) -> None:
-        self.text = ""
-        self.is_over = False
-        self.is_broken = False
-        self.has_begun = False
+        super().__init__()
         self._name = ""
         self._depth = 0
         self._in_string = self._is_escaped = False
@@ -76,7 +33,6 @@ class CallReader:
         self._num_released = 0
 
     def feed(self, text: str) -> tuple[list[Part], str]:
-        """Return the new parts, and the text after the call."""
         parts: list[Part] = []
         start = len(self.text)
         self.text += text
@@ -154,65 +110,107 @@ class CallReader:
         return parts
 
 
-class Hermes:
-    """Calls between marks, with any text around them. White space next to a call is dropped."""
+class JsonCallList(CallReader):
+    def __init__(self) -> None:
+        super().__init__()
+        self._call: JsonCall | None = None
+
+    @property
+    def left(self) -> str:
+        return super().left if self._call is None or not self.has_begun else self._call.left
+
+    def feed(self, text: str) -> tuple[list[Part], str]:
+        parts: list[Part] = []
+        while text and not (self.is_over or self.is_broken):
+            if self._call is None:
+                text = self._read_between(text)
+            else:
+                text = self._read_call(self._call, text, parts)
+        return parts, text
+
+    def _read_between(self, text: str) -> str:
+        char = text[0]
+        if char == "{" and self.text.strip():
+            self._call = JsonCall()
+            return text
+        is_known = char in SPACE or (char in ",]" if self.has_begun else char == "[" and not self.text.strip())
+        if not is_known and self.has_begun:  # what follows the calls is text
+            self.is_over = True
+            return text
+        self.text += char
+        self.is_broken, self.is_over = not is_known, is_known and char == "]"
+        return text[1:]
+
+    def _read_call(self, call: JsonCall, text: str, parts: list[Part]) -> str:
+        new, rest = call.feed(text)
+        parts += new
+        self.text += text[: len(text) - len(rest)]
+        if call.is_broken and self.has_begun:
+            self.is_over = True
+            return call.text + rest
+        self.is_broken, self.has_begun = call.is_broken, self.has_begun or call.has_begun
+        if call.is_over:
+            self._call = None
+        return rest
+
+
+class NamedCall(CallReader):
+    """`head` matches what stands before the arguments; its first group is the name."""
+
+    def __init__(self, head: str) -> None:
+        super().__init__()
+        self._head = re.compile(head)
+        self._depth = 0
+        self._in_string = self._is_escaped = False
+
+    def feed(self, text: str) -> tuple[list[Part], str]:
+        if self.has_begun:
+            parts: list[Part] = []
+        else:
+            found, text = read_name(self, text, "{", self._head, 0)
+            if found is None:
+                return [], text
+            parts = [found]
+        end = next((at + 1 for at, char in enumerate(text) if self._ends_with(char)), len(text))
+        return [*parts, Arguments(text[:end])] if end else parts, text[end:]
+
+    def _ends_with(self, char: str) -> bool:
+        if self._in_string:
+            self._in_string = char != '"' or self._is_escaped
+            self._is_escaped = char == "\\" and not self._is_escaped
+        elif char == '"':
+            self._in_string = True
+        elif char in "{[":
+            self._depth += 1
+        elif char in "}]":
+            self._depth -= 1
+            self.is_over = self._depth == 0
+        return self.is_over
+
+
+class MistralCalls(CallReader):
+    """A list of JSON objects, or one call by name, as the first character says."""
 
     def __init__(self) -> None:
-        self._held = ""
-        self._opening = ""  # of the call that is read: its mark and the white space before it
+        super().__init__()
         self._reader: CallReader | None = None
-        self._is_behind_call = False
 
-    def feed(self, text: str) -> list[Part]:
-        self._held += text
-        parts: list[Part] = []
-        while self._step(parts):
-            pass
-        return parts
+    @property
+    def left(self) -> str:
+        return super().left if self._reader is None else self._reader.left
 
-    def _step(self, parts: list[Part]) -> bool:
-        """Read one element. Returns False when more text is needed."""
-        if self._reader is not None:
-            return self._read_call(self._reader, parts)
-        if self._is_behind_call and not self._skip_closing():
-            return False
-        before, is_found, behind = cut(self._held, OPENING)
-        said = before.rstrip()
-        if said:
-            parts.append(Text(said))
-        if is_found:
-            self._opening = before[len(said) :] + OPENING
-            self._held, self._reader = behind, CallReader()
-        else:
-            self._held = before[len(said) :] + behind
-        return is_found
-
-    def _read_call(self, reader: CallReader, parts: list[Part]) -> bool:
-        new, self._held = reader.feed(self._held)
-        parts += new
-        if reader.is_broken:
-            parts.append(Text(self._opening + reader.text))
-        if not (reader.is_broken or reader.is_over):
-            return False
-        self._reader, self._is_behind_call = None, reader.is_over
-        return True
-
-    def _skip_closing(self) -> bool:
-        """Drop the closing mark if there is one. Returns False while it may still come."""
-        self._held = self._held.lstrip()
-        if not self._held or (len(self._held) < len(CLOSING) and CLOSING.startswith(self._held)):
-            return False
-        if self._held.startswith(CLOSING):
-            self._held = self._held[len(CLOSING) :].lstrip()
-            return bool(self._held)
-        self._is_behind_call = False
-        return True
-
-    def flush(self) -> list[Part]:
-        reader, held = self._reader, self._held
-        if reader is not None:
-            return [] if reader.has_begun else [Text(self._opening + reader.text)]
-        return [Text(held)] if held and not (self._is_behind_call and CLOSING.startswith(held)) else []
+    def feed(self, text: str) -> tuple[list[Part], str]:
+        if self._reader is None:
+            text = self.text = self.text + text
+            if not text.strip():
+                return [], ""
+            is_list = text.lstrip().startswith("[")
+            self._reader = JsonCallList() if is_list else NamedCall(MISTRAL_HEAD)
+        reader = self._reader
+        parts, rest = reader.feed(text)
+        self.text, self.is_over, self.is_broken = reader.text, reader.is_over, reader.is_broken
+        self.has_begun = reader.has_begun
+        return parts, rest
 
 
 class JsonCalls:
@@ -220,7 +218,7 @@ class JsonCalls:
 
     def __init__(self) -> None:
         self._held = ""
-        self._reader: CallReader | None = None
+        self._reader: JsonCall | None = None
         self._before = ""  # the text before the call that is read
         self._num_calls = 0
         self._is_text = False
@@ -261,7 +259,7 @@ class JsonCalls:
         if start < 0:
             return False
         self._before, self._held = before, self._held[start:]
-        self._reader = CallReader()
+        self._reader = JsonCall()
         return True
 
     def flush(self) -> list[Part]:
@@ -271,7 +269,7 @@ class JsonCalls:
         return [Text(self._held)] if self._held and not is_end else []
 
 
-class Named:
+class ForcedCall:
     """The whole answer is the arguments of one call, whose function the request names."""
 
     def __init__(self, name: str) -> None:
@@ -286,9 +284,6 @@ class Named:
 
     def flush(self) -> list[Part]:
         return []
-
-
-PARSERS: dict[str, Callable[[], ToolCalls]] = {"hermes": Hermes, "json": JsonCalls}
 
 
 def _loaded(text: str) -> str | None:

@@ -1,0 +1,179 @@
+"""Finds calls of tools in the text of an answer while it arrives.
+
+PARSERS has the forms by the names that vLLM gives them. Text that only resembles a call stays text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from lmi.apis.openai.calls.json_calls import JsonCall, JsonCallList, JsonCalls, MistralCalls, NamedCall
+from lmi.apis.openai.calls.python_calls import PythonCallList
+from lmi.apis.openai.calls.reader import CallReader, Part, Text, ToolCalls
+from lmi.apis.openai.calls.tagged_calls import TaggedCall, Tags
+from lmi.apis.openai.reasoning import cut
+from lmi.apis.openai.tools import Tools
+
+
+class MarkedCalls:
+    """Calls behind marks, with any text around them. White space next to a call is dropped.
+
+    A call stands behind one of `openings`, or behind `again` if that is given. The marks `closings` are dropped between
+    calls. If they `open_answer`, only the first thing in an answer is one.
+    """
+
+    def __init__(
+        self,
+        openings: tuple[str, ...],
+        reader: Callable[[], CallReader],
+        closings: tuple[str, ...] = (),
+        again: str = "",
+        *,
+        open_answer: bool = False,
+    ) -> None:
+        self._openings, self._new_reader, self._closings, self._again = openings, reader, closings, again
+        self._open_answer = open_answer
+        self._held = ""
+        self._dropped = ""  # what is text after all if no call follows
+        self._reader: CallReader | None = None
+        self._is_between = False  # marks, before, between or behind calls
+
+    def feed(self, text: str) -> list[Part]:
+        self._held += text
+        parts: list[Part] = []
+        while self._step(parts):
+            pass
+        return parts
+
+    def _step(self, parts: list[Part]) -> bool:
+        """Read one element. Returns False when more text is needed."""
+        if self._reader is not None:
+            return self._read_call(self._reader, parts)
+        if self._is_between:
+            return self._skip_marks(parts)
+        before, mark, behind = cut(self._held, *self._openings)
+        said = before.rstrip()
+        if said and self._open_answer:
+            self._openings, said, mark, behind = (), self._held, "", ""
+        if said:
+            parts.append(Text(said))
+        self._held = behind if mark else self._held[len(said) :]
+        if mark:
+            self._dropped = before[len(said) :] + mark
+            self._is_between = bool(self._again)
+            self._reader = None if self._again else self._new_reader()
+        return bool(mark)
+
+    def _read_call(self, reader: CallReader, parts: list[Part]) -> bool:
+        new, self._held = reader.feed(self._held)
+        parts += new
+        if not (reader.is_broken or reader.is_over):
+            return False
+        if reader.is_broken:
+            parts.append(Text(self._dropped + reader.left))
+        if self._open_answer:
+            self._openings = ()
+        self._reader, self._dropped, self._is_between = None, "", reader.is_over
+        return True
+
+    def _skip_marks(self, parts: list[Part]) -> bool:
+        """Drop a mark. Returns False while one may still come."""
+        held = self._held.lstrip()
+        marks = (*self._closings, self._again) if self._again else self._closings
+        mark = next(filter(held.startswith, marks), None)
+        if mark is not None:
+            is_call, end = mark == self._again, len(self._held) - len(held) + len(mark)
+            if is_call or self._dropped:
+                self._dropped += self._held[:end]
+            self._held, self._is_between = self._held[end:], not is_call
+            self._reader = self._new_reader() if is_call else None
+            return True
+        if not held or any(mark.startswith(held) for mark in marks):
+            return False
+        if self._dropped:
+            parts.append(Text(self._dropped))
+            self._dropped = ""
+        else:
+            self._held = held
+        self._is_between = False
+        return True
+
+    def flush(self) -> list[Part]:
+        reader = self._reader
+        if reader is not None:
+            left = reader.left if reader.has_begun else self._dropped + reader.left
+        else:
+            left = "" if self._is_between and not self._dropped else self._dropped + self._held
+        return [Text(left)] if left else []
+
+
+PYTHON_START, PYTHON_END = "<|python_start|>", "<|python_end|>"  # of Llama 4
+TAGS = {
+    "qwen3_xml": Tags(
+        head=r"\s*<function=([^<>\s]+)>",
+        stop=">",
+        opening="<parameter=",
+        argument=r"<parameter=([^>]*)>\n?(.*?)\n?</parameter>",
+        closing="</parameter>",
+        end="</function>",
+    ),
+    "glm45": Tags(
+        head=r"\s*([\w.:-]+)\s*",
+        stop="<",
+        opening="<arg_key>",
+        argument=r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>",
+        closing="</arg_value>",
+        end="</tool_call>",
+        is_next=True,
+    ),
+    "minimax_m2": Tags(
+        head=r"\s*<invoke name=\"([^\"]+)\">",
+        stop=">",
+        opening="<parameter name=",
+        argument=r"<parameter name=\"([^\"]*)\">(.*?)</parameter>",
+        closing="</parameter>",
+        end="</invoke>",
+    ),
+}
+DEEPSEEK_BEGIN, DEEPSEEK_END = "<｜tool▁call▁begin｜>", ("<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>")
+DEEPSEEK_HEAD = {
+    "deepseek_v3": r"function<｜tool▁sep｜>([\w.:-]+)\n```json\n\s*",
+    "deepseek_v31": r"([\w.:-]+)<｜tool▁sep｜>\s*",
+}
+KIMI_HEAD = r"\s*(?:functions\.)?([\w.-]+?)(?::\d+)?\s*<\|tool_call_argument_begin\|>\s*"
+
+
+def _deepseek(form: str, *closings: str) -> ToolCalls:
+    reader = partial(NamedCall, DEEPSEEK_HEAD[form])
+    return MarkedCalls(("<｜tool▁calls▁begin｜>",), reader, (*closings, *DEEPSEEK_END), DEEPSEEK_BEGIN)
+
+
+def _tagged(form: str, tools: Tools, opening: str, closing: str) -> ToolCalls:
+    return MarkedCalls((opening,), partial(TaggedCall, TAGS[form], tools), (closing,))
+
+
+# For the tools of a request, which types of arguments may come from.
+PARSERS: dict[str, Callable[[Tools], ToolCalls]] = {
+    "hermes": lambda tools: MarkedCalls(("<tool_call>",), JsonCall, ("</tool_call>",)),
+    "json": lambda tools: JsonCalls(),
+    "deepseek_v3": lambda tools: _deepseek("deepseek_v3", "```"),
+    "deepseek_v31": lambda tools: _deepseek("deepseek_v31"),
+    "glm45": lambda tools: _tagged("glm45", tools, "<tool_call>", "</tool_call>"),
+    "granite": lambda tools: MarkedCalls(("<|tool_call|>", "<tool_call>"), JsonCallList),
+    "granite-20b-fc": lambda tools: MarkedCalls(("<function_call>",), JsonCall),
+    "jamba": lambda tools: MarkedCalls(("<tool_calls>",), JsonCallList, ("</tool_calls>",)),
+    "kimi_k2": lambda tools: MarkedCalls(
+        ("<|tool_calls_section_begin|>",),
+        partial(NamedCall, KIMI_HEAD),
+        ("<|tool_call_end|>", "<|tool_calls_section_end|>"),
+        "<|tool_call_begin|>",
+    ),
+    "lfm2": lambda tools: MarkedCalls(("<|tool_call_start|>[",), PythonCallList, ("<|tool_call_end|>",)),
+    "minimax_m2": lambda tools: _tagged("minimax_m2", tools, "<minimax:tool_call>", "</minimax:tool_call>"),
+    "mistral": lambda tools: MarkedCalls(("[TOOL_CALLS]",), MistralCalls),
+    "phi4_mini_json": lambda tools: MarkedCalls(("functools",), JsonCallList),
+    "pythonic": lambda tools: MarkedCalls((PYTHON_START + "[", "["), PythonCallList, (PYTHON_END,), open_answer=True),
+    "qwen3_xml": lambda tools: _tagged("qwen3_xml", tools, "<tool_call>", "</tool_call>"),
+    "seed_oss": lambda tools: _tagged("qwen3_xml", tools, "<seed:tool_call>", "</seed:tool_call>"),
+}

@@ -1,0 +1,90 @@
+"""What readers of tool calls have in common: the parts of an answer, and the way to a call's name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+MAX_HEAD = 256  # characters before the arguments of a call
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Text outside calls."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Thought:
+    """Text of the model's thoughts, which stand before the answer."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """The beginning of a call."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """A further piece of the JSON of the last call's arguments."""
+
+    text: str
+
+
+Part = Text | ToolCall | Arguments
+AnswerPart = Thought | Part
+
+
+class ToolCalls(Protocol):
+    """`feed` text, and `flush` at the end of the answer."""
+
+    def feed(self, text: str) -> Sequence[AnswerPart]: ...
+
+    def flush(self) -> Sequence[AnswerPart]: ...
+
+
+class CallReader:
+    """Reads one call, or a list of them, from its first character on.
+
+    `is_over` becomes True when its last character was read. `is_broken` becomes True if it is no call, which never
+    happens once its first part was passed on, as `has_begun` says.
+    """
+
+    def __init__(self) -> None:
+        self.text = ""  # all that was read, at least until it has begun
+        self.is_over = self.is_broken = self.has_begun = False
+
+    @property
+    def left(self) -> str:
+        """The text that was read and not passed on."""
+        return "" if self.has_begun else self.text
+
+    def feed(self, text: str) -> tuple[list[Part], str]:
+        """Return the new parts, and the text behind the call."""
+        raise NotImplementedError
+
+
+def read_name(
+    call: CallReader, text: str, stop: str, head: re.Pattern[str], num_of_stop: int
+) -> tuple[ToolCall | None, str]:
+    """Read on to the name of a call, which `stop` follows. Returns the beginning of the call, and the text behind it.
+
+    `num_of_stop` says how many characters of `stop` belong to the head.
+    """
+    whole = call.text + text
+    at = whole.find(stop, 0, MAX_HEAD)
+    if at < 0 and len(whole) < MAX_HEAD:
+        call.text = whole
+        return None, ""
+    end = MAX_HEAD if at < 0 else at + num_of_stop
+    call.text, rest = whole[:end], whole[end:]
+    found = None if at < 0 else head.fullmatch(call.text)
+    call.has_begun, call.is_broken = found is not None, found is None
+    return None if found is None else ToolCall(found[1]), rest
