@@ -1,7 +1,7 @@
 """The front end's side of the engine sockets.
 
-`Engines` keeps one connection to each engine, sends a request to the engine with the fewest outstanding tokens, or to
-that of its session, and puts each Response into the stream of its request. When an engine is lost, its requests end
+`Engines` keeps one connection to each engine, sends a request to the engine of its session, else to the one that has
+the least to do for it, and puts each Response into the stream of its request. When an engine is lost, its requests end
 with `EngineLost`; who has not seen a Result yet may submit to another. A stream that is closed before its end cancels
 its request.
 """
@@ -24,6 +24,7 @@ from lmi.engine.messages import (
     decode_to_front_end,
     encode,
 )
+from lmi.engine.prefixes import Prefixes
 from lmi.errors import EngineLost, ErrorInfo, GenerationFailed, LmiError, Unavailable, cause_line, from_info
 from lmi.executor import EngineInfo, Request, Response, ResponseError, Result
 from lmi.ipc.connection import Connection, Connections
@@ -188,24 +189,44 @@ class EngineConnection(Connection):
 class Engines(Connections[EngineConnection]):
     """The connections of one front end to all engines of one model."""
 
-    def __init__(self, sockets: Sequence[str], records: Sequence[EngineRecord]) -> None:
+    def __init__(
+        self, sockets: Sequence[str], records: Sequence[EngineRecord], *, has_prefix_cache: bool = True
+    ) -> None:
         super().__init__(EngineConnection, sockets, records)
         self._engines = records
         self._adapters: tuple[str, ...] = ()
+        self._prefixes = Prefixes(len(records)) if has_prefix_cache and len(records) > 1 else None
 
     def submit(self, request: Request, session: str | None = None, origin: Origin = ANYBODY) -> ResponseStream:
-        """Send a request to the engine of its session, else to the least loaded. Raises Unavailable without one."""
+        """Send a request to the engine of its session, else to the best one. Raises Unavailable without one."""
         candidates = self._candidates(_adapter_of(request))
         of_session = None if session is None else self._of_session(session, candidates)
-        return (of_session or _least_loaded(candidates)).submit(request, origin)
+        return self._submit(candidates if of_session is None else [of_session], request, origin)
 
     def submit_elsewhere(self, stream: ResponseStream, request: Request, origin: Origin) -> ResponseStream | None:
-        """Send the request of a stream to another engine, the least loaded. Returns None if no other is ready."""
+        """Send the request of a stream to another engine, the best one. Returns None if no other is ready."""
         others = [one for one in self._ready() if one is not stream.connection]
         adapter = _adapter_of(request)
         if adapter is not None:
             others = [one for one in others if one.info is not None and adapter in one.info.adapters]
-        return _least_loaded(others).submit(request, origin) if others else None
+        return self._submit(others, request, origin) if others else None
+
+    def _submit(self, engines: Sequence[EngineConnection], request: Request, origin: Origin) -> ResponseStream:
+        """Send a request to the engine with the fewest outstanding tokens, less those of the prompt that it has had."""
+        if self._prefixes is None:
+            return _least_loaded(engines).submit(request, origin)
+        num_known = self._prefixes.num_tokens(request)
+        slots = [slot for slot, connection in self.open.items() if connection in engines]
+        slot = min(slots, key=lambda slot: self.open[slot].num_outstanding_tokens - num_known[slot])
+        self._prefixes.note(request, slot)
+        return self.open[slot].submit(request, origin)
+
+    async def _connect(self, slot: int) -> None:
+        try:
+            await super()._connect(slot)
+        finally:
+            if self._prefixes is not None:
+                self._prefixes.forget(slot)
 
     async def ready(self, adapter: str | None = None) -> EngineInfo:
         """Return facts about the model, which are equal for all replicas except `adapters`.

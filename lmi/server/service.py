@@ -45,7 +45,9 @@ class Service:
         if config.is_user_code:
             sessions, folder = Sessions.of(runtime), runtime.path.name
             return cls(config, block, front_end, user_code=user_code, sessions=sessions, folder=folder)
-        engines = Engines([runtime.engine_socket(i) for i in range(len(block.engines))], block.engines)
+        sockets = [runtime.engine_socket(slot) for slot in range(len(block.engines))]
+        has_prefix_cache = config.engine.enable_prefix_caching is not False
+        engines = Engines(sockets, block.engines, has_prefix_cache=has_prefix_cache)
         tokenizer = Tokenizer.load(config.model.path)
         pipeline = Pipeline.of(tokenizer, engines, config.model)
         limits = config.server.max_adapters, config.engine.model_loading_timeout_s

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from lmi.engine.client import ANYBODY, Engines, ResponseStream
@@ -245,6 +246,32 @@ def test_the_least_loaded_engine_gets_the_request(tmp_path: Path) -> None:
             await until(lambda: len(first.heard) == 1 and len(second.heard) == 3)
             streams[0].close()
             assert client.open[1].num_outstanding_tokens == 2 * 8
+
+    run(test)
+
+
+def test_a_prompt_goes_to_the_engine_that_has_had_its_beginning_unless_that_has_much_to_do(tmp_path: Path) -> None:
+    first, second = (Request(input_token_ids=(token_id,) * 192, max_tokens=8) for token_id in (1, 2))
+
+    async def test() -> None:
+        async with engines(tmp_path, num=2) as (client, scripted, _):
+
+            def slot_of(request: Request) -> int:
+                streams.append(client.submit(request))
+                return next(slot for slot, one in client.open.items() if one is streams[-1].connection)
+
+            streams: list[ResponseStream] = []
+            assert [slot_of(first), slot_of(second)] == [0, 1]
+            for stream in streams:
+                stream.close()
+            assert [slot_of(each) for each in (second, first, second)] == [1, 0, 1]
+            assert slot_of(second) == 0, "to compute its beginning again takes less than what is queued before it"
+            for stream in streams:
+                stream.close()
+            assert slot_of(msgspec.structs.replace(second, cache_salt="another's")) == 0
+            await scripted[0].stop()
+            await until(lambda: list(client.open) == [1])
+            assert client._prefixes is not None and client._prefixes.num_tokens(first)[0] == 0
 
     run(test)
 

@@ -1,0 +1,55 @@
+"""Remembers which engines have computed the beginnings of which prompts, whose keys and values they may still cache."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+
+from lmi.executor import Request
+
+BLOCK_SIZE = 64  # tokens
+MAX_BLOCKS = 1 << 15  # so that 2 million tokens of prompts are known
+MAX_PROMPT_BLOCKS = 256  # what is behind them is not looked at
+
+
+class Prefixes:
+    """Whole blocks of prompts, each with all that stands before it, and the slots of the engines that had them.
+
+    A prompt shares with those of its adapter and its `cache_salt` only.
+    """
+
+    def __init__(self, num_slots: int) -> None:
+        self._num_slots = num_slots
+        self._slots: OrderedDict[int, int] = OrderedDict()  # bits of slots by the hash of a block; the oldest first
+
+    def note(self, request: Request, slot: int) -> None:
+        """Note that the engine in a slot computes a prompt."""
+        for key in _keys(request):
+            self._slots[key] = self._slots.pop(key, 0) | 1 << slot
+        while len(self._slots) > MAX_BLOCKS:
+            self._slots.popitem(last=False)
+
+    def num_tokens(self, request: Request) -> list[int]:
+        """Return how many tokens at the beginning of a prompt the engine in each slot has had."""
+        known = [0] * self._num_slots
+        slots = -1  # all
+        for key in _keys(request):
+            if not (slots := slots & self._slots.get(key, 0)):
+                break
+            for slot in range(self._num_slots):
+                known[slot] += BLOCK_SIZE * (slots >> slot & 1)
+        return known
+
+    def forget(self, slot: int) -> None:
+        """Forget what the engine in a slot had, because it was lost."""
+        for key in self._slots:
+            self._slots[key] &= ~(1 << slot)
+
+
+def _keys(request: Request) -> Iterator[int]:
+    """Yield the hash of each whole block with all before it."""
+    token_ids, adapter = request.input_token_ids, request.lora_config
+    key = hash((None if adapter is None else adapter.name, request.cache_salt))
+    for start in range(0, min(len(token_ids) // BLOCK_SIZE, MAX_PROMPT_BLOCKS) * BLOCK_SIZE, BLOCK_SIZE):
+        key = hash((key, tuple(token_ids[start : start + BLOCK_SIZE])))
+        yield key
