@@ -72,7 +72,7 @@ STILL = {
 # Lines of Python. A room may shrink freely. To grow, it changes its row in the same commit, which says why.
 MAX_LINES = {
     "lmi/adapters": 820,
-    "lmi/apis": 6_360,
+    "lmi/apis": 6_410,
     "lmi/client": 1060,
     "lmi/engine": 1480,
     "lmi/executor": 910,

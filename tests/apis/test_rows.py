@@ -217,8 +217,9 @@ def test_a_wrong_type_or_range_is_refused_with_the_name_even_where_it_has_no_eff
         assert spelled in str(caught.value), value
 
 
-def test_every_row_has_a_sentence_for_descriptions() -> None:
-    assert [row.name for row in parameters.ROWS.values() if not row.help.endswith(".")] == []
+@pytest.mark.parametrize("table", [parameters.ROWS, *(asking.table for asking in APIS.values())])
+def test_every_row_has_a_sentence_for_descriptions(table: ParameterTable) -> None:
+    assert [name for name, row in table.items() if not row.help.endswith(".")] == []
 
 
 def test_every_field_of_the_contract_s_sampling_has_a_value_here() -> None:

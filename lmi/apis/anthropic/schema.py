@@ -14,7 +14,7 @@ from lmi.apis.base.guides import CONTRACT_NAME, AskedGuide, an_object, check_lev
 from lmi.apis.base.parameters import Given, Parameter, ParameterTable, rows
 from lmi.apis.base.readers import Message, Parsed, boolean, choice, takes, text
 from lmi.apis.openai.chat_schema import chat_request, content_text
-from lmi.apis.openai.schema import SHARED, OpenAIFormat, anything, hidden
+from lmi.apis.openai.schema import SHARED, TOOLS, OpenAIFormat, anything, hidden
 from lmi.apis.openai.tools import ToolChoice, Tools, flat_tools, function_choice, mode_choice
 from lmi.errors import InvalidParameter, Unsupported, shorten
 
@@ -37,11 +37,16 @@ def _thinking(name: str, value: object) -> dict[str, Any]:
 MESSAGES = ParameterTable(
     {name: SHARED[name] for name in "model stream max_tokens temperature top_p top_k cache_salt priority".split()}
     | rows("stop_sequences")
-    | {name: Parameter(name, anything) for name in ("system", "tools", "tool_choice")}
+    | TOOLS
     | {
-        "messages": Parameter("messages", anything, fields=("inputs", "input_token_ids")),
-        "thinking": Parameter("chat_template_kwargs", _thinking),
-        "output_config": Parameter("output_config", an_object),
+        "system": Parameter("system", anything, help="What the model is told before the conversation."),
+        "messages": Parameter(
+            "messages", anything, fields=("inputs", "input_token_ids"), help="The conversation so far."
+        ),
+        "thinking": Parameter(
+            "chat_template_kwargs", _thinking, help="Whether the chat template lets the model think."
+        ),
+        "output_config": Parameter("output_config", an_object, help="The `format` that the answer must have."),
     },
     hidden=hidden(CANNOT, WITHOUT_EFFECT),
 )

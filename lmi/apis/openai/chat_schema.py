@@ -37,9 +37,12 @@ CANNOT_CHAT = schema.CANNOT | {
 }
 CHAT = ParameterTable(
     schema.SHARED
-    | {name: Parameter(name, schema.anything) for name in ("tools", "tool_choice", "modalities")}
+    | schema.TOOLS
     | {
-        "messages": Parameter("messages", schema.anything, fields=("inputs", "input_token_ids")),
+        "messages": Parameter(
+            "messages", schema.anything, fields=("inputs", "input_token_ids"), help="The conversation so far."
+        ),
+        "modalities": Parameter("modalities", schema.anything, help="Nothing but `text`."),
         "max_completion_tokens": Parameter(
             "max_completion_tokens", integer(1), help="The answer ends after so many tokens."
         ),

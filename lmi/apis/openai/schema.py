@@ -143,6 +143,10 @@ SHARED: dict[str, Parameter] = rows(
         help="The form of the answer at `/invocations`.",
     ),
 }
+TOOLS = {
+    "tools": Parameter("tools", anything, help="Functions that the model may call."),
+    "tool_choice": Parameter("tool_choice", anything, help="Which of the tools the answer calls, if it must."),
+}
 # Fields of OpenAI's and vLLM's APIs that change no answer of this server.
 WITHOUT_EFFECT = (
     "user metadata store service_tier safety_identifier prompt_cache_key prompt_cache_retention verbosity "
@@ -165,7 +169,9 @@ def hidden(cannot: Mapping[str, str], without_effect: Iterable[str] = WITHOUT_EF
 COMPLETION = ParameterTable(
     SHARED
     | {
-        "prompt": Parameter("prompts", anything, fields=("inputs", "input_token_ids")),
+        "prompt": Parameter(
+            "prompts", anything, fields=("inputs", "input_token_ids"), help="A text or token ids, or a list of them."
+        ),
         "max_tokens": replace(ROWS["max_new_tokens"], read=readers.integer(0)),
         "best_of": replace(ROWS["best_of"], off=()),
         "logprobs": Parameter(
@@ -175,7 +181,7 @@ COMPLETION = ParameterTable(
             help="How many alternatives to each token the answer has, with log-probs.",
         ),
         "echo": Parameter("return_full_text", readers.boolean, help="Whether the answer begins with the prompt."),
-        "suffix": Parameter("suffix", readers.text),
+        "suffix": Parameter("suffix", readers.text, help="What follows the answer; refused unless it is empty."),
     },
     hidden=hidden(CANNOT),
 )

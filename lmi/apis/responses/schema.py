@@ -14,9 +14,9 @@ from typing import Any
 
 from lmi.apis.base.guides import CONTRACT_NAME, AskedGuide, an_object, check_levels, json_schema
 from lmi.apis.base.parameters import ROWS, Given, Parameter, ParameterTable
-from lmi.apis.base.readers import Message, Parsed, boolean, choice, refused, text
-from lmi.apis.openai.chat_schema import chat_request, content_text, parsed_arguments
-from lmi.apis.openai.schema import CANNOT, SHARED, WITHOUT_EFFECT, OpenAIFormat, anything, hidden
+from lmi.apis.base.readers import Message, Parsed, choice, refused, text
+from lmi.apis.openai.chat_schema import CHAT, chat_request, content_text, parsed_arguments
+from lmi.apis.openai.schema import CANNOT, SHARED, TOOLS, WITHOUT_EFFECT, OpenAIFormat, anything, hidden
 from lmi.apis.openai.tools import flat_tools, tool_choice
 from lmi.apis.responses.state import SETTINGS, ResponseState
 from lmi.errors import InvalidParameter, Unsupported, shorten
@@ -56,17 +56,23 @@ RESPONSES = ParameterTable(
         name: SHARED[name]
         for name in "model stream temperature top_p presence_penalty frequency_penalty cache_salt priority".split()
     }
-    | {name: Parameter(name, anything) for name in ("tools", "tool_choice")}
+    | TOOLS
     | {
-        "input": Parameter("input", anything, fields=("inputs", "input_token_ids")),
-        "instructions": Parameter("instructions", text),
+        "input": Parameter(
+            "input", anything, fields=("inputs", "input_token_ids"), help="A text, or the items of the conversation."
+        ),
+        "instructions": Parameter("instructions", text, help="What the model is told before the conversation."),
         "max_output_tokens": ROWS["max_new_tokens"],
-        "metadata": Parameter("metadata", an_object),
-        "parallel_tool_calls": Parameter("parallel_tool_calls", boolean),
-        "reasoning": Parameter("reasoning_effort", _reasoning),
-        "text": Parameter("text", an_object),
-        "truncation": Parameter("truncation", choice(("disabled",))),
-        "top_logprobs": Parameter("top_logprobs", refused("/v1/chat/completions tells log-probs", 0)),
+        "metadata": Parameter("metadata", an_object, help="Given back as it is."),
+        "parallel_tool_calls": CHAT["parallel_tool_calls"],
+        "reasoning": Parameter("reasoning_effort", _reasoning, help="Its `effort` is a variable of the chat template."),
+        "text": Parameter("text", an_object, help="The `format` that the answer must have."),
+        "truncation": Parameter(
+            "truncation", choice(("disabled",)), help="A conversation that is too long is refused."
+        ),
+        "top_logprobs": Parameter(
+            "top_logprobs", refused("/v1/chat/completions tells log-probs", 0), help="Nothing but 0."
+        ),
     },
     hidden=hidden(CANNOT_RESPOND, SILENT),
 )

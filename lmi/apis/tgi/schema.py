@@ -41,8 +41,13 @@ PARAMETERS = ParameterTable(
         "top_k": replace(ROWS["top_k"], read=integer(1)),
         "top_p": replace(ROWS["top_p"], read=number(0, 1, low_open=True)),
         "top_n_tokens": replace(ROWS["num_top_log_probs"], read=integer(0, parameters.MAX_TOP_N_TOKENS)),
-        "grammar": Parameter("guided_decoding", tgi_grammar, fields=("guided_decoding_params",)),
-        "watermark": Parameter("watermark", boolean, (False,)),
+        "grammar": Parameter(
+            "guided_decoding",
+            tgi_grammar,
+            fields=("guided_decoding_params",),
+            help="The structure that the answer must have.",
+        ),
+        "watermark": Parameter("watermark", boolean, (False,), help="No effect."),
     },
     in_parameters,
 )

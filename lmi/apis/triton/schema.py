@@ -171,20 +171,26 @@ MEANT = rows(
     logprobs="num_top_log_probs",
     lora_name="adapter",
 ) | {
-    "text_input": Parameter("prompt", _prompt, fields=("inputs", "input_token_ids")),
-    "stream": Parameter("stream", readers.boolean),
+    "text_input": Parameter("prompt", _prompt, fields=("inputs", "input_token_ids"), help="The prompt."),
+    "stream": Parameter("stream", readers.boolean, help="Whether the answer comes token by token."),
     "max_tokens": replace(ROWS["max_new_tokens"], off=(DEFAULT_MAX_NEW_TOKENS,)),
     "temperature": replace(ROWS["temperature"], off=(0,)),
     "stop_words": replace(ROWS["stop_sequences"], read=STOP_WORDS),
-    "stop": Parameter("stop", _stop, ((),)),
+    "stop": Parameter("stop", _stop, ((),), help="Texts that end the answer."),
     "bad_words": replace(ROWS["bad_sequences"], read=_words(readers.MAX_WORDS)),
     "logits_post_processor_name": replace(ROWS["logits_post_processor_name"], off=("",)),
     "guided_decoding_guide_type": Parameter(
-        "guide_type", _unless_empty(readers.choice(tuple(GUIDE_TYPES))), fields=("guided_decoding_params",)
+        "guide_type",
+        _unless_empty(readers.choice(tuple(GUIDE_TYPES))),
+        fields=("guided_decoding_params",),
+        help="The kind of structure that the answer must have.",
     ),
-    "guided_decoding_guide": Parameter("guide", _unless_empty(readers.text)),
+    "guided_decoding_guide": Parameter("guide", _unless_empty(readers.text), help="That structure."),
     "exclude_input_in_output": replace(ROWS["return_full_text"], read=_negated),
-    **{name: Parameter(name, readers.boolean, (False,)) for name in RETURNS},
+    **{
+        name: Parameter(name, readers.boolean, (False,), help=f"Whether the answer has {' and '.join(keys)}.")
+        for name, keys in RETURNS.items()
+    },
 }
 TWINS = {  # the names of other models
     "streaming": "stream",
