@@ -123,6 +123,14 @@ def test_the_pages_say_how_their_commands_are_found() -> None:
     assert "buildx" in PAGES["docker"].read_text().partition("```")[0]
 
 
+def test_what_troubleshooting_quotes_is_said_somewhere() -> None:
+    rows = re.findall(r"^\| (.*?) \|", PAGES["troubleshooting"].read_text().replace(r"\|", "!"), re.MULTILINE)
+    said = [part.strip() for row in rows for quoted in re.findall("`(.*?)`", row) for part in quoted.split("…")]
+    sources = "".join(path.read_text() for folder in ("lmi", "handlers") for path in ROOT.glob(f"{folder}/**/*.py"))
+    known = sources + PAGES["options"].read_text() + PAGES["metrics"].read_text() + "<!im_end!>"
+    assert len(said) > 20 and [part for part in said if part not in known] == []
+
+
 def test_what_readme_calls_not_yet_there_is_not_there() -> None:
     [row] = re.findall(r"^\| Not yet \| (.*) \|$", (ROOT / "README.md").read_text(), re.MULTILINE)
     paths = set(re.findall(r"`(/\S+)`", row))
