@@ -461,7 +461,7 @@ def expect_shown(shown: str, printed: str) -> None:
     assert re.fullmatch(pattern, printed.strip(), re.DOTALL), f"the page shows {shown!r}, printed was {printed!r}"
 
 
-REFERENCE = {"engines", "options", "performance", "reliability", "security"}  # pages of tables
+REFERENCE = {"engines", "licences", "options", "performance", "reliability", "security"}  # pages of tables
 OF_ANOTHER_TEST = {"library"}  # tests/handlers/test_library_page.py runs its programs in one process
 
 

@@ -38,6 +38,12 @@ def test_what_only_the_build_needs_is_not_among_what_lmi_needs() -> None:
     assert "hatchling" in read("build") and not read("build").keys() & read("base").keys()
 
 
+def test_the_page_of_licences_has_what_an_image_has() -> None:
+    page = (LOCKS.parent.parent / "docs" / "licences.md").read_text()
+    told = re.findall(r"^\| ([a-z][\w.-]+) \| \S.* \|$", page, re.MULTILINE)
+    assert told[1:] == sorted(read("base") | read("aws") | read("torch")), "scripts/licences writes it"
+
+
 def test_the_packages_that_depend_on_the_machine_stand_outside() -> None:
     assert all(not OUTSIDE & read(lock).keys() for lock in NAMES)
 
