@@ -108,15 +108,17 @@ def banner(config: Config, port: int, report: LoadReport, after_s: float) -> str
         "engine": ", ".join(filter(None, (report.engine, report.device, _dtype(config, report), kernels, replicas))),
         "context": f"{report.max_sequence_length} tokens, {report.max_num_sequences} requests at once",
     }
+    openai = {"openai": f"{url}/v1 is the base_url of OpenAI's clients"}
     body = """'{"inputs": "Tell me a story about a fox.", "parameters": {"max_new_tokens": 100}}'"""
     if (code := config.user_code) is not None and code.handler is not None:
         answering = f"{code.handler} in {code.path}, one request at a time"
-        rows = {"model": config.model.name, "code": ", ".join(filter(None, (answering, replicas)))}
+        rows, openai = {"model": config.model.name, "code": ", ".join(filter(None, (answering, replicas)))}, {}
         body = f"@FILE    # FILE holds what {code.handler} reads"
     rows |= {
         "ready": f"after {after_s:.1f} s ({stages})",
         "answers": f"{url}/invocations",
-        "browser": f"{url}/playground",
+        **openai,
+        "browser": f"{url}/playground, {url}/docs",
         "health": f"{url}/ping",
         "metrics": f"{url}/metrics",
     }

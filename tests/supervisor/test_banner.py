@@ -38,7 +38,8 @@ def test_ready_is_one_json_event_where_the_log_is_json(capsys: pytest.CaptureFix
 @pytest.mark.parametrize(("host", "url"), [("0.0.0.0", "127.0.0.1"), ("::", "127.0.0.1"), ("::1", "[::1]"), ("h", "h")])
 def test_the_banner_has_urls_that_work_from_this_machine(host: str, url: str) -> None:
     text = banner(config("text", host), 8081, REPORT, after_s=2.0)
-    assert f"http://{url}:8081/playground" in text
+    assert f"http://{url}:8081/playground, http://{url}:8081/docs" in text
+    assert f"http://{url}:8081/v1 is the base_url" in text
     for path in ("ping", "invocations", "metrics"):
         assert f"http://{url}:8081/{path}" in text
     assert "weights 1.2, warm-up 0.5" in text and "512 tokens" in text
@@ -65,6 +66,7 @@ def test_a_handler_is_announced_by_its_file_and_has_no_context_length(capsys: py
     fox = replace(config("text"), user_code=UserCodeConfig(path="/models/fox/model.py", handler="handle"))
     text = banner(fox, 8080, REPORT, after_s=2.0)
     assert "  model    fox\n  code     handle in /models/fox/model.py, one request at a time\n" in text
+    assert "/v1" not in text
     assert text.endswith("/invocations -d @FILE    # FILE holds what handle reads\n") and "context" not in text
     report = LoadReport(engine="model.py", stages_s={"load": 0.5})
     say_ready(replace(fox, server=config().server), 8080, report, after_s=2.0)
