@@ -153,7 +153,7 @@ def check_lmi(words: list[str]) -> None:
 
 
 def check_curl(words: list[str]) -> None:
-    servers = ("localhost:8080/", "localhost:8090/", "https://localhost:8080/")
+    servers = ("localhost:8080/", "localhost:8082/", "localhost:8090/", "https://localhost:8080/")
     [url] = [word for word in words if word.startswith(servers)]
     flags = {"-d": 1, "-H": 1, "-X": 1, "--data-binary": 1, "--cacert": 1}
     assert rest_of(words, flags) == [url]

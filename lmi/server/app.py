@@ -28,6 +28,7 @@ from lmi.server.cors import CrossOrigin
 from lmi.server.front_end import FrontEnd
 from lmi.server.keys import PROBES
 from lmi.server.models import Models
+from lmi.server.ports import check_port
 from lmi.server.routes import anthropic, batch, health, invocations, kserve, openai, pages, tgi, tokens
 from lmi.server.service import Service
 from lmi.sessions.http import kept_clean
@@ -135,6 +136,7 @@ class ErrorMiddleware:
         if not self._front_end.keys and exchange.given_keys:
             self._front_end.report_key()
         try:
+            check_port(exchange, self._front_end.config.management_port)
             self._front_end.keys.check(exchange)
             async with self._counted_open(exchange):
                 await self._app(scope, receive, send)

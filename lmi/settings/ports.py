@@ -10,7 +10,7 @@ from collections.abc import Container
 from dataclasses import replace
 
 from lmi.errors import BadConfiguration, OutOfMemory
-from lmi.settings.config import Config
+from lmi.settings.config import Config, ServerConfig
 from lmi.settings.engine_choice import ChosenEngine, Replicas
 from lmi.settings.kinds import GATEWAY_PORT
 from lmi.settings.values import Values
@@ -23,7 +23,7 @@ def choose_ports(values: Values, engine: ChosenEngine, replicas: Replicas) -> Re
     given_range: tuple[int, int] | None = values.given(RANGE)
     if given_range is None:
         return replicas
-    ports = _ports(given_range, values.final("port"))
+    ports = _ports(given_range, values.final("port"), values.final("management_port"))
     allowed = f"a port of {RANGE}, {given_range[0]}-{given_range[1]}, but not the server's own"
     environ = {**values.here.environ, **values.final("option.env")}
     asked = {name: environ[name] for name in engine.handler.port_variables if name in environ}
@@ -52,6 +52,20 @@ def spare_port(config: Config) -> int | None:
     return left[-1]
 
 
+def check_management_port(values: Values) -> None:
+    """Refuse a management port that another listener has, or that the range does not allow."""
+    port, key = values.given("management_port"), "management_port"
+    given_range: tuple[int, int] | None = values.given(RANGE)
+    if port is None:
+        return
+    if port in (values.final("port"), values.final("with_gateway")):
+        values.refuse(key, "a port that no other listener has")
+    elif given_range is not None and not given_range[0] <= port <= given_range[1]:
+        values.refuse(key, f"a port of {RANGE}, {given_range[0]}-{given_range[1]}")
+    elif values.final("multi_model") and values.final("with_gateway") is not None:
+        values.refuse(key, "no such port where the gateway loads and unloads models (with_gateway, multi_model)")
+
+
 def choose_gateway_port(config: Config) -> Config:
     """Return the settings with a gateway's port that the range allows, if there are both.
 
@@ -74,7 +88,7 @@ def choose_free_ports(config: Config, taken: Container[int]) -> Config:
     given_range, num_wanted = config.server.safe_port_range, len(config.engine.ports)
     if given_range is None or not num_wanted:
         return config
-    left = [port for port in _ports(given_range, config.server.port) if port not in taken]
+    left = [port for port in _of_others(given_range, config.server) if port not in taken]
     if len(left) < num_wanted:
         said = f"{RANGE}={given_range[0]}-{given_range[1]}: {len(left)} ports are left"
         raise OutOfMemory(f"{said}, and the engines of the model need {num_wanted}")
@@ -83,8 +97,12 @@ def choose_free_ports(config: Config, taken: Container[int]) -> Config:
 
 def _free(config: Config, given_range: tuple[int, int]) -> list[int]:
     """Return the ports of the range that neither the server nor its engines use."""
-    return [port for port in _ports(given_range, config.server.port) if port not in config.engine.ports]
+    return [port for port in _of_others(given_range, config.server) if port not in config.engine.ports]
 
 
-def _ports(given_range: tuple[int, int], server_port: int) -> list[int]:
-    return [port for port in range(given_range[0], given_range[1] + 1) if port != server_port]
+def _of_others(given_range: tuple[int, int], server: ServerConfig) -> list[int]:
+    return _ports(given_range, server.port, server.management_port)
+
+
+def _ports(given_range: tuple[int, int], *of_server: int | None) -> list[int]:
+    return [port for port in range(given_range[0], given_range[1] + 1) if port not in of_server]

@@ -21,7 +21,7 @@ from lmi.settings.machine import Machine
 from lmi.settings.model_choice import MODEL, Fetched
 from lmi.settings.model_folder import find_folder
 from lmi.settings.options import is_of_server, of_other_images, unused_of_platform
-from lmi.settings.ports import choose_gateway_port, choose_ports
+from lmi.settings.ports import check_management_port, choose_gateway_port, choose_ports
 from lmi.settings.properties import Properties, read
 from lmi.settings.values import FILE, Given, Problems, Resolved, Surroundings, Values, collect, pick
 from lmi.sources.place import default_download_dir
@@ -183,6 +183,7 @@ def _choose_for_server(values: Values) -> Values:
         if key in values:
             values.warn(f"{values.how_given(key).said}: less than max_request_size, so {largest} bytes count")
         values = values.settle(key, largest, "max_request_size")
+    check_management_port(values)
     num_workers = min(4, max(1, here.machine.num_cores // 2))
     if here.machine.is_container:
         values = values.choose("host", "0.0.0.0", "this is a container")

@@ -27,6 +27,11 @@ class ServerConfig:
         platform=("SAGEMAKER_BIND_TO_PORT",),
         own_kinds={"SAGEMAKER_BIND_TO_PORT": integer(1, 65535)},
     )
+    management_port: int | None = option(
+        None,
+        integer(1, 65535),
+        "port of metrics, docs and the routes that change models and adapters; `port` answers them 404 then",
+    )
     inference_address: ClassVar = Option(None, kinds.ADDRESS, "host and port in one")
     gateway_port: int | None = option(
         None,

@@ -108,14 +108,19 @@ def _worker(
 
 
 def front_end(
-    runtime: ServerRuntime, block: Block, listener: socket.socket, app: str, cores: Callable[[], Sequence[int]]
+    runtime: ServerRuntime,
+    block: Block,
+    listeners: Sequence[socket.socket],
+    app: str,
+    cores: Callable[[], Sequence[int]],
 ) -> ChildKind:
     """Return the kind of the gunicorn master, which starts and restarts its workers.
 
     If it dies, its workers finish their requests. `cores` are those it is bound to when it starts; none: all.
     """
-    fd, user = listener.fileno(), runtime.config.user
-    command = [sys.executable, "-P", "-m", "gunicorn", "-c", "python:lmi.server.gunicorn", "-b", f"fd://{fd}", app]
+    fds, user = tuple(listener.fileno() for listener in listeners), runtime.config.user
+    bound = [word for fd in fds for word in ("-b", f"fd://{fd}")]
+    command = [sys.executable, "-P", "-m", "gunicorn", "-c", "python:lmi.server.gunicorn", *bound, app]
     return ChildKind(
         title="front end",
         argv=lambda slot: command,
@@ -123,7 +128,7 @@ def front_end(
             environment.of_server(_environ(runtime.path, user)) | (variable(cores()) if cores() else {})
         ),
         user=user,
-        inherited_fds=(fd,),
+        inherited_fds=fds,
         folder=str(runtime.path),  # gunicorn imports from its working directory, and a model folder is not trusted
         oom_score=FRONT_END_OOM_SCORE,
         restarts=lambda: RestartTable(MAX_FRONT_END_DEATHS, 600.0, first_delay_s=0.05),

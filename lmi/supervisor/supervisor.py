@@ -67,7 +67,7 @@ class Supervisor:
         self,
         runtime: ServerRuntime,
         block: Block,
-        listener: socket.socket,
+        listeners: Sequence[socket.socket],
         signals: linux.Signals,
         steps: Iterator[Stage | Config],
         app: str,
@@ -75,15 +75,15 @@ class Supervisor:
         self._runtime = runtime
         self._config = runtime.config
         self._block = block
-        self._listener = listener
+        self._listeners = listeners  # of the server's port, and of that for management, if there is one
         self._signals = signals
         self._steps = steps
         self._stage: Stage | None = None
         self._models = RunningModels(runtime)
         self._claims = ExitStack()
         self._cores: Sequence[int] = ()  # of the front ends; none: all
-        self._front_end = Child(kinds.front_end(runtime, block, listener, app, lambda: self._cores))
-        self._gateways = gateways(runtime, listener)
+        self._front_end = Child(kinds.front_end(runtime, block, listeners, app, lambda: self._cores))
+        self._gateways = gateways(runtime, listeners[0])
         self._fetches = FetchProcesses(runtime)
         self._pauses = Pauses(LATE_TURN_S)
         self._phase = Phase.STARTING
@@ -232,13 +232,13 @@ class Supervisor:
             return
         if self._config.multi_model:
             self._enter(Phase.READY)
-            say_ready_for_models(self._config, self._listener.getsockname()[1], time.monotonic() - self._started_s)
+            say_ready_for_models(self._config, self._listeners[0].getsockname()[1], time.monotonic() - self._started_s)
             return
         for model in self._models:
             if model.is_ready and model.has_front_end:
                 self._enter(Phase.READY)
                 after_s = time.monotonic() - self._started_s
-                say_ready(model.config, self._listener.getsockname()[1], model.report(), after_s)
+                say_ready(model.config, self._listeners[0].getsockname()[1], model.report(), after_s)
 
     def _warn_of_slow_start(self, now: float) -> None:
         """Warn once on SageMaker if the server takes so long to be ready that the platform may give up."""
@@ -265,7 +265,7 @@ class Supervisor:
         timeout_s, since_s = self._config.drain_timeout_s, self._pauses.ran_s(self._phase_s, now)
         is_serving = self._config.multi_model or any(model.has_ready_process for model in self._models)
         if self._is_listening and (since_s >= drain_notice_s(timeout_s) or not is_serving):
-            self._listener.close()
+            self._stop_listening()
             self._front_end.send(signal.SIGTERM)
         if not self._is_listening and (not is_serving or not self._has_front_ends()):
             _send(self._workers, signal.SIGTERM)
@@ -276,7 +276,11 @@ class Supervisor:
 
     @property
     def _is_listening(self) -> bool:
-        return self._listener.fileno() >= 0
+        return self._listeners[0].fileno() >= 0
+
+    def _stop_listening(self) -> None:
+        for listener in self._listeners:
+            listener.close()
 
     def _has_front_ends(self) -> bool:
         """Return whether the master runs, or workers of a master that died."""
@@ -289,7 +293,7 @@ class Supervisor:
 
     def _stop_all(self) -> None:
         """Stop all children. At its end no child is left that can be killed, and clients have got their errors."""
-        self._listener.close()
+        self._stop_listening()
         self._stop(self._workers)
         if self._front_end.pid is not None:
             self._wait_while(lambda: any(record.num_in_flight for record in self._block.frontends))
@@ -361,7 +365,7 @@ def serve(resolved: Resolved, settle: Settle, app: str = APP) -> int:
     config = resolved.config.server
     _raise_file_limit()
     check_certificate(config.ssl_certfile, config.ssl_keyfile)
-    listener = bind(config.host, config.port)
+    listeners = [bind(config.host, port) for port in (config.port, config.management_port) if port is not None]
     linux.set_title("lmi-supervisor")
     linux.adopt_orphans()
     linux.set_oom_score(OWN_OOM_SCORE)
@@ -375,9 +379,9 @@ def serve(resolved: Resolved, settle: Settle, app: str = APP) -> int:
         if config.user is not None:
             check_user(config.user, runtime)
         steps = stages(resolved, settle, runtime)
-        url = local_url(config.host, listener.getsockname()[1], config.scheme)
+        url = local_url(config.host, listeners[0].getsockname()[1], config.scheme)
         with leftovers.running(runtime.path, url):
-            return Supervisor(runtime, runtime.attach(), listener, signals, steps, app).run()
+            return Supervisor(runtime, runtime.attach(), listeners, signals, steps, app).run()
     finally:
         runtime.remove()
 

@@ -70,3 +70,23 @@ def test_a_given_port_outside_of_the_range_is_a_fault(
 @pytest.mark.usefixtures("vllm")
 def test_a_given_port_of_the_range_is_taken(folder: Path) -> None:
     ports(folder, f"{VLLM}option.master_port=8090", **{RANGE: "8081-8099", "VLLM_PORT": "8099"})
+
+
+@pytest.mark.parametrize(
+    ("text", "environ", "allowed"),
+    [
+        ("port=8082", {}, "a port that no other listener has"),
+        ("with_gateway=8082", {}, "a port that no other listener has"),
+        ("", {RANGE: "8090-8099"}, "a port of safe_port_range, 8090-8099"),
+        ("", {RANGE: "8090-8099", "SAGEMAKER_BIND_TO_PORT": "8090"}, "a port of safe_port_range, 8090-8099"),
+    ],
+)
+def test_a_management_port_is_one_that_is_left(folder: Path, text: str, environ: dict[str, str], allowed: str) -> None:
+    (fault,) = faults(folder, f"management_port=8082\n{text}", environ=environ)
+    assert fault == f"management_port='8082' (serving.properties:1): allowed is {allowed}"
+
+
+@pytest.mark.usefixtures("vllm")
+def test_no_engine_takes_the_management_port(folder: Path) -> None:
+    config = ports(folder, f"{VLLM}maxWorkers=1\nmanagement_port=8081", **{RANGE: "8080-8084"})
+    assert config.engine.ports == (8082, 8083) and spare_port(config) == 8084

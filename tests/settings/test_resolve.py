@@ -10,7 +10,7 @@ import pytest
 
 from handlers.lmi_dist.about import HANDLER as LMI_DIST
 from lmi.settings.config import EngineConfig, ModelConfig, ServerConfig
-from lmi.settings.kinds import TOOL_CALL_FORMS
+from lmi.settings.kinds import REASONING_FORMS, TOOL_CALL_FORMS
 from lmi.settings.machine import Machine, is_container
 from lmi.settings.options import OPTIONS
 from tests.settings.settling import faults, settle, source_of
@@ -475,6 +475,7 @@ def test_a_bad_value_that_is_shadowed_stops_nothing(folder: Path) -> None:
         ("tool_call_parser", "text", "text"),
         ("reasoning_parser", "deepseek_r1", "think"),
         ("reasoning_parser", "qwen3", "think"),
+        ("reasoning_parser", "openai_gptoss", "openai"),
     ],
 )
 @pytest.mark.parametrize("engine", ["lmi-dist", "vllm"])
@@ -489,7 +490,7 @@ def test_vllms_names_of_a_form_that_we_read_mean_it(folder: Path, key: str, name
     ("key", "name", "instead", "known"),
     [
         ("tool_call_parser", "step3p5", "text", ", ".join(TOOL_CALL_FORMS[:-1])),
-        ("reasoning_parser", "openai_gptoss", None, "think"),
+        ("reasoning_parser", "granite", None, ", ".join(REASONING_FORMS)),
     ],
 )
 def test_a_form_that_we_do_not_read_stays_text_with_a_warning(
