@@ -100,7 +100,12 @@ SERVED = {
     "a prompt of 20 MB, cut": body("a " * (10 * MB), truncate=10),
 }
 """Odd, but nothing is wrong with them."""
+OPENAI = {
+    "a bias of a token that is none": {"prompt": "a", "logit_bias": {"1000000000": 1}},
+    "a prompt of tokens that are none": {"prompt": [1, 10**9]},
+}
 CORPUS = {
+    **{name: (json.dumps(fields).encode(), 400, True) for name, fields in OPENAI.items()},
     **{name: (data, 424, False) for name, data in MALFORMED.items()},
     **{name: (data, 424, True) for name, data in REFUSED.items()},
     **{name: (data, 200, True) for name, data in SERVED.items()},

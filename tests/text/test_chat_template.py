@@ -138,6 +138,12 @@ def test_a_template_cannot_run_for_ever(attack: str) -> None:
         ChatTemplate({"default": attack}, SPECIAL, max_render_s=0.1).render(MESSAGES)
 
 
+def test_a_variable_of_a_client_replaces_neither_the_template_nor_its_messages() -> None:
+    variables = {"chat_template": "{{ 7 * 7 }}", "messages": [], "tools": ["x"], "add_generation_prompt": False}
+    template = ChatTemplate({"default": CHATML}, SPECIAL)
+    assert template.render(MESSAGES, variables=variables) == template.render(MESSAGES)
+
+
 def test_a_template_cannot_write_for_ever() -> None:
     attack = "{% for a in range(99999) %}{{ 'a' * 100000 }}{% endfor %}"
     with pytest.raises(GenerationFailed, match="1048576 characters"):
