@@ -38,10 +38,13 @@ def _made(name: str) -> Path:
         return python
     shutil.rmtree(venv, ignore_errors=True)
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True)
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", str(python), "install", "-qq"]
-    # --no-compile: only a small part of the largest clients is ever imported.
-    exact = ["--no-compile", "--no-deps", "--require-hashes", "--only-binary=:all:", "-r", str(lock)]
-    subprocess.run([*pip, *exact], check=True, timeout=INSTALL_TIMEOUT_S)
+    exact = ["--no-deps", "--require-hashes", "--only-binary=:all:", "-r", str(lock)]
+    if (uv := shutil.which("uv")) is not None:  # as scripts/install
+        command = [uv, "pip", "install", "-q", "--python", str(python), *exact]
+    else:  # --no-compile: only a small part of the largest clients is ever imported
+        pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", str(python)]
+        command = [*pip, "install", "-qq", "--no-compile", *exact]
+    subprocess.run(command, check=True, timeout=INSTALL_TIMEOUT_S)
     stamp.write_text(made_from)
     return python
 

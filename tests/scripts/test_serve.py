@@ -43,6 +43,8 @@ def clone(tmp_path: Path) -> Path:
 def url(clone: Path) -> Iterator[str]:
     port = free_port()
     environ = {name: value for name, value in os.environ.items() if name not in ("VIRTUAL_ENV", "PYTHONPATH")}
+    places = environ["PATH"].split(os.pathsep)
+    environ["PATH"] = os.pathsep.join(place for place in places if not (Path(place) / "uv").exists())
     command = ["bash", "scripts/serve", "--host", "127.0.0.1", "--port", str(port)]
     process = subprocess.Popen(command, cwd=clone, env=environ, process_group=0)
     try:
