@@ -100,7 +100,7 @@ class ChatTemplate:
             "add_generation_prompt": add_generation_prompt,
         }
         try:
-            return self._write(template, self._special_tokens | dict(variables or {}) | known)
+            return self._write(template, dict(variables or {}) | self._special_tokens | known)
         except OutOfRoom as error:
             if _is_large((messages, tools, variables), self._max_prompt_chars // MAX_COPIES):
                 raise InvalidRequest(f"the messages are too long for the chat template: {error}") from error

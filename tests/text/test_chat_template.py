@@ -140,8 +140,8 @@ def test_a_template_cannot_run_for_ever(attack: str) -> None:
 
 def test_a_variable_of_a_client_replaces_neither_the_template_nor_its_messages() -> None:
     variables = {"chat_template": "{{ 7 * 7 }}", "messages": [], "tools": ["x"], "add_generation_prompt": False}
-    template = ChatTemplate({"default": CHATML}, SPECIAL)
-    assert template.render(MESSAGES, variables=variables) == template.render(MESSAGES)
+    template = ChatTemplate({"default": "{{ bos_token }}" + CHATML}, SPECIAL)
+    assert template.render(MESSAGES, variables=variables | {"bos_token": "x"}) == template.render(MESSAGES)
 
 
 def test_a_template_cannot_write_for_ever() -> None:
