@@ -92,7 +92,7 @@ class Run:
         self._settle()
         alone = self._keep([light], max(2.0, self.plan.seconds / 4)).records
         num_prompts, num_choices, num_tokens = self.plan.hog
-        hogs = [User(self._asks(name, num_tokens, num_prompts, num_choices)) for name in ("hog 1", "hog 2")]
+        hogs = [User(self._asks(name, num_tokens, num_prompts, num_choices)) for name in ("hog-1", "hog-2")]
         beside = self._keep([*hogs, User(light.asks, HOG_LEAD_S, LIGHT_PAUSE_S)], self.plan.seconds).records
         settle_s = self._settle()
         (alone_s, _), (beside_s, is_open) = counted.waits_s(alone, "light"), counted.waits_s(beside, "light")

@@ -25,7 +25,8 @@ from scripts.benchmarks.table import Goal, machine, table
 
 PARTS = ("load", "burst", "hogs", "tenants")
 PARTS_OF = {"openai": PARTS, "lmi": ("load", "burst", "tenants")}  # only OpenAI's API streams several prompts
-BEARER = ("Authorization", "Bearer {tenant}")
+# By which servers tell clients apart: one with keys, and lmi or a gateway where it trusts the latter.
+CLIENT = [("Authorization", "Bearer {tenant}"), ("x-llm-d-inference-fairness-id", "{tenant}")]
 GOALS: list[Goal] = [
     ("goodput 1", "goodput over capacity (over what was asked for, if less), load 1 of capacity", ">=", 0.9),
     ("goodput 2", "same, load 2", ">=", 0.8),
@@ -79,7 +80,7 @@ def parser() -> argparse.ArgumentParser:
         "--header",
         type=header,
         action="append",
-        default=[BEARER],
+        default=CLIENT,
         help="NAME:VALUE, where {tenant} is the client's name",
     )
     add("--loads", type=numbers, default=(1.0, 2.0, 4.0), help="of capacity, with commas between")

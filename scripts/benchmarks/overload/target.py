@@ -47,7 +47,7 @@ def started(kind: str, flags: Sequence[str]) -> Iterator[Target]:
         command += [*place, "--served-model-name", "bench", *flags]
     else:
         command = [sys.executable, "-m", "lmi", "serve", model_35m() if kind == "35M" else "demo", *place]
-        command += ["--log-level", "WARNING", *flags]
+        command += ["--log-level", "WARNING", "--set", "trust_fairness_id=true", *flags]
     with servers.process(command, port, ENVIRON | LMI_ENVIRON.get(kind, {}), "/health", READY_S) as server:
         yield running(f"http://127.0.0.1:{port}", pid=server.process.pid)
 
