@@ -29,7 +29,7 @@ from lmi.errors import EngineLost, ErrorInfo, GenerationFailed, LmiError, Unavai
 from lmi.executor import EngineInfo, Request, Response, ResponseError, Result
 from lmi.ipc.connection import Connection, Connections
 from lmi.ipc.frames import frame
-from lmi.shared.state import EngineRecord
+from lmi.shared.state import EngineRecord, FrontEndRecord
 from lmi.types import Origin
 
 Take = Callable[[Result], Awaitable[None] | None]  # what it returns is awaited before the next Result
@@ -195,6 +195,7 @@ class Engines(Connections[EngineConnection]):
         super().__init__(EngineConnection, sockets, records)
         self._engines = records
         self._adapters: tuple[str, ...] = ()
+        self.record: FrontEndRecord | None = None  # where it counts, if anybody reads that
         self._prefixes = Prefixes(len(records)) if has_prefix_cache and len(records) > 1 else None
 
     def submit(self, request: Request, session: str | None = None, origin: Origin = ANYBODY) -> ResponseStream:
@@ -209,7 +210,11 @@ class Engines(Connections[EngineConnection]):
         adapter = _adapter_of(request)
         if adapter is not None:
             others = [one for one in others if one.info is not None and adapter in one.info.adapters]
-        return self._submit(others, request, origin) if others else None
+        if not others:
+            return None
+        if self.record is not None:
+            self.record.num_moved += 1
+        return self._submit(others, request, origin)
 
     def _submit(self, engines: Sequence[EngineConnection], request: Request, origin: Origin) -> ResponseStream:
         """Send a request to the engine with the fewest outstanding tokens, less those of the prompt that it has had."""

@@ -69,12 +69,14 @@ class BlockCollector(Collector):
 
     def _of_engines(self) -> Iterator[Metric]:
         ready = GaugeMetricFamily("lmi_engines_ready", "Engines that can take requests", labels=state.MODEL)
+        aside = GaugeMetricFamily("lmi_engines_set_aside", "Engines that kept dying", labels=state.MODEL)
         usage = GaugeMetricFamily("lmi_kv_cache_usage_ratio", "Share of the KV cache in use", labels=state.MODEL)
         for model, block in self._of_models.items():
             ready.add_metric([model], sum(engine.is_alive for engine in block.engines))
+            aside.add_metric([model], sum(engine.phase == state.Phase.FAILED for engine in block.engines))
             used, whole = (sum(e.num_used_blocks for e in block.engines), sum(e.max_num_blocks for e in block.engines))
             usage.add_metric([model], used / whole if whole else 0.0)
-        yield from (ready, usage)
+        yield from (ready, aside, usage)
 
     def _of_processes(self) -> Iterator[Metric]:
         """Yield what Prometheus' clients say of their process, of each process with a record.

@@ -314,6 +314,7 @@ class FrontEndRecord(Record):
     num_finished = Counters(
         FINISH_REASONS, Counter("lmi_finished", "Generations ended, by finish_reason", ("model", "finish_reason"))
     )
+    num_moved = Int(Counter("lmi_requests_moved", "Requests that went on at another replica", MODEL))
     num_prompt_tokens = Int(Counter("lmi_prompt_tokens", "Prompt tokens taken in", MODEL))
     num_cached_tokens = Int(Counter("lmi_prompt_tokens_cached", "Prompt tokens that an engine had cached", MODEL))
     num_generated_tokens = Int(Counter("lmi_generated_tokens", "Tokens sent out", MODEL))

@@ -184,6 +184,7 @@ def test_a_replica_that_keeps_dying_leaves_the_server_to_the_others(container: M
         os.kill(victim.pid, signal.SIGKILL)
     wait_until(lambda: victim.phase == Phase.FAILED, "it is set aside")
     assert server.ping() == 200 and other.phase == Phase.READY
+    assert (server.metric("lmi_engines_set_aside"), server.metric("lmi_engines_ready")) == (1, 1)
     assert_whole(server.generate(3), 3)
     assert "another replica serves, next try in 30 s" in server.log.read_text()
     os.kill(other.pid, signal.SIGKILL)
@@ -199,6 +200,7 @@ def test_a_request_without_an_answer_yet_goes_on_at_another_replica(container: M
     os.kill(server.engines()[0].pid, signal.SIGKILL)
     for answer in answers:
         assert answer.result().status == 200 and answer.result().lines[0]["generated_text"] == "abc"
+    assert server.metric("lmi_requests_moved_total") == 1
 
 
 def test_without_retries_the_first_death_of_an_engine_ends_the_server(container: Make) -> None:
