@@ -9,11 +9,10 @@ from starlette.exceptions import HTTPException
 from lmi.http.exchange import Exchange
 from lmi.server.keys import PROBES
 
-MANAGEMENT = re.compile(
-    r"/metrics|/docs|/openapi\.json|/load|/v1/(un)?load_lora_adapter|(/models/[^/]+)?/adapters(/.*)?"
-)
+MANAGEMENT = re.compile(r"/metrics|/docs|/load|/v1/(un)?load_lora_adapter|(/models/[^/]+)?/adapters(/.*)?")
 CHANGES_MODELS = re.compile(r"POST /models|DELETE /models/[^/]+")
-ANYWHERE = re.compile("|".join(map(re.escape, PROBES)) + "|/version|/pages/.*")
+# /docs and the playground both read the description.
+ANYWHERE = re.compile("|".join(map(re.escape, PROBES)) + r"|/version|/pages/.*|/openapi\.json")
 
 
 def check_port(exchange: Exchange, management_port: int | None) -> None:

@@ -99,7 +99,8 @@ def _event(config: Config, port: int, report: LoadReport, after_s: float) -> dic
 def banner(config: Config, port: int, report: LoadReport, after_s: float) -> str:
     """Return the text that a new user reads first: what runs, where, and a command that gets an answer."""
     host = "127.0.0.1" if config.server.host in ("0.0.0.0", "::") else config.server.host
-    url = f"{config.server.scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+    server = f"{config.server.scheme}://{f'[{host}]' if ':' in host else host}"
+    url, management_url = f"{server}:{port}", f"{server}:{config.server.management_port or port}"
     replicas = f"{config.engine.num_engines} replicas" if config.engine.num_engines > 1 else ""
     kernels = f"{report.kernels} kernels" if report.kernels else ""
     stages = ", ".join(f"{stage} {seconds:.1f}" for stage, seconds in report.stages_s.items())
@@ -108,19 +109,19 @@ def banner(config: Config, port: int, report: LoadReport, after_s: float) -> str
         "engine": ", ".join(filter(None, (report.engine, report.device, _dtype(config, report), kernels, replicas))),
         "context": f"{report.max_sequence_length} tokens, {report.max_num_sequences} requests at once",
     }
-    openai = {"openai": f"{url}/v1 is the base_url of OpenAI's clients"}
+    answers = {"answers": f"{url}/invocations", "openai": f"{url}/v1 is the base_url of OpenAI's clients"}
     body = """'{"inputs": "Tell me a story about a fox.", "parameters": {"max_new_tokens": 100}}'"""
     if (code := config.user_code) is not None and code.handler is not None:
         answering = f"{code.handler} in {code.path}, one request at a time"
-        rows, openai = {"model": config.model.name, "code": ", ".join(filter(None, (answering, replicas)))}, {}
+        rows = {"model": config.model.name, "code": ", ".join(filter(None, (answering, replicas)))}
+        del answers["openai"]
         body = f"@FILE    # FILE holds what {code.handler} reads"
     rows |= {
         "ready": f"after {after_s:.1f} s ({stages})",
-        "answers": f"{url}/invocations",
-        **openai,
-        "browser": f"{url}/playground, {url}/docs",
+        **answers,
+        "browser": f"{url}/playground, {management_url}/docs",
         "health": f"{url}/ping",
-        "metrics": f"{url}/metrics",
+        "metrics": f"{management_url}/metrics",
     }
     if config.server.host in LOOPBACK:
         rows["network"] = "only this machine reaches it; --host 0.0.0.0 opens it to others"

@@ -28,6 +28,11 @@ def config(log_format: str = "json", host: str = "0.0.0.0") -> Config:
     return Config(server=server, model=ModelConfig(path="/models/fox", name="fox"), engine=EngineConfig())
 
 
+def test_the_banner_names_the_port_of_management_for_what_it_has() -> None:
+    text = banner(replace(config("text"), server=ServerConfig(management_port=8082)), 8081, REPORT, after_s=2.0)
+    assert "127.0.0.1:8082/docs" in text and "127.0.0.1:8082/metrics" in text and "127.0.0.1:8081/playground" in text
+
+
 def test_ready_is_one_json_event_where_the_log_is_json(capsys: pytest.CaptureFixture[str]) -> None:
     say_ready(config(), 8080, REPORT, after_s=2.0)
     event = json.loads(capsys.readouterr().out)
