@@ -24,7 +24,7 @@ from lmi.engine.messages import (
     decode_to_front_end,
     encode,
 )
-from lmi.engine.prefixes import Prefixes
+from lmi.engine.prefixes import Prefixes, keys_of
 from lmi.errors import EngineLost, ErrorInfo, GenerationFailed, LmiError, Unavailable, cause_line, from_info
 from lmi.executor import EngineInfo, Request, Response, ResponseError, Result
 from lmi.ipc.connection import Connection, Connections
@@ -190,12 +190,18 @@ class Engines(Connections[EngineConnection]):
     """The connections of one front end to all engines of one model."""
 
     def __init__(
-        self, sockets: Sequence[str], records: Sequence[EngineRecord], *, has_prefix_cache: bool = True
+        self,
+        sockets: Sequence[str],
+        records: Sequence[EngineRecord],
+        record: FrontEndRecord | None = None,
+        *,
+        has_prefix_cache: bool = True,
     ) -> None:
+        """`record` is that of the front end, where it counts requests that move."""
         super().__init__(EngineConnection, sockets, records)
         self._engines = records
         self._adapters: tuple[str, ...] = ()
-        self.record: FrontEndRecord | None = None  # where it counts, if anybody reads that
+        self._record = record
         self._prefixes = Prefixes(len(records)) if has_prefix_cache and len(records) > 1 else None
 
     def submit(self, request: Request, session: str | None = None, origin: Origin = ANYBODY) -> ResponseStream:
@@ -212,18 +218,19 @@ class Engines(Connections[EngineConnection]):
             others = [one for one in others if one.info is not None and adapter in one.info.adapters]
         if not others:
             return None
-        if self.record is not None:
-            self.record.num_moved += 1
+        if self._record is not None:
+            self._record.num_moved += 1
         return self._submit(others, request, origin)
 
     def _submit(self, engines: Sequence[EngineConnection], request: Request, origin: Origin) -> ResponseStream:
         """Send a request to the engine with the fewest outstanding tokens, less those of the prompt that it has had."""
         if self._prefixes is None:
             return _least_loaded(engines).submit(request, origin)
-        num_known = self._prefixes.num_tokens(request)
+        keys = keys_of(request)
+        num_known = self._prefixes.num_tokens(keys)
         slots = [slot for slot, connection in self.open.items() if connection in engines]
         slot = min(slots, key=lambda slot: self.open[slot].num_outstanding_tokens - num_known[slot])
-        self._prefixes.note(request, slot)
+        self._prefixes.note(keys, slot)
         return self.open[slot].submit(request, origin)
 
     async def _connect(self, slot: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Sequence
 
 from lmi.executor import Request
 
@@ -13,27 +13,24 @@ MAX_PROMPT_BLOCKS = 256  # what is behind them is not looked at
 
 
 class Prefixes:
-    """Whole blocks of prompts, each with all that stands before it, and the slots of the engines that had them.
-
-    A prompt shares with those of its adapter and its `cache_salt` only.
-    """
+    """The slots of the engines that have had a block of a prompt, by the keys of `keys_of`."""
 
     def __init__(self, num_slots: int) -> None:
         self._num_slots = num_slots
-        self._slots: OrderedDict[int, int] = OrderedDict()  # bits of slots by the hash of a block; the oldest first
+        self._slots: OrderedDict[int, int] = OrderedDict()  # bits of slots by key; the oldest first
 
-    def note(self, request: Request, slot: int) -> None:
-        """Note that the engine in a slot computes a prompt."""
-        for key in _keys(request):
+    def note(self, keys: Sequence[int], slot: int) -> None:
+        """Note that the engine in a slot computes a prompt. Of what is forgotten for room the ends go first."""
+        for key in reversed(keys):
             self._slots[key] = self._slots.pop(key, 0) | 1 << slot
         while len(self._slots) > MAX_BLOCKS:
             self._slots.popitem(last=False)
 
-    def num_tokens(self, request: Request) -> list[int]:
+    def num_tokens(self, keys: Sequence[int]) -> list[int]:
         """Return how many tokens at the beginning of a prompt the engine in each slot has had."""
         known = [0] * self._num_slots
         slots = -1  # all
-        for key in _keys(request):
+        for key in keys:
             if not (slots := slots & self._slots.get(key, 0)):
                 break
             for slot in range(self._num_slots):
@@ -46,10 +43,10 @@ class Prefixes:
             self._slots[key] &= ~(1 << slot)
 
 
-def _keys(request: Request) -> Iterator[int]:
-    """Yield the hash of each whole block with all before it."""
+def keys_of(request: Request) -> list[int]:
+    """Return the hash of each whole block of a prompt with all before it, with the adapter and the `cache_salt`."""
     token_ids, adapter = request.input_token_ids, request.lora_config
-    key = hash((None if adapter is None else adapter.name, request.cache_salt))
+    keys = [hash((None if adapter is None else adapter.name, request.cache_salt))]
     for start in range(0, min(len(token_ids) // BLOCK_SIZE, MAX_PROMPT_BLOCKS) * BLOCK_SIZE, BLOCK_SIZE):
-        key = hash((key, tuple(token_ids[start : start + BLOCK_SIZE])))
-        yield key
+        keys.append(hash((keys[-1], tuple(token_ids[start : start + BLOCK_SIZE]))))
+    return keys[1:]

@@ -47,8 +47,8 @@ class Service:
             return cls(config, block, front_end, user_code=user_code, sessions=sessions, folder=folder)
         sockets = [runtime.engine_socket(slot) for slot in range(len(block.engines))]
         has_prefix_cache = config.engine.enable_prefix_caching is not False
-        engines = Engines(sockets, block.engines, has_prefix_cache=has_prefix_cache)
-        engines.record = block.frontends[front_end.slot]
+        record = block.frontends[front_end.slot]
+        engines = Engines(sockets, block.engines, record, has_prefix_cache=has_prefix_cache)
         tokenizer = Tokenizer.load(config.model.path)
         pipeline = Pipeline.of(tokenizer, engines, config.model)
         limits = config.server.max_adapters, config.engine.model_loading_timeout_s

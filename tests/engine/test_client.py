@@ -14,6 +14,7 @@ import pytest
 
 from lmi.engine.client import ANYBODY, Engines, ResponseStream
 from lmi.engine.messages import Cancel, Ready, Refused, Responses, Submit, decode_to_engine, encode
+from lmi.engine.prefixes import keys_of
 from lmi.errors import GenerationFailed, InvalidParameter, LmiError, Overloaded, PromptTooLong, Unavailable
 from lmi.executor import EngineInfo, FinishReason, Request, Response, ResponseError, Result
 from lmi.ipc.frames import FrameReader, FrameTooLarge, frame
@@ -271,7 +272,7 @@ def test_a_prompt_goes_to_the_engine_that_has_had_its_beginning_unless_that_has_
             assert slot_of(msgspec.structs.replace(second, cache_salt="another's")) == 0
             await scripted[0].stop()
             await until(lambda: list(client.open) == [1])
-            assert client._prefixes is not None and client._prefixes.num_tokens(first)[0] == 0
+            assert client._prefixes is not None and client._prefixes.num_tokens(keys_of(first))[0] == 0
 
     run(test)
 
