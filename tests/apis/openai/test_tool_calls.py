@@ -101,6 +101,7 @@ ANSWERS: dict[str, tuple[str, str, list[Part]]] = {
     "pythonic: brackets in text": ("pythonic", "See [f(a=1)]", [Text("See [f(a=1)]")]),
     "pythonic: a link": ("pythonic", "[f](http://f) [g()]", [Text("[f](http://f) [g()]")]),
     "pythonic: no literal": ("pythonic", "[f(a=b)]", [Text("[f(a=b)]")]),
+    "pythonic: arguments in one": ("pythonic", "[f(**{'a': 1})]", [Text("[f(**{'a': 1})]")]),
     "pythonic: endless": ("pythonic", "[" * 90, [Text("[" * 90)]),
     "lfm2": ("lfm2", "Yes. <|tool_call_start|>[g()]<|tool_call_end|>", [Text("Yes."), *G]),
     "qwen3_xml": (

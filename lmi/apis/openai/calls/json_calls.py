@@ -167,7 +167,7 @@ class NamedCall(CallReader):
         if self.has_begun:
             parts: list[Part] = []
         else:
-            found, text = read_name(self, text, "{", self._head, 0)
+            found, text = read_name(self, text, "{", self._head)
             if found is None:
                 return [], text
             parts = [found]

@@ -111,7 +111,7 @@ class MarkedCalls:
 PYTHON_START, PYTHON_END = "<|python_start|>", "<|python_end|>"  # of Llama 4
 TAGS = {
     "qwen3_xml": Tags(
-        head=r"\s*<function=([^<>\s]+)>",
+        head=r"\s*<function=([^<>\s]+)",
         stop=">",
         opening="<parameter=",
         argument=r"<parameter=([^>]*)>\n?(.*?)\n?</parameter>",
@@ -125,10 +125,9 @@ TAGS = {
         argument=r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>",
         closing="</arg_value>",
         end="</tool_call>",
-        is_next=True,
     ),
     "minimax_m2": Tags(
-        head=r"\s*<invoke name=\"([^\"]+)\">",
+        head=r"\s*<invoke name=\"([^\"]+)\"",
         stop=">",
         opening="<parameter name=",
         argument=r"<parameter name=\"([^\"]*)\">(.*?)</parameter>",

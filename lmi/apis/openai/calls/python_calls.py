@@ -54,6 +54,8 @@ def _python_calls(text: str) -> list[Part]:
         for call in calls.elts:
             if not isinstance(call, ast.Call) or call.args or not isinstance(call.func, ast.Name | ast.Attribute):
                 return []
+            if any(each.arg is None for each in call.keywords):  # **names
+                return []
             values = {str(each.arg): ast.literal_eval(each.value) for each in call.keywords}
             arguments = json.dumps(values, ensure_ascii=False, allow_nan=False)
             parts += [ToolCall(ast.unparse(call.func)), Arguments(arguments)]

@@ -71,19 +71,17 @@ class CallReader:
         raise NotImplementedError
 
 
-def read_name(
-    call: CallReader, text: str, stop: str, head: re.Pattern[str], num_of_stop: int
-) -> tuple[ToolCall | None, str]:
-    """Read on to the name of a call, which `stop` follows. Returns the beginning of the call, and the text behind it.
+def read_name(call: CallReader, text: str, stop: str, head: re.Pattern[str]) -> tuple[ToolCall | None, str]:
+    """Read on to `stop`. What stands before it matches `head`, whose first group is the name of the call.
 
-    `num_of_stop` says how many characters of `stop` belong to the head.
+    Returns the beginning of the call, or None while there is none, and the text from `stop` on.
     """
     whole = call.text + text
     at = whole.find(stop, 0, MAX_HEAD)
     if at < 0 and len(whole) < MAX_HEAD:
         call.text = whole
         return None, ""
-    end = MAX_HEAD if at < 0 else at + num_of_stop
+    end = MAX_HEAD if at < 0 else at
     call.text, rest = whole[:end], whole[end:]
     found = None if at < 0 else head.fullmatch(call.text)
     call.has_begun, call.is_broken = found is not None, found is None

@@ -22,9 +22,9 @@ KINDS: dict[type, set[str]] = {  # the types of a schema that a value has
 
 
 class Tags(NamedTuple):
-    """`head` matches up to and with `stop`, the last character before the arguments or, if `is_next`, their first one.
+    """`head` matches up to `stop`, which ends it (`>`) or begins what follows; its first group is the name.
 
-    Its first group is the name. `argument` matches one argument, its groups are name and value, `closing` is its end.
+    `argument` matches one argument, its groups are name and value, and `closing` is its end.
     """
 
     head: str
@@ -33,7 +33,6 @@ class Tags(NamedTuple):
     argument: str
     closing: str
     end: str
-    is_next: bool = False
 
 
 class TaggedCall(CallReader):
@@ -50,13 +49,14 @@ class TaggedCall(CallReader):
     def feed(self, text: str) -> tuple[list[Part], str]:
         parts: list[Part] = []
         if not self.has_begun:
-            found, text = read_name(self, text, self._tags.stop, self._head, 0 if self._tags.is_next else 1)
+            found, text = read_name(self, text, self._tags.stop, self._head)
             if found is None:
                 return [], text
             function = self._tools.get(found.name, {}).get("function", {})
             schemas = (function.get("parameters") or {}).get("properties")
             self._schemas = schemas if isinstance(schemas, dict) else {}
             parts.append(found)
+            text = text.removeprefix(">")
         self._held += text
         while not self.is_over and self._read_argument(parts):
             pass
