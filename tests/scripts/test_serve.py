@@ -43,6 +43,7 @@ def clone(tmp_path: Path) -> Path:
 def url(clone: Path) -> Iterator[str]:
     port = free_port()
     environ = {name: value for name, value in os.environ.items() if name not in ("VIRTUAL_ENV", "PYTHONPATH")}
+    # Without uv: what pip does here, uv does in every .venv of CI.
     places = environ["PATH"].split(os.pathsep)
     environ["PATH"] = os.pathsep.join(place for place in places if not (Path(place) / "uv").exists())
     command = ["bash", "scripts/serve", "--host", "127.0.0.1", "--port", str(port)]
