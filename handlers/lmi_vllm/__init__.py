@@ -20,7 +20,8 @@ def load(config: EngineConfig, model_path: str, progress: Progress) -> VllmExecu
     from handlers.lmi_vllm import process_setup
 
     process_setup.prepare(config)
-    from handlers.lmi_vllm.executor import Follower, VllmExecutor
+    with process_setup.importing():
+        from handlers.lmi_vllm.executor import Follower, VllmExecutor
 
     process_setup.calm_torch()
     if int(config.options.get("node_rank") or 0) > 0:
