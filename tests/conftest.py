@@ -1,8 +1,10 @@
 """What all tests share: hypothesis without deadlines, since CI's cores are shared, and the order of the files.
 
 vLLM compiles each model for half a minute, so compilation is off here unless a test removes the switch.
+While tests are collected garbage is looked for less often: eleven thousand of them, and what they import, is none.
 """
 
+import gc
 import os
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -14,6 +16,8 @@ from tests.machine import SERVERS, account
 
 os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 os.environ.setdefault("VLLM_CONFIGURE_LOGGING", "0")  # else its import gives each log line of this process a field
+USUAL = gc.get_threshold()
+gc.set_threshold(50_000)
 settings.register_profile("lmi", deadline=None)
 settings.load_profile("lmi")
 
@@ -56,6 +60,11 @@ def part_of(nodeid: str) -> str:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     places = {part: place for place, part in enumerate(FIRST)}
     items.sort(key=lambda item: places.get(part_of(item.nodeid), len(FIRST)))
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.set_threshold(*USUAL)
 
 
 @pytest.hookimpl(optionalhook=True)

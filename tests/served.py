@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import select
 import socket
 import tempfile
 import time
@@ -138,6 +139,15 @@ def serve(folder: Path, *settings: str, environ: Mapping[str, str] | None = None
         with launch(Path(name), environ) as server:
             server.wait_ready()
             yield server
+
+
+def readable(connections: Sequence[socket.socket]) -> list[socket.socket]:
+    """Those that have something to read, or have ended. Unlike select(2), poll(2) knows descriptors over 1023."""
+    poll = select.poll()
+    for connection in connections:
+        poll.register(connection, select.POLLIN)
+    found = {fd for fd, _ in poll.poll(0)}
+    return [connection for connection in connections if connection.fileno() in found]
 
 
 def resident_bytes(pid: int) -> int:

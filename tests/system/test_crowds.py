@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import select
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 from tests.machine import measurements, wait_until
-from tests.served import launch, resident_bytes
+from tests.served import launch, readable, resident_bytes
 from tests.system.container import write_model
 
 MB = 1 << 20
@@ -61,16 +59,13 @@ def test_a_crowd_is_queued_up_to_the_limit_and_refused_beyond_it_and_pings_go_on
         before_bytes = resident_bytes(front_end)
         crowd = [server.connect(LONG) for _ in range(800)]
 
-        def refused() -> list[socket.socket]:
-            return select.select(crowd, [], [], 0)[0]
-
         def num_let_in() -> float:
             return server.metrics()["lmi_requests_in_flight"]
 
         try:
-            wait_until(lambda: len(refused()) + num_let_in() == len(crowd), "each is let in or refused")
+            wait_until(lambda: len(readable(crowd)) + num_let_in() == len(crowd), "each is let in or refused")
             assert 64 <= num_let_in() <= 300 + 64, "no more than wait and run"
-            heads = [connection.recv(65536).partition(b"\r\n\r\n")[0].lower() for connection in refused()]
+            heads = [connection.recv(65536).partition(b"\r\n\r\n")[0].lower() for connection in readable(crowd)]
             assert all(head.startswith(b"http/1.1 503 ") and b"\r\nretry-after: " in head for head in heads)
             assert resident_bytes(front_end) - before_bytes < 64 * MB
             for measurement in measurements():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import select
 import signal
 import socket
 import subprocess
@@ -19,7 +18,7 @@ from urllib.parse import quote
 import pytest
 
 from tests.machine import measurements
-from tests.served import Server, launch, resident_bytes
+from tests.served import Server, launch, readable, resident_bytes
 from tests.system.container import wait_until, write_model
 
 MB = 1 << 20
@@ -280,14 +279,14 @@ def test_bodies_that_do_not_end_take_no_more_memory_than_they_may(echo: Server, 
         for client in clients:
             with suppress(OSError):  # it was refused, and its answer is unread
                 client.sendall(b"POST /invocations HTTP/1.1\r\nHost: a\r\n%b\r\n\r\n" % field + data)
-        wait_until(lambda: len(select.select(clients, [], [], 0)[0]) >= 12, "most have an answer")
+        wait_until(lambda: len(readable(clients)) >= 12, "most have an answer")
         for measurement in measurements():
             with measurement.within(GENERATION_S):
                 assert echo.post(request("abc")).status == 200
             with measurement.within(PING_S):
                 assert echo.ping() == 200
         assert resident_bytes(front_end) - before_bytes < BODY_MEMORY + 32 * MB
-        refused = select.select(clients, [], [], 0)[0]
+        refused = readable(clients)
         assert all(client.recv(13) == b"HTTP/1.1 503 " for client in refused)
     finally:
         for client in clients:
