@@ -85,7 +85,6 @@ class Loading:
     def __enter__(self) -> Self:
         if self._bar is not None:
             self._bar.start()
-            lmi.shared.log.has_bar(True)
         return self
 
     def __exit__(
@@ -93,7 +92,6 @@ class Loading:
     ) -> None:
         if self._bar is not None:
             self._bar.stop()
-            lmi.shared.log.has_bar(False)
         if kind is None:
             self._end_stage(time.monotonic())
             self._record.stage = ""

@@ -1,6 +1,7 @@
 """The log of every process of lmi: one event is one line, with any text in it.
 
-A terminal gets text, any other output gets JSON lines. Line ends, escape sequences and invisible characters are
+A terminal gets text, any other output gets JSON lines. On a terminal each line first clears the one that it begins on,
+because a progress bar of any process may stand there. Line ends, escape sequences and invisible characters are
 escaped, so that no client can forge a line or control the terminal. A line is never longer than 16 KB. Its fields are
 ts, level, logger, pid, role, message, then the caller's `extra` (request_id ...), and error with the traceback. No
 process waits for the reader of the log: a line that finds no room is dropped and counted, and the next line has the
@@ -21,6 +22,7 @@ import orjson
 from lmi.shared.sink import STDERR, Sink
 
 CLEAR_LINE = b"\r\x1b[2K"  # of a terminal
+COLOURS = {"DEBUG": 36, "INFO": 32, "WARNING": 33, "ERROR": 31, "CRITICAL": 31}  # cyan, green, yellow, red
 MAX_LINE = 16 << 10  # bytes, with the line end
 # Control characters, line and paragraph separators, marks that change the direction of text, halves of surrogate pairs.
 UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]")
@@ -46,7 +48,6 @@ class _Unrecorded:
 
 _settings: Settings | None = None
 _fd = STDERR
-_line_start = b""
 _tally: tuple[object, str] = _Unrecorded(), "num_log_lines_dropped"
 
 
@@ -60,18 +61,14 @@ def fd() -> int:
     return _fd
 
 
-def has_bar(is_there: bool) -> None:
-    """Note whether a progress bar of this process stands on the terminal. Each line clears it first."""
-    global _line_start
-    _line_start = CLEAR_LINE if is_there else b""
-
-
 def setup(role: str, level: str = "INFO", format: str = "auto", fd: int = STDERR) -> None:
     """Send every logger of this process to `fd` in one form. `role` names the process. A second call is harmless."""
     global _settings, _fd
     _settings, _fd = Settings(role, level, format, f"/proc/{os.getpid()}/fd/{fd}"), fd
-    handler = LineHandler(fd)
-    handler.setFormatter(TextFormatter(role) if is_text(format) else JsonFormatter(role))
+    is_screen = is_text(format) and os.isatty(fd) and os.environ.get("TERM") not in ("dumb", "unknown")
+    has_colours = is_screen and not os.environ.get("NO_COLOR")
+    handler = LineHandler(fd, line_start=CLEAR_LINE if is_screen else b"")
+    handler.setFormatter(TextFormatter(role, has_colours=has_colours) if is_text(format) else JsonFormatter(role))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level)
@@ -110,9 +107,12 @@ def escape(text: str) -> str:
 class LineHandler(logging.Handler):
     """Writes each line at once, so that the lines of several processes do not mix. It does not wait for a reader."""
 
-    def __init__(self, fd: int = STDERR, count_dropped: Callable[[int], None] = add_dropped) -> None:
+    def __init__(
+        self, fd: int = STDERR, count_dropped: Callable[[int], None] = add_dropped, line_start: bytes = b""
+    ) -> None:
         super().__init__()
         self.sink = Sink(fd)
+        self._line_start = line_start
         self._count_dropped = count_dropped
         self._num_dropped = 0  # since the last line that was written
 
@@ -128,7 +128,7 @@ class LineHandler(logging.Handler):
             self.handleError(record)
 
     def _line(self, record: logging.LogRecord) -> bytes:
-        return _line_start + self.format(record).encode("utf-8", "backslashreplace") + b"\n"
+        return self._line_start + self.format(record).encode("utf-8", "backslashreplace") + b"\n"
 
 
 def _note(num_dropped: int) -> logging.LogRecord:
@@ -185,13 +185,18 @@ class JsonFormatter(LineFormatter):
 
 
 class TextFormatter(LineFormatter):
+    def __init__(self, role: str, *, has_colours: bool = False) -> None:
+        super().__init__(role)
+        self._has_colours = has_colours
+
     def render(self, fields: dict[str, Any]) -> str:
         rest = dict(fields)
-        head = " ".join(str(rest.pop(name)) for name in ("ts", "level"))
+        ts, level = rest.pop("ts"), rest.pop("level")
         where = f"{rest.pop('role')}[{rest.pop('pid')}] {rest.pop('logger')}:"
         error = rest.pop("error", None)
-        parts = [head, where, str(rest.pop("message")), *(f"{name}={value}" for name, value in rest.items())]
-        return escape(" ".join(parts if error is None else [*parts, str(error)]))
+        parts = [where, str(rest.pop("message")), *(f"{name}={value}" for name, value in rest.items())]
+        shown = f"\x1b[{COLOURS[level]}m{level}\x1b[0m" if self._has_colours and level in COLOURS else escape(level)
+        return f"{ts} {shown} {escape(' '.join(parts if error is None else [*parts, str(error)]))}"
 
 
 def _is_internal(name: str) -> bool:

@@ -70,7 +70,6 @@ class Reporter:
     def __enter__(self) -> Self:
         if self._bar is not None:
             self._bar.start()
-            lmi.shared.log.has_bar(True)
         self._thread.start()
         return self
 
@@ -81,7 +80,6 @@ class Reporter:
         self._thread.join()
         if self._bar is not None:
             self._bar.stop()
-            lmi.shared.log.has_bar(False)
 
     def _run(self) -> None:
         while not self._over.wait(REPORT_S):

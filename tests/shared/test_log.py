@@ -1,6 +1,7 @@
 import json
 import logging
 import os
+import pty
 import re
 import subprocess
 import sys
@@ -65,14 +66,31 @@ def test_text_says_the_same_on_one_line(capfd: pytest.CaptureFixture[str]) -> No
     assert re.fullmatch(rf"\S+Z WARNING frontend\[{os.getpid()}\] lmi\.x: slow request_id=r1", line)
 
 
-def test_a_line_clears_the_bar_that_it_would_follow(capfd: pytest.CaptureFixture[str]) -> None:
-    log.setup("test", format="text")
-    log.has_bar(True)
-    logging.info("one")
-    log.has_bar(False)
-    logging.info("two")
-    one, two = capfd.readouterr().err.removesuffix("\n").split("\n")
-    assert one.startswith("\r\x1b[2K20") and two.startswith("20")
+def on_a_terminal(level: str, **environ: str) -> str:
+    """What a terminal gets of a process that logs one line of this level."""
+    code = f"import logging; from lmi.shared import log; log.setup('x'); logging.getLogger().{level}('hello')"
+    keyboard, terminal = pty.openpty()
+    subprocess.run(
+        [sys.executable, "-c", code], stderr=terminal, env={**os.environ, "TERM": "xterm", **environ}, check=True
+    )
+    os.close(terminal)
+    with os.fdopen(keyboard, "rb") as screen:
+        return screen.read1().decode()
+
+
+@pytest.mark.parametrize(("level", "number"), [("info", 32), ("warning", 33), ("error", 31)])
+def test_a_terminal_shows_levels_in_colours(level: str, number: int) -> None:
+    assert f"Z \x1b[{number}m{level.upper()}\x1b[0m x[" in on_a_terminal(level, NO_COLOR="")
+
+
+def test_a_line_on_a_terminal_clears_the_bar_that_it_would_follow_whose_ever_it_is() -> None:
+    assert on_a_terminal("info", NO_COLOR="1").startswith("\r\x1b[2K20")
+
+
+@pytest.mark.parametrize("environ", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
+def test_who_wants_no_colours_gets_none(environ: dict[str, str]) -> None:
+    assert "Z ERROR x[" in on_a_terminal("error", **environ)
+    assert ("\x1b" in on_a_terminal("error", **environ)) == ("NO_COLOR" in environ)
 
 
 @pytest.mark.parametrize("format", ["text", "json"])
