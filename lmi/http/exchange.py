@@ -12,7 +12,7 @@ import logging
 import re
 import time
 import uuid
-from collections import Counter
+from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from itertools import accumulate
@@ -90,7 +90,8 @@ class Exchange:
         self.started_s = time.monotonic()
         self.key = ""  # the digest of the client's key, where the server has keys
         self.error_label = ""
-        self.noted: Counter[str] = Counter()  # numbers for its line in the log
+        self.model = ""  # or the adapter that answers
+        self.noted: defaultdict[str, float] = defaultdict(int)  # numbers for its line in the log
         self.num_body_bytes = 0  # that were read
         self.early_end: LmiError | None = None  # that `end_early` was called with
         self._written = b""  # last
@@ -206,10 +207,11 @@ class Exchange:
             "status": self.status,
             "duration_ms": round(duration_s * 1000, 1),
             **self.noted,
-            **({"error_label": self.error_label} if self.error_label else {}),
+            **{name: text for name, text in (("model", self.model), ("error_label", self.error_label)) if text},
+            **({"client": client[0]} if (client := self.scope.get("client")) else {}),
             **more,
         }
-        access.info("%s %s %d", self.method, self.path, self.status, extra=fields)
+        access.info("%s %s", self.method, self.path, extra=fields)
 
     async def _start(self, status: int, media_type: str, headers: Iterable[Header], length: int | None = None) -> None:
         given = [("content-type", media_type), *headers] if media_type else list(headers)

@@ -112,6 +112,7 @@ class Endpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange, models = scope["lmi.exchange"], scope["lmi.models"]
         service = await models.pick(exchange)
+        exchange.model = service.config.model.name
         handler = self._of_user_code if service.config.is_user_code else self._of_engines
         if handler is None:
             raise HTTPException(404)

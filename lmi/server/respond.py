@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, closing
 from dataclasses import replace
@@ -143,6 +143,7 @@ class Inference:
         parsed = self.api.parse(self._formatters.asked(self.api, message))
         self._format = parsed.format
         parsed = await choose_adapter(self.exchange, self.service, parsed)
+        self.exchange.model = parsed.requests[0].adapter or self.exchange.model
         self._format = parsed.format
         self.service.front_end.report_ignored(parsed.ignored, self.exchange.request_id)
         self.service.check_sequences(parsed.requests)
@@ -247,14 +248,14 @@ class Meter:
 
     Tokens that come in parts are timed here, when they come; those of a sequence that comes whole by the engine. The
     Meter runs for every token, so it uses views and plain numbers, and writes the totals when the answer ends: the
-    time and the lengths of a whole one only. `noted` gets the tokens of prompts, for the log.
+    time and the lengths of a whole one only. `noted` gets tokens and the time to the first, for the log.
     """
 
     def __init__(
         self,
         record: FrontEndRecord,
         started_s: float,
-        noted: Counter[str],
+        noted: defaultdict[str, float],
         requests: Sequence[GenerationRequest],
     ) -> None:
         self._is_timed_here = any(map(comes_in_parts, requests))
@@ -277,7 +278,7 @@ class Meter:
             if self._lengths:
                 self._inter_token_latency_s.observe((now_s - self._last_s) / num_tokens, num_tokens)
             else:
-                self._record.time_to_first_token_s.observe(now_s - self._last_s)
+                self._note_first(now_s)
             self._last_s = now_s
         if num_tokens:
             self._lengths[delta.index] += num_tokens
@@ -289,6 +290,10 @@ class Meter:
             self._noted["cached_tokens"] += delta.num_cached_tokens
         if delta.finish_reason is not None:
             self._outcome = delta.finish_reason
+
+    def _note_first(self, first_s: float) -> None:
+        self._record.time_to_first_token_s.observe(first_s - self._started_s)
+        self._noted.setdefault("ttft_ms", round((first_s - self._started_s) * 1000, 1))
 
     def _read_times(self, times: RequestPerfMetrics, num_tokens: int) -> None:
         if times.first_token_time is None or times.last_token_time is None:
@@ -304,8 +309,10 @@ class Meter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._first_s < math.inf:
-            self._record.time_to_first_token_s.observe(self._first_s - self._started_s)
-        self._record.num_generated_tokens += sum(self._lengths.values())
+            self._note_first(self._first_s)
+        num_tokens = sum(self._lengths.values())
+        self._record.num_generated_tokens += num_tokens
+        self._noted["generated_tokens"] += num_tokens
         if kind is None:
             self._record.answer_time_s.observe(time.monotonic() - self._started_s)
             self._record.longest_sequence.observe(max(self._lengths.values(), default=0))

@@ -540,6 +540,8 @@ def test_metrics_and_the_log_tell_how_much_of_the_prompts_was_cached(
     assert counted() == (before[0] + num, before[1] + num - 1)
     [line] = [record for record in caplog.records if record.name == "lmi.access"]
     assert (line.prompt_tokens, line.cached_tokens) == (num, num - 1)
+    assert (line.getMessage(), line.status, line.model, line.client) == ("POST " + CHAT, 200, "scripted", "127.0.0.1")
+    assert 0 < line.ttft_ms <= line.duration_ms and line.generated_tokens == len("It is counted.") + 1
 
 
 def test_a_line_of_the_log_without_an_answer_tells_no_tokens(able: Host, caplog: pytest.LogCaptureFixture) -> None:
