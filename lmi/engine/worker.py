@@ -142,6 +142,7 @@ class Worker:
 
     def _beat(self) -> None:
         self._record.beat_s = time.monotonic()
+        lmi.shared.log.follow(self._record.block.supervisor.log_level)
         self.dispatcher.observe()
         self._adapters.look()
         if not self._executor.can_enqueue_requests() and not self._stop.is_set():

@@ -134,6 +134,7 @@ class FrontEndWorker(GuardedWorker):
 
     def on_beat(self, now: float, lag_s: float, num_connections: int) -> None:
         self.record.beat_s = now
+        lmi.shared.log.follow(_block.supervisor.log_level)
         self.record.loop_lag_s = lag_s
         self.record.num_open_connections = num_connections
 

@@ -80,6 +80,15 @@ def setup(role: str, level: str = "INFO", format: str = "auto", fd: int = STDERR
     logging.captureWarnings(True)
 
 
+def follow(level: int) -> None:
+    """Log from this level on, and say so. It is that of the supervisor's record, which is 0 until a signal comes."""
+    root = logging.getLogger()
+    if level and level != root.level:
+        root.setLevel(min(level, root.level))  # so that the next line is seen, whatever it was
+        logging.getLogger(__name__).info("the log begins at %s now", logging.getLevelName(level))
+        root.setLevel(level)
+
+
 def is_text(format: str) -> bool:
     """Return whether a log of this format is text for people."""
     return format == "text" or (format == "auto" and os.isatty(_fd))

@@ -42,6 +42,7 @@ def live(record: EngineRecord, role: str, log_level: str, log_format: str, body:
     record.phase = Phase.LOADING
     linux.set_title(f"lmi-{role.replace(' ', '-')}")
     lmi.shared.log.setup(role, log_level, log_format, linux.log_fd())
+    lmi.shared.log.follow(record.block.supervisor.log_level)
     lmi.shared.log.count_dropped_in(record)
     try:
         body()

@@ -234,6 +234,7 @@ class SupervisorRecord(Record):
     reason = TextField(2048)  # why it failed or drains, one line for people
     stage = TextField(64)  # of the start, before there are engines: download, requirements
     progress = Float()  # of the stage, 0 to 1
+    log_level = Int()  # that SIGUSR1 chose, for the processes that have a record; 0: that of the settings
     num_engine_restarts = Int(Counter("lmi_engine_restarts", "Engine processes started again", MODEL))
     num_log_lines_dropped = Int()
     num_log_lines_dropped_by_master = Int()  # gunicorn's, which writes this field and has no record

@@ -32,7 +32,7 @@ from lmi.settings.values import Resolved
 from lmi.shared import linux
 from lmi.shared.cores import claimed, usable
 from lmi.shared.files import write_whole
-from lmi.shared.log import count_dropped_in
+from lmi.shared.log import count_dropped_in, follow
 from lmi.shared.pauses import Pauses
 from lmi.shared.state import Block, Phase
 from lmi.sources.processes import FetchProcesses
@@ -157,6 +157,8 @@ class Supervisor:
             self._on_signal(signum)
         for pid, code in linux.reap():
             self._on_exit(pid, code, time.monotonic())
+        for model in self._models:
+            model.block.supervisor.log_level = self._block.supervisor.log_level
         now = time.monotonic()
         if paused_s := self._pauses.note(now):
             log.info("this server was paused for %.1f s, which counts against nobody", paused_s)
@@ -196,6 +198,15 @@ class Supervisor:
         elif signum in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT) or is_hangup:
             log.info("%s: stopping now", signum.name)
             self._exit_code = self._failure.code if self._failure else 128 + signum
+        elif signum == signal.SIGUSR1:
+            self._toggle_debug()
+
+    def _toggle_debug(self) -> None:
+        """Log from DEBUG on, or from the level of the settings again. The processes with a record follow."""
+        usual = max(logging.INFO, logging.getLevelNamesMapping()[self._config.log_level])
+        level = usual if logging.getLogger().level == logging.DEBUG else logging.DEBUG
+        self._block.supervisor.log_level = level
+        follow(level)
 
     def _on_exit(self, pid: int, code: int, now: float) -> None:
         child = next((child for child in self._children if child.pid == pid), None)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from lmi.errors import is_out_of_memory, writable
+from lmi.shared.log import follow
 from lmi.shared.state import EngineRecord
 from lmi.user_code.answer import UserAnswers
 from lmi.user_code.messages import (
@@ -129,6 +130,7 @@ class CodeThread:
     def beat(self) -> None:
         """Write into the record that the process is alive, and how many messages wait."""
         self._record.beat_s = time.monotonic()
+        follow(self._record.block.supervisor.log_level)
         self._record.num_waiting = self._queue.qsize()
 
     def _run(self) -> None:

@@ -528,6 +528,28 @@ def test_a_second_sigterm_and_the_harsh_signals_stop_at_once(
         assert_nothing_left(server)
 
 
+def test_sigusr1_makes_every_process_log_at_debug_and_the_next_one_ends_that(container: Make) -> None:
+    server = container(option__output_formatter="form", frontend_workers=2)
+    (server.folder / "model.py").write_text("def form(output):\n    return output.request.next_tokens()[0].text\n")
+    server.start_and_wait()
+    everyone = ["code 0", "engine 0", "front end 0", "front end 1", "supervisor"]
+
+    def said_by(message: str) -> list[str]:
+        return sorted(line["role"] for line in server.log_lines() if line.get("message") == message)
+
+    def tells_details() -> bool:
+        server.request("POST", "/invocations", {"inputs": "a", "parameters": {"max_new_tokens": 1, "nothing": 1}})
+        return any(line.get("level") == "DEBUG" for line in server.log_lines())
+
+    server.signal(signal.SIGUSR1)
+    wait_until(lambda: said_by("the log begins at DEBUG now") == everyone, "all follow")
+    wait_until(tells_details, "a front end tells more of a request")
+    server.lose_engine()
+    wait_until(lambda: said_by("the log begins at DEBUG now").count("engine 0") == 2, "another engine follows too")
+    server.signal(signal.SIGUSR1)
+    wait_until(lambda: said_by("the log begins at INFO now") == everyone, "all follow")
+
+
 @pytest.mark.parametrize("moment_s", [0.0, 0.4, 1.5])
 def test_sigterm_while_the_model_loads_ends_the_server_within_five_seconds(container: Make, moment_s: float) -> None:
     server = container(option__rolling_batch="freezing").start()
