@@ -238,6 +238,8 @@ class Dispatcher:
     def _note_steps(self, steps: list[IterationStats]) -> None:
         for step in steps:
             seconds, self._stepped_s = step.timestamp - self._stepped_s, step.timestamp
+            self._record.num_context_tokens += step.num_context_tokens
+            self._record.num_generation_tokens += step.num_generation_tokens
             self._queue.note_step(max(0.0, seconds), step.num_context_tokens, step.num_generation_tokens)
 
     def _is_loading_adapter(self) -> bool:

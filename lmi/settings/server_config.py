@@ -199,6 +199,12 @@ class ServerConfig:
         platform=("SAGEMAKER_CONTAINER_LOG_LEVEL",),
     )
     log_format: str = option("auto", choice("auto", "text", "json"), "auto: text on a terminal, else json")
+    throughput_interval_s: float | None = option(
+        10.0,
+        kinds.SECONDS_OR_NONE,
+        "seconds between two lines of the log about throughput, while the engines work; none: no such lines",
+        key="log_throughput_interval",
+    )
     batch_transform: ClassVar = Option(
         None,
         kinds.BOOLEAN,

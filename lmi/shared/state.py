@@ -265,6 +265,8 @@ class EngineRecord(Record):
     num_used_blocks = Int(is_gauge=True)
     max_num_blocks = Int(is_gauge=True)
     max_num_sequences = Int(is_gauge=True)
+    num_context_tokens = Int()  # that prefills have computed
+    num_generation_tokens = Int()  # of decodes
     num_preemptions = Int(Counter("lmi_preemptions", "Sequences put back to make room", MODEL))
     queue_time_s = Histogram(
         PHASE_BOUNDS_S, Metric("lmi_queue_time_seconds", "From the arrival at the engine to the first step", MODEL)

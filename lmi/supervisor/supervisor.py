@@ -5,7 +5,8 @@ polls for signals, deaths and the clock. It binds the port first and passes it o
 model and stays open when a front end dies. Engines are never children of the front end. The supervisor reads the state
 of an engine from the shared blocks. `stages.py` has what comes before a model's processes, `lmi/sources/processes.py`
 what front ends ask for later, `child.py` the children, `kinds.py` their kinds, `model.py` those of a model,
-`restarts.py` the rules of restarts and hangs, and `banner.py` the messages for people.
+`restarts.py` the rules of restarts and hangs, `banner.py` the messages for people, and `throughput.py` the line about
+the work of the engines.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ from lmi.supervisor.listener import bind
 from lmi.supervisor.model import RunningModel
 from lmi.supervisor.restarts import DRAIN_CUT_S, DRAIN_END_S, LATE_TURN_S, drain_notice_s
 from lmi.supervisor.stages import Settle, Stage, stages
+from lmi.supervisor.throughput import Throughput
 from lmi.supervisor.user import check_user
 
 APP = "lmi.server.app:create_app()"
@@ -86,6 +88,7 @@ class Supervisor:
         self._gateways = gateways(runtime, listeners[0])
         self._fetches = FetchProcesses(runtime)
         self._pauses = Pauses(LATE_TURN_S)
+        self._throughput = Throughput(self._config.throughput_interval_s, time.monotonic())
         self._phase = Phase.STARTING
         self._phase_s = self._started_s = time.monotonic()  # when the phase began
         self._warn_after_s = start_budget.WARN_AFTER_S
@@ -160,6 +163,7 @@ class Supervisor:
         for model in self._models:
             model.block.supervisor.log_level = self._block.supervisor.log_level
         now = time.monotonic()
+        self._throughput.look((record for model in self._models for record in model.block.engines), now)
         if paused_s := self._pauses.note(now):
             log.info("this server was paused for %.1f s, which counts against nobody", paused_s)
         if self._phase == Phase.FAILED:
