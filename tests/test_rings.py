@@ -80,7 +80,7 @@ MAX_LINES = {
     "lmi/http": 1070,
     "lmi/ipc": 320,
     "lmi/models": 860,
-    "lmi/server": 2570,
+    "lmi/server": 2600,
     "lmi/settings": 3020,
     "lmi/sessions": 370,
     "lmi/shared": 1780,

@@ -101,6 +101,8 @@ def server(config: Config) -> ApiDescription:
     api.add("get", "/livez", "Whether the server has not failed finally", "Health")
     api.add("get", "/version", "The version of the server", content(struct(version=str)))
     api.add("get", "/load", "The number of requests that are served", content(struct(server_load=int)))
+    info = struct(version=str, server=dict, models=dict)
+    api.add("get", "/server_info", "The settings of the server and its models, without secrets", content(info))
     page: Content = {"text/html; charset=utf-8": {"schema": STRING}}
     api.add("get", "/metrics", "Metrics for Prometheus", {MEDIA_TYPE: {"schema": STRING}})
     api.add("get", "/openapi.json", "This description", content(dict))

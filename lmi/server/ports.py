@@ -9,7 +9,7 @@ from starlette.exceptions import HTTPException
 from lmi.http.exchange import Exchange
 from lmi.server.keys import PROBES
 
-MANAGEMENT = re.compile(r"/metrics|/docs|/load|/v1/(un)?load_lora_adapter|(/models/[^/]+)?/adapters(/.*)?")
+MANAGEMENT = re.compile(r"/metrics|/docs|/load|/server_info|/v1/(un)?load_lora_adapter|(/models/[^/]+)?/adapters(/.*)?")
 CHANGES_MODELS = re.compile(r"POST /models|DELETE /models/[^/]+")
 # /docs and the playground both read the description.
 ANYWHERE = re.compile("|".join(map(re.escape, PROBES)) + r"|/version|/pages/.*|/openapi\.json")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from lmi import __version__
 from lmi.errors import BadConfiguration
 from lmi.runtime import ServerRuntime
 from lmi.server.keys import PROBES, Keys, read_keys
@@ -66,6 +67,17 @@ def test_the_pages_need_no_key_but_what_they_ask_for_does(tmp_path: Path) -> Non
         for path in ("/", "/playground", "/docs", "/pages/page.js"):
             assert lmi.send("GET", path)[0].status == 200
         assert lmi.post(BODY, "/")[0].status == 401
+
+
+def test_only_who_has_a_key_reads_the_settings_and_nobody_a_secret(tmp_path: Path) -> None:
+    options = {"hf_token": "canary", "seed": "7"}
+    with host(tmp_path, server={**WITH_KEYS, "port": 8123}, options=options) as lmi:
+        assert lmi.send("GET", "/server_info")[0].status == 401
+        response, body = lmi.send("GET", "/server_info", headers={"x-api-key": "sk-one"})
+    info = json.loads(body)
+    assert (response.status, info["version"], info["server"]["port"]) == (200, __version__, 8123)
+    assert info["models"]["scripted"]["engine"]["options"] == {"hf_token": "***", "seed": "7"}
+    assert info["server"]["api_keys"] == "***" and WITH_KEYS["api_keys"][0] not in body.decode()
 
 
 def test_keys_of_a_file_count_too(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from tests.system.container import free_port, write_model
 
 OF_BOTH = ["GET /ping", "GET /healthz", "GET /readyz", "GET /livez", "GET /version", "GET /pages/docs.js"]
 OF_BOTH += ["GET /openapi.json"]  # which the playground reads too
-OF_MANAGEMENT = ["GET /metrics", "GET /docs", "GET /load", "GET /adapters"]
+OF_MANAGEMENT = ["GET /metrics", "GET /docs", "GET /load", "GET /server_info", "GET /adapters"]
 OF_MANAGEMENT += ["POST /v1/load_lora_adapter", "GET /models/model/adapters/a"]
 OF_INFERENCE = ["GET /playground", "GET /v1/models", "GET /models", "POST /invocations", "POST /v1/completions"]
 
