@@ -69,7 +69,7 @@ class ChatTemplate:
             if not is_text and file is None:
                 raise BadConfiguration(f"option.chat_template: neither a template nor a file: {override}")
             text = override if file is None else _read_text(file)
-            return cls({"default": text}, special_tokens, source="option.chat_template")
+            return cls({"default": text}, special_tokens, source=str(file or "option.chat_template"))
         templates, file = _templates_in(folder)
         return cls(templates, special_tokens, source=str(file)) if templates else None
 
