@@ -156,6 +156,7 @@ def test_an_unknown_word_is_one_line_and_exit_code_2(arguments: list[str]) -> No
     [
         ("--ssl-ca-certs=a", "--ssl-ca-certs: this server asks no client for a certificate."),
         ("--max-idle-time", "Option --max-idle-time requires an argument."),
+        ("--max-stop-sequences", "--max-stop-sequences: the limit is fixed, and /info tells it."),
         ("--prot", "No such option --prot. Did you mean --port?"),
         ("--max-modellen", "No such option --max-modellen. Did you mean --max-model-len?"),
         ("--workers", "No such option --workers."),

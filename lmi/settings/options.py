@@ -73,6 +73,7 @@ ENGINE_KEYS = {
 ELSEWHERE = {
     "ssl_ca_certs": "this server asks no client for a certificate",
     "lora_modules": "an adapter is a folder in adapters/ beside the model, or registered at /adapters",
+    "max_stop_sequences": "the limit is fixed, and /info tells it",
     "max_new_tokens": "a request says it, as max_new_tokens among its parameters",
     "adapters": "the adapters are in the folder adapters/ beside the model, move or link them there",
     **dict.fromkeys(
