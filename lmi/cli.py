@@ -94,7 +94,14 @@ def lmi() -> None:
     """Serve a large language model behind the contracts that its clients already speak."""
 
 
-@lmi.command(cls=OptionsCommand)
+EXAMPLES = """\b
+Examples:
+  lmi serve demo
+  lmi serve OWNER/NAME --port 8000 --max-model-len 32k --enable-lora
+  lmi serve path/to/model --config FILE.yaml --set option.seed=7"""
+
+
+@lmi.command(cls=OptionsCommand, epilog=EXAMPLES)
 @with_options
 def serve(folder: str | None, flags: dict[str, str]) -> int:
     """Serve the model in DIR.

@@ -274,6 +274,7 @@ def test_the_help_shows_groups_values_and_defaults() -> None:
     help = command("serve", "--help").stdout
     assert re.findall(r"^(\S.*):$", help, re.MULTILINE) == ["Options", "The model", "The server", "The engine"]
     assert "--dtype auto|fp32|bf16|fp16" in help and "--port N" in help and "[port; default: 8080]" in help
+    assert re.search(r"^  Examples:\n(    lmi serve \S.*\n){2,}\Z", help, re.MULTILINE)
 
 
 @pytest.mark.parametrize(

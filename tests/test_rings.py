@@ -81,7 +81,7 @@ MAX_LINES = {
     "lmi/ipc": 320,
     "lmi/models": 860,
     "lmi/server": 2600,
-    "lmi/settings": 3020,
+    "lmi/settings": 3030,
     "lmi/sessions": 370,
     "lmi/shared": 1780,
     "lmi/sources": 2040,

@@ -255,16 +255,19 @@ ORIGINS = Kind(
     lambda text: tuple(ORIGIN.parse(each) for each in re.findall(r"[^\s,\"\[\]]+", text)),
 )
 TEXTS = Kind("texts with , between", _texts)
-LENGTH = Kind("a whole number of at least 1, as in 4096, 32k (32000) or 32K (32768), or auto", _length)
+LENGTH = Kind(
+    "a whole number of at least 1, as in 4096, 32k (32000) or 32K (32768), or auto", _length, unit="TOKENS|auto"
+)
 DEGREE = Kind(
     "a whole number 1..1024, or max",
     lambda text: "max" if text.lower() == "max" else integer(1, 1024).parse(text),
+    unit="N|max",
 )
 PORT_RANGE = Kind("FIRST-LAST, two ports", _port_range, unit="FIRST-LAST")
 DEVICES = Kind("* or GPU numbers with ; between", _devices, unset="*")
 ABSOLUTE_PATH = matching("an absolute path", r"/[^\0]*")
 STREAMING = Kind(  # the reference's own streamer, or transformers'
-    "true, false", lambda text: text.lower() == "huggingface" or _boolean(text)
+    "true, false", lambda text: text.lower() == "huggingface" or _boolean(text), words=("true", "false")
 )
 ADDRESS = Kind("http://HOST:PORT", _address)
 NAME = matching("1 to 128 letters, digits or ._:@-, a letter or digit first", r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,127}")
