@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -103,14 +104,14 @@ Examples:
 
 @lmi.command(cls=OptionsCommand, epilog=EXAMPLES)
 @with_options
-def serve(folder: str | None, flags: dict[str, str]) -> int:
+def serve(folder: str | None, flags: dict[str, str], files: dict[str, str]) -> int:
     """Serve the model in DIR.
 
     DIR is a folder with serving.properties or config.json, OWNER/NAME of a hub, s3://BUCKET/PREFIX, or demo.
     Without DIR: /opt/ml/model when it holds something, else the current folder when it has one of these files, else the
     built-in demo model.
     """
-    return _serve(folder, flags)
+    return _serve(folder, flags, files)
 
 
 @lmi.command("djl-serving")
@@ -119,19 +120,19 @@ def serve(folder: str | None, flags: dict[str, str]) -> int:
 def djl_serving(folder: str | None, models: tuple[str, ...]) -> int:
     """Serve as the LMI container's own start command does."""
     named = text_of(models)
-    return _serve(folder, {"load_models": named} if named else {})
+    return _serve(folder, {"load_models": named} if named else {}, {})
 
 
 @lmi.command(cls=OptionsCommand)
 @with_options
 @click.option("--json", "is_json", is_flag=True, help="one JSON object")
 @click.option("--changed", "is_changed", is_flag=True, help="only options that have another value than their default")
-def config(folder: str | None, flags: dict[str, str], is_json: bool, is_changed: bool) -> None:
+def config(folder: str | None, flags: dict[str, str], files: dict[str, str], is_json: bool, is_changed: bool) -> None:
     """Show every option, its value and where it came from.
 
     It shows what each value shadows too, and starts nothing.
     """
-    resolved = resolve_folder(folder, os.environ, flags)
+    resolved = resolve_folder(folder, os.environ, flags, files=files)
     rows = [row for row in resolved.settings if row.source != "default" or not is_changed]
     if is_json:
         shown = [
@@ -287,16 +288,17 @@ def _version_of(distribution: str) -> str:
         return "not installed"
 
 
-def _serve(folder: str | None, flags: dict[str, str]) -> int:
+def _serve(folder: str | None, flags: dict[str, str], files: dict[str, str]) -> int:
     from lmi.supervisor import stages, supervisor
 
     sink.never_wait()
-    resolved = resolve_folder(folder, os.environ, flags)
+    settle = partial(resolve_folder, folder, os.environ, flags, files=files)
+    resolved = settle()
     server = resolved.config.server
     log.setup("supervisor", server.log_level, server.log_format)
     if resolved.request is None:
         stages.say(resolved)
-    return supervisor.run(resolved, lambda fetched: resolve_folder(folder, os.environ, flags, fetched=fetched))
+    return supervisor.run(resolved, lambda fetched: settle(fetched=fetched))
 
 
 def _table(settings: Sequence[Setting]) -> list[str]:

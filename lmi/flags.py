@@ -55,6 +55,7 @@ FLAGGED = {
     for row in OPTIONS
     if row.has_flag and (name := "option_" + row.flag[2:].replace("-", "_"))
 }
+KEYS = {flag: option.row.key for option in FLAGGED.values() for flag in option.opts}
 OURS = {flag for option in FLAGGED.values() for flag in (*option.opts, *option.secondary_opts)}
 
 
@@ -76,7 +77,10 @@ class OptionsCommand(click.Command):
 
 
 def with_options(command: Command) -> Command:
-    """Add DIR and a flag for each option to a command, which receives them as `folder` and `flags`."""
+    """Add DIR and a flag for each option to a command, which receives them as `folder` and `flags`.
+
+    `files` has the file of --config that a value came from, by key.
+    """
 
     @functools.wraps(command)
     def collected(folder: str | None, model_dir: str | None, settings: tuple[str, ...], **others: Any) -> Any:
@@ -87,7 +91,10 @@ def with_options(command: Command) -> Command:
         for key, text in map(_pair, settings):
             if given.setdefault(key, text) != text:
                 raise click.UsageError(f"{key} is given as {given[key]} and as {text}.")
-        return command(folder=folder or model_dir, flags=given, **others)
+        of_files = click.get_current_context().meta.get(CONFIG, {})
+        names = ((key, name) for key in given for name in (key, _flag(key), _flag(key.removeprefix("option."))))
+        files = {key: of_files[name] for key, name in names if name in of_files}
+        return command(folder=folder or model_dir, flags=given, files=files, **others)
 
     of_command: list[click.Parameter] = [
         click.Argument(["folder"], required=False, metavar="[DIR]"),
@@ -130,8 +137,15 @@ def _with_file(ctx: click.Context, words: list[str]) -> list[str]:
     word, *after = words[at:]
     path = word.partition("=")[2] or (after.pop(0) if after else "")
     rest = _with_file(ctx, [*words[:at], *after])
-    given = {word.partition("=")[0].replace("--no-", "--", 1) for word in rest}
-    return [*(_word(name, value) for name, value in _read(ctx, path).items() if _flag(name) not in given), *rest]
+    given = {_meaning(word.partition("=")[0].replace("--no-", "--", 1)) for word in rest}
+    flags = {name: value for name, value in _read(ctx, path).items() if _meaning(_flag(name)) not in given}
+    ctx.meta.setdefault(CONFIG, {}).update({_meaning(_flag(name)): path for name in flags})
+    return [*(_word(name, value) for name, value in flags.items()), *rest]
+
+
+def _meaning(flag: str) -> str:
+    """Return the key of an option's flag, and any other flag unchanged."""
+    return KEYS.get(flag, flag)
 
 
 def _read(ctx: click.Context, path: str) -> dict[str, Any]:

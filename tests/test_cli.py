@@ -221,7 +221,12 @@ def test_a_file_of_flags_counts_where_no_flag_is_given(folder: Path, tmp_path: P
     done = command("config", "--json", "--config", str(file), f"--config={other}", "--port=9000", "--no-tgi-compat")
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout)["options"]
-    assert {row["option"]: row["value"] for row in rows if row["source"].startswith("--")} == {
+    sources = {row["option"]: row["source"] for row in rows if row["source"].startswith(("--", str(tmp_path)))}
+    of_line, of_other = {"port", "option.tgi_compat"}, {"option.max_rolling_batch_size"}
+    assert {key for key, source in sources.items() if source.startswith("--")} == of_line
+    assert {key for key, source in sources.items() if source == str(other)} == of_other
+    assert {key for key, source in sources.items() if source == str(file)} == sources.keys() - of_line - of_other
+    assert {row["option"]: row["value"] for row in rows if row["option"] in sources} == {
         "option.model_id": str(folder),
         "option.rolling_batch": "vllm",
         "option.max_rolling_batch_size": "8",
@@ -235,6 +240,12 @@ def test_a_file_of_flags_counts_where_no_flag_is_given(folder: Path, tmp_path: P
         "option.revision": "2026-11-26",
         "option.tgi_compat": "false",
     }
+
+
+def test_a_value_of_a_file_that_a_flag_of_another_name_replaces_is_the_flags(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "flags.yaml").write_text("max-num-seqs: 4\n")
+    done = command("config", "--config", str(tmp_path / "flags.yaml"), "--max-rolling-batch-size=3", str(folder))
+    assert re.search(r"^option.max_rolling_batch_size +3 +--max-rolling-batch-size ", done.stdout, re.MULTILINE)
 
 
 @pytest.mark.parametrize(

@@ -34,21 +34,22 @@ def resolve_folder(
     flags: Mapping[str, str],
     cwd: Path | None = None,
     fetched: Fetched | None = None,
+    files: Mapping[str, str] | None = None,
 ) -> Resolved:
     """Return the settings that `lmi serve ASKED` runs with. Raises BadConfiguration or ModelUnusable.
 
-    `fetched` has the folders of the sources that a former result asked for.
+    `fetched` has the folders of the sources that a former result asked for, `files` the file of a flag, by key.
     """
     cwd = cwd or Path.cwd()
     asked = asked or model_choice.named_folder(environ, flags, cwd)
     if asked is not None and model_choice.is_remote_folder(asked, cwd):
         if flags.get(MODEL, asked) != asked:
             raise BadConfiguration(f"{asked} is to be served and {MODEL} is {flags[MODEL]}: allowed is one model")
-        return resolve(Properties(), environ, {**flags, MODEL: asked}, cwd=cwd, fetched=fetched)
+        return resolve(Properties(), environ, {**flags, MODEL: asked}, cwd=cwd, fetched=fetched, files=files)
     folder = find_folder(asked, cwd)
     file = folder / "serving.properties" if folder else None
     properties = read(file) if file and file.exists() else Properties()
-    return resolve(properties, environ, flags, folder=folder, cwd=cwd, fetched=fetched)
+    return resolve(properties, environ, flags, folder=folder, cwd=cwd, fetched=fetched, files=files)
 
 
 def resolve(
@@ -61,17 +62,21 @@ def resolve(
     machine: Machine | None = None,
     fetched: Fetched | None = None,
     untrusted: Collection[Path] = (),
+    files: Mapping[str, str] | None = None,
 ) -> Resolved:
     """Settle every option. Raises BadConfiguration with one line for each fault, or else ModelUnusable.
 
-    `flags` holds the texts of the command line by key. If `folder` is None, the demo is served. The result's `request`
-    names the remote sources that are not in `fetched`. Until they are, its settings are what is known without them.
-    Secure mode searches the folders of `untrusted` as it does those that were fetched.
+    `flags` holds the texts of the command line by key, `files` the files that some of them came from. If `folder` is
+    None, the demo is served. The result's `request` names the remote sources that are not in `fetched`. Until they are,
+    its settings are what is known without them. Secure mode searches the folders of `untrusted` as it does those that
+    were fetched.
     """
     warnings = [*properties.warnings, *of_other_images(environ)]
     problems = Problems(warnings=warnings, details=unused_of_platform(environ))
     here = Surroundings(environ, folder, cwd, machine or Machine.here(environ), announced(), fetched or {}, untrusted)
-    givens, missing = model_choice.place(_expand(collect(properties, environ, flags), here.machine), here, problems)
+    givens, missing = model_choice.place(
+        _expand(collect(properties, environ, flags, files or {}), here.machine), here, problems
+    )
     values = Values(pick(givens, problems), here, problems)
     has_keys = values.final("option.api_key") or values.final("option.api_key_file")
     if has_keys and any(name.startswith("SAGEMAKER_") for name in environ):

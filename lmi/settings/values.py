@@ -94,13 +94,18 @@ class Surroundings:
     untrusted: Collection[Path]  # folders that secure mode searches as it does those that were fetched
 
 
-def collect(properties: Properties, environ: Mapping[str, str], flags: Mapping[str, str]) -> list[Given]:
-    """Return all values that were given, in no order. `flags` holds the texts of the command line by key."""
+def collect(
+    properties: Properties, environ: Mapping[str, str], flags: Mapping[str, str], files: Mapping[str, str] = {}
+) -> list[Given]:
+    """Return all values that were given, in no order.
+
+    `flags` holds the texts of the command line by key, `files` the files that some of them came from.
+    """
     givens = []
     for key, text in flags.items():
         option = find(key)
         flag = option.flag if option and option.key == key and option.has_flag else f"--set {key}"
-        givens.append(_given(key, text, flag, (COMMAND_LINE, 0)))
+        givens.append(_given(key, text, files.get(key, flag), (COMMAND_LINE, 0)))
     for key, entry in properties.entries.items():
         givens.append(_given(key, entry.value, properties.source(key), (FILE, 0)))
     givens += _from_environment(environ)
