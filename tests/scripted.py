@@ -70,9 +70,8 @@ from lmi.shared.desired_state import Adapter, Folder
 from lmi.shared.state import Block, Phase
 from lmi.text import tokenizer as lmi_tokenizer
 from lmi.user_code.client import UserCodeWorkers
-from lmi.user_code.job import CodeThread
+from lmi.user_code.job import CallConnection, CodeThread
 from lmi.user_code.runner import UserCode
-from lmi.user_code.server import CallConnection
 from tests import machine
 
 CAPABILITIES = Capabilities(max_top_log_probs=5, typical_p=True, perf_metrics=True)

@@ -87,7 +87,7 @@ MAX_LINES = {
     "lmi/sources": 2040,
     "lmi/supervisor": 1940,
     "lmi/text": 1540,
-    "lmi/user_code": 2850,
+    "lmi/user_code": 2820,
     "handlers/base": 4180,
     "handlers/lmi_dist": 6910,
     "handlers/lmi_trtllm": 2240,

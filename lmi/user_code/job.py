@@ -1,16 +1,20 @@
-"""The calls in the process of user code: the thread that works on their messages, and what fails in them."""
+"""The calls in the process of user code: its end of their sockets, the thread that works on them, and what fails."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import queue
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from lmi.errors import is_out_of_memory, writable
+from lmi.ipc.frames import FrameTooLarge, frame
+from lmi.ipc.listener import Accepted
 from lmi.shared.log import follow
 from lmi.shared.state import EngineRecord
 from lmi.user_code.answer import UserAnswers
@@ -18,6 +22,7 @@ from lmi.user_code.messages import (
     MAX_CHUNK_BYTES,
     WINDOW,
     BodyChunk,
+    Drop,
     End,
     Failed,
     Feed,
@@ -26,8 +31,11 @@ from lmi.user_code.messages import (
     Open,
     ReadInput,
     Respond,
+    Taken,
     ToFrontEnd,
     Work,
+    decode_to_worker,
+    encode,
 )
 from lmi.user_code.runner import UserCode
 
@@ -93,17 +101,11 @@ class Job:
         with self._user_code.handle(message.properties, message.query, message.body) as (head, chunks):
             self._send(Head(self._id, head.status, head.media_type, head.headers, head.is_streaming))
             for chunk in chunks:
-                for part in _parts(chunk):
+                for start in range(0, len(chunk) or 1, MAX_CHUNK_BYTES):  # an empty chunk is one empty message
                     self._room.acquire()
                     if self._is_over.is_set():
                         return
-                    self._send(BodyChunk(self._id, part))
-
-
-def _parts(chunk: bytes) -> Iterator[bytes]:
-    """Yield the chunk in parts that fit into a message. An empty chunk is one empty part."""
-    for start in range(0, len(chunk) or 1, MAX_CHUNK_BYTES):
-        yield chunk[start : start + MAX_CHUNK_BYTES]
+                    self._send(BodyChunk(self._id, chunk[start : start + MAX_CHUNK_BYTES]))
 
 
 class CodeThread:
@@ -143,6 +145,54 @@ class CodeThread:
             self._record.step += 1
             self._record.num_running = 0
             self._is_busy = False
+
+
+class CallConnection(Accepted):
+    """One socket to one front end, with the calls that are open on it."""
+
+    other_end = "a front end"
+
+    def __init__(self, user_code: UserCode, thread: CodeThread) -> None:
+        super().__init__()
+        self._user_code = user_code
+        self._thread = thread
+        self._loop = asyncio.get_running_loop()
+        self._jobs: dict[int, Job] = {}
+
+    def take(self, payload: bytes) -> None:
+        message = decode_to_worker(payload)
+        call_id = message.call_id
+        match message:
+            case Taken():
+                if job := self._jobs.get(call_id):
+                    job.add_room()
+            case Drop():
+                if job := self._jobs.pop(call_id, None):
+                    job.drop()
+            case Feed():
+                if job := self._jobs.get(call_id):
+                    self._thread.put(job, message)
+            case _:
+                if call_id not in self._jobs:
+                    self._jobs[call_id] = Job(call_id, self._user_code, self._send_from_thread)
+                self._thread.put(self._jobs[call_id], message)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        super().connection_lost(error)
+        for job in self._jobs.values():
+            job.drop()
+
+    def _send_from_thread(self, message: ToFrontEnd) -> None:
+        with suppress(RuntimeError):  # the loop is closed: the process is stopping
+            self._loop.call_soon_threadsafe(self._send, message)
+
+    def _send(self, message: ToFrontEnd) -> None:
+        if isinstance(message, End | Failed):
+            self._jobs.pop(message.call_id, None)
+        try:
+            self.write(frame(encode(message)))
+        except FrameTooLarge as error:
+            self._send(Failed(message.call_id, str(error)))
 
 
 def describe(error: BaseException) -> str:

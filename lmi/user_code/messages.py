@@ -11,6 +11,7 @@ Messages are typed structs in msgpack. Any other bytes close the connection.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -115,19 +116,7 @@ Work = Handle | ReadInput | Open | Feed | Respond  # what the code works on
 ToWorker = Work | Taken | Drop
 ToFrontEnd = Head | BodyChunk | End | Failed
 
-_encoder = msgspec.msgpack.Encoder()
-_to_worker: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
-_to_front_end: msgspec.msgpack.Decoder[ToFrontEnd] = msgspec.msgpack.Decoder(ToFrontEnd)
-
-
-def encode(message: ToWorker | ToFrontEnd) -> bytes:
-    return _encoder.encode(message)
-
-
-def decode_to_worker(frame: bytes) -> ToWorker:
-    """Decode a message. Raises msgspec.DecodeError or ValidationError for any other bytes."""
-    return _to_worker.decode(frame)
-
-
-def decode_to_front_end(frame: bytes) -> ToFrontEnd:
-    return _to_front_end.decode(frame)
+encode: Callable[[ToWorker | ToFrontEnd], bytes] = msgspec.msgpack.Encoder().encode
+# They raise msgspec.DecodeError or ValidationError for any other bytes.
+decode_to_worker: Callable[[bytes], ToWorker] = msgspec.msgpack.Decoder(ToWorker).decode
+decode_to_front_end: Callable[[bytes], ToFrontEnd] = msgspec.msgpack.Decoder(ToFrontEnd).decode

@@ -62,8 +62,11 @@ def read_head(output: Output, *, is_streaming: bool) -> ResponseHead:
     has_body = is_streaming or not output.content.is_empty()
     media_type = given or output.media_type or ("application/octet-stream" if has_body else "")
     others = {name: value for name, value in headers.items() if name.lower() not in NOT_HEADERS}
-    for name, value in [("content-type", media_type), *others.items()]:
-        _check_header(name, value)
+    for name, value in [("content-type", media_type), *others.items()]:  # RFC 9110, sections 5.1 and 5.5
+        if not HEADER_NAME.fullmatch(name):
+            raise ValueError(f"an Output's property must have a header's name, given {name!r}")
+        if not HEADER_VALUE.fullmatch(value):
+            raise ValueError(f"an Output's property {name} must be one line of Latin-1 characters, given {value!r}")
     return ResponseHead(status, media_type, others, is_streaming)
 
 
@@ -86,11 +89,3 @@ def _status(code: Any) -> int:
         if 200 <= int(code) <= 599:
             return int(code)
     raise ValueError(f"an Output's code must be an HTTP status from 200 to 599, given {code!r}")
-
-
-def _check_header(name: str, value: str) -> None:
-    """Raise ValueError for a name or value that HTTP does not allow. Source: RFC 9110, sections 5.1 and 5.5."""
-    if not HEADER_NAME.fullmatch(name):
-        raise ValueError(f"an Output's property must have a header's name, given {name!r}")
-    if not HEADER_VALUE.fullmatch(value):
-        raise ValueError(f"an Output's property {name} must be one line of Latin-1 characters, given {value!r}")

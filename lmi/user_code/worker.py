@@ -24,9 +24,8 @@ from lmi.shared.cores import keep as keep_to_cores
 from lmi.shared.report import LoadReport, write_report
 from lmi.shared.state import EngineRecord, Phase
 from lmi.user_code import runner
-from lmi.user_code.job import CodeThread, describe, line_number
+from lmi.user_code.job import CallConnection, CodeThread, describe, line_number
 from lmi.user_code.runner import UserCode
-from lmi.user_code.server import CallConnection
 
 ENDING = (signal.SIGTERM, signal.SIGINT)
 BEAT_S = 0.2
