@@ -9,10 +9,11 @@ import subprocess
 import sys
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import msgspec
 
@@ -37,6 +38,7 @@ _STACK_LOCK = threading.Lock()
 log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
+Outcome = TypeVar("Outcome")
 
 
 class TooSlow(InvalidRequest):
@@ -115,6 +117,34 @@ class _Process:
     def close(self) -> None:
         self.control.close()
         self.end()
+
+
+class Kept(Generic[Outcome]):
+    """What came of the guides that were used last, up to a number of them and of their characters."""
+
+    def __init__(self, max_num: int, max_chars: int) -> None:
+        self.num_chars = 0
+        self._max_num, self._max_chars = max_num, max_chars
+        self._outcomes: OrderedDict[GuidedDecodingParams, Outcome] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._outcomes)
+
+    def get(self, params: GuidedDecodingParams) -> Outcome | None:
+        if params in self._outcomes:
+            self._outcomes.move_to_end(params)
+        return self._outcomes.get(params)
+
+    def put(self, params: GuidedDecodingParams, outcome: Outcome) -> None:
+        self._drop(params)
+        self._outcomes[params] = outcome
+        self.num_chars += len(params.guide or "")
+        while len(self._outcomes) > self._max_num or self.num_chars > self._max_chars:
+            self._drop(next(iter(self._outcomes)))
+
+    def _drop(self, params: GuidedDecodingParams) -> None:
+        if self._outcomes.pop(params, None) is not None:
+            self.num_chars -= len(params.guide or "")
 
 
 class GuideCompiler:

@@ -7,7 +7,6 @@ scheduled. Only the loop's thread uses a `Guides`, except where a method says ot
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -19,7 +18,7 @@ from threading import Event
 
 import numpy as np
 
-from handlers.base.guide_compiler import FIELD, RULE, Compiled, GuideCompiler, Wait, may_change
+from handlers.base.guide_compiler import FIELD, RULE, Compiled, GuideCompiler, Kept, Wait, may_change
 from handlers.base.guide_process import MAX_COMPILATIONS
 from handlers.base.guide_vocabulary import WORD_BITS, Mask, read_config, why_no_guides
 from handlers.base.sequence import Sequence
@@ -142,7 +141,7 @@ class Guides:
         self._compiler = GuideCompiler(read_config, vocab_size, max_compile_s, is_compact=is_compact)
         self._pool = ThreadPoolExecutor(MAX_COMPILATIONS, thread_name_prefix="guides")
         self._follower = ThreadPoolExecutor(1, thread_name_prefix="masks")
-        self._kept = Kept()
+        self._kept = Kept[Outcome](MAX_KEPT, MAX_KEPT_CHARS)
         self._awaited: dict[GuidedDecodingParams, Awaited] = {}
         self._done: SimpleQueue[GuidedDecodingParams] = SimpleQueue()
         self._changed = Event()
@@ -153,7 +152,7 @@ class Guides:
         if params is None:
             return True
         outcome = self._kept.get(params)
-        if outcome is None:
+        if outcome is None or (isinstance(outcome, Compiled) and outcome.is_spent):
             if params not in self._awaited:
                 wait = Wait()
                 future = self._pool.submit(self._compiler.compile, params, wait)
@@ -232,43 +231,11 @@ class Guides:
         self.num_compiled += 1
         outcome = awaited.future.exception() or awaited.future.result()
         assert isinstance(outcome, Outcome)
-        self._kept.put(params, outcome)
+        if isinstance(outcome, Compiled) or not may_change(outcome):
+            self._kept.put(params, outcome)
         for sequence in awaited.sequences:
             equip(sequence, outcome)
         return awaited.sequences
-
-
-class Kept:
-    """The guides that were used last, and the refusals of those that cannot be compiled."""
-
-    def __init__(self, max_num: int = MAX_KEPT, max_chars: int = MAX_KEPT_CHARS) -> None:
-        self.max_num, self.max_chars = max_num, max_chars
-        self.num_chars = 0
-        self._outcomes: OrderedDict[GuidedDecodingParams, Outcome] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._outcomes)
-
-    def get(self, params: GuidedDecodingParams) -> Outcome | None:
-        outcome = self._outcomes.get(params)
-        if isinstance(outcome, Compiled) and outcome.is_spent:
-            self._drop(params)
-            return None
-        if outcome is not None:
-            self._outcomes.move_to_end(params)
-        return outcome
-
-    def put(self, params: GuidedDecodingParams, outcome: Outcome) -> None:
-        """Keep an outcome that a second attempt would not change."""
-        if isinstance(outcome, Compiled) or not may_change(outcome):
-            self._outcomes[params] = outcome
-            self.num_chars += len(params.guide or "")
-        while len(self._outcomes) > self.max_num or self.num_chars > self.max_chars:
-            self._drop(next(iter(self._outcomes)))
-
-    def _drop(self, params: GuidedDecodingParams) -> None:
-        del self._outcomes[params]
-        self.num_chars -= len(params.guide or "")
 
 
 def are_compact(options: Mapping[str, str]) -> bool:

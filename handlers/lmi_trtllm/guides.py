@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from tensorrt_llm.llmapi import GuidedDecodingParams as TheirParams
 
-from handlers.base.guide_compiler import MAX_COMPILE_WAIT_S, GuideCompiler, may_change
+from handlers.base.guide_compiler import MAX_COMPILE_WAIT_S, GuideCompiler, Kept, may_change
 from handlers.base.guide_process import MAX_COMPILATIONS
 from handlers.base.guide_vocabulary import NO_TEXTS, read_config, why_no_guides
 from handlers.base.json_schemas import ANY_OBJECT
@@ -83,14 +82,12 @@ class GuideChecks:
         max_kept_chars: int = MAX_KEPT_CHARS,
     ) -> None:
         """`vocab_size` is the width of the logits. Reads the tokenizer's files."""
-        self.max_kept, self.max_kept_chars = max_kept, max_kept_chars
         vocabulary = read_config(model_path)
         self.num_compiled = 0
         self._end_ids = frozenset(vocabulary.stop_token_ids or ())
         self._compiler = GuideCompiler(lambda: vocabulary, vocab_size, max_compile_s)
         self._pool = ThreadPoolExecutor(MAX_COMPILATIONS, thread_name_prefix="guides")
-        self._outcomes: OrderedDict[GuidedDecodingParams, Future[None]] = OrderedDict()
-        self._num_chars = 0
+        self._kept = Kept[Future[None]](max_kept, max_kept_chars)
 
     def follow(self, sequence: Sequence) -> None:
         """Let the tokenizer's end tokens end a sequence: the engine closes its structure with one of them."""
@@ -101,13 +98,11 @@ class GuideChecks:
 
         No other error leaves it: one would end the engine. Call it on one event loop.
         """
-        future = self._outcomes.get(params)
+        future = self._kept.get(params)
         if future is None or (future.done() and (future.cancelled() or may_change(future.exception()))):
-            self._forget(params)
+            self.num_compiled += 1
             future = self._pool.submit(self._compiler.check, params)
-            self._keep(params, future)
-        else:
-            self._outcomes.move_to_end(params)
+            self._kept.put(params, future)
         try:
             await asyncio.shield(asyncio.wrap_future(future))
         except LmiError:
@@ -119,18 +114,3 @@ class GuideChecks:
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._compiler.close()
-
-    def _keep(self, params: GuidedDecodingParams, future: Future[None]) -> None:
-        self.num_compiled += 1
-        self._outcomes[params] = future
-        self._num_chars += _num_chars(params)
-        while len(self._outcomes) > self.max_kept or self._num_chars > self.max_kept_chars:
-            self._forget(next(iter(self._outcomes)))
-
-    def _forget(self, params: GuidedDecodingParams) -> None:
-        if self._outcomes.pop(params, None) is not None:
-            self._num_chars -= _num_chars(params)
-
-
-def _num_chars(params: GuidedDecodingParams) -> int:
-    return len(params.guide or "")

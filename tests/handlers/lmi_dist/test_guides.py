@@ -21,10 +21,10 @@ import pytest
 import tokenizers
 import transformers
 
-from handlers.base.guide_compiler import Compiled
+from handlers.base.guide_compiler import Compiled, Kept
 from handlers.base.guide_vocabulary import Vocabulary, read_config
 from handlers.lmi_dist import Executor
-from handlers.lmi_dist.guides import Guide, Kept, are_compact, equip, fill_masks
+from handlers.lmi_dist.guides import Guide, are_compact, equip, fill_masks
 from handlers.lmi_dist.runner import Plan
 from handlers.lmi_dist.sequence import EmbeddedSequence, new_sequences
 from lmi.errors import BadConfiguration, InvalidRequest, Unsupported
@@ -416,7 +416,7 @@ def test_requests_with_the_same_guide_compile_it_once(executor: Executor) -> Non
 
 
 def test_guides_are_kept_up_to_a_number_and_a_size() -> None:
-    kept = Kept(max_num=3, max_chars=100)
+    kept = Kept[Exception](max_num=3, max_chars=100)
     guides = [GuidedDecodingParams(GuideType.REGEX, str(number) * 20) for number in range(6)]
     for guide in guides[:3]:
         kept.put(guide, InvalidRequest("wrong"))
@@ -425,12 +425,6 @@ def test_guides_are_kept_up_to_a_number_and_a_size() -> None:
     assert len(kept) == 3 and kept.get(guides[1]) is None and kept.get(guides[0]) is not None
     kept.put(GuidedDecodingParams(GuideType.REGEX, "x" * 90), InvalidRequest("wrong"))
     assert len(kept) == 1 and kept.num_chars == 90
-
-
-def test_a_failure_of_the_machine_is_not_kept() -> None:
-    kept = Kept()
-    kept.put(GuidedDecodingParams(GuideType.JSON), OSError("no memory"))
-    assert len(kept) == 0
 
 
 def test_the_process_is_started_again_after_its_end_and_ends_with_the_engine() -> None:
