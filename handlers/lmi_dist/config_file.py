@@ -118,10 +118,10 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     },
 }
 _GPT2_NAMES = {
-    "hidden_size": "n_embd",
-    "max_position_embeddings": "n_positions",
-    "num_attention_heads": "n_head",
-    "num_hidden_layers": "n_layer",
+    "n_embd": "hidden_size",
+    "n_positions": "max_position_embeddings",
+    "n_head": "num_attention_heads",
+    "n_layer": "num_hidden_layers",
 }
 _KEPT_NULLS = {"sliding_window", "attn_logit_softcapping", "final_logit_softcapping", "num_key_value_heads"}
 
@@ -247,7 +247,7 @@ def read_config(file: Path, name: str, raw: Mapping[str, Any]) -> SimpleNamespac
         return None
     given = _checked(file, raw)
     if name == "GPT2LMHeadModel":
-        given |= {field: given.pop(other) for other, field in _GPT2_NAMES.items() if other in given}
+        given = {field: given[other] for other, field in _GPT2_NAMES.items() if other in given} | given
     values = defaults | given
     for part, whole in (("num_key_value_heads", "num_attention_heads"), ("word_embed_proj_dim", "hidden_size")):
         if values.get(part, "") is None and whole in values:
@@ -323,8 +323,7 @@ def _standard(
 
 
 def _check_shapes(file: Path, values: Mapping[str, Any]) -> None:
-    hidden_size = values.get("hidden_size", values.get("n_embd"))
-    num_heads = values.get("num_attention_heads", values.get("n_head"))
+    hidden_size, num_heads = values.get("hidden_size"), values.get("num_attention_heads")
     if hidden_size is None or num_heads is None:
         return
     num_kv_heads = values.get("num_key_value_heads", num_heads)

@@ -201,29 +201,37 @@ def _phi(config: Any) -> Architecture | None:
     )
 
 
+def _with_positions(config: Any, **facts: Any) -> Architecture:
+    """The Architecture of a decoder with LayerNorms and a table of positions."""
+    head_dim, num_layers = config.hidden_size // config.num_attention_heads, config.num_hidden_layers
+    return Architecture(
+        vocab_size=config.vocab_size,
+        context_length=config.max_position_embeddings,
+        hidden_size=config.hidden_size,
+        num_layers=num_layers,
+        num_heads=config.num_attention_heads,
+        num_kv_heads=config.num_attention_heads,
+        head_dim=head_dim,
+        scale=head_dim**-0.5,
+        norm="layer",
+        rotaries=(None,) * num_layers,
+        windows=(None,) * num_layers,
+        is_tied=config.tie_word_embeddings,
+        **facts,
+    )
+
+
 def _gpt2(config: Any) -> Architecture | None:
     activation = _ACTIVATIONS.get(config.activation_function)
     if activation is None or config.scale_attn_by_inverse_layer_idx or not config.scale_attn_weights:
         return None
-    head_dim = config.n_embd // config.n_head
-    return Architecture(
+    return _with_positions(
+        config,
         names=_GPT2,
-        vocab_size=config.vocab_size,
-        context_length=config.n_positions,
-        hidden_size=config.n_embd,
-        intermediate_size=config.n_inner or 4 * config.n_embd,
-        num_layers=config.n_layer,
-        num_heads=config.n_head,
-        num_kv_heads=config.n_head,
-        head_dim=head_dim,
-        scale=head_dim**-0.5,
+        intermediate_size=config.n_inner or 4 * config.hidden_size,
         activation=activation,
-        norm="layer",
         norm_eps=config.layer_norm_epsilon,
-        rotaries=(None,) * config.n_layer,
-        windows=(None,) * config.n_layer,
         biases=frozenset({"qkv", "o", "up", "down"}),
-        is_tied=config.tie_word_embeddings,
         is_transposed=True,
     )
 
@@ -237,27 +245,15 @@ def _opt(config: Any) -> Architecture | None:
         del names["norm"]
     if config.word_embed_proj_dim != config.hidden_size:
         names |= {"project_in": "model.decoder.project_in", "project_out": "model.decoder.project_out"}
-    head_dim = config.hidden_size // config.num_attention_heads
-    return Architecture(
+    return _with_positions(
+        config,
         names=names,
-        vocab_size=config.vocab_size,
-        context_length=config.max_position_embeddings,
-        hidden_size=config.hidden_size,
         intermediate_size=config.ffn_dim,
-        num_layers=config.num_hidden_layers,
-        num_heads=config.num_attention_heads,
-        num_kv_heads=config.num_attention_heads,
-        head_dim=head_dim,
-        scale=head_dim**-0.5,
         activation=activation,
-        norm="layer",
         norm_eps=1e-5,
-        rotaries=(None,) * config.num_hidden_layers,
-        windows=(None,) * config.num_hidden_layers,
         biases=frozenset({"q", "k", "v", "o", "up", "down"}),
         position_offset=2,
         embedding_size=config.word_embed_proj_dim,
-        is_tied=config.tie_word_embeddings,
         is_post_norm=not config.do_layer_norm_before,
     )
 
