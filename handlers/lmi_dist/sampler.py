@@ -247,20 +247,15 @@ def note_prompt(choose: Choose, sequence: Sequence, chunk: Chunk, logits: Floats
 
 
 def advance_beams(outlooks: dict[EmbeddedSequence, list[Outlook]]) -> list[EmbeddedSequence]:
-    """Continue the searches. Returns them."""
+    """Continue the searches, and say what the rows of each are in the next step. Returns the searches."""
     for sequence, own in outlooks.items():
-        _advance(sequence, own)
+        if sequence.error is not None:
+            continue  # a function of the user has failed
+        if not all(outlook.is_usable for outlook in own):
+            sequence.fail("no token can be chosen: the model's logits are not numbers")
+            continue
+        tops = [outlook.top for outlook in own] if sequence.request.output_config.num_top_log_probs else None
+        steps = sequence.advance([outlook.candidates for outlook in own], tops)
+        assert sequence.rows is not None
+        sequence.rows.advance(steps)
     return list(outlooks)
-
-
-def _advance(sequence: EmbeddedSequence, outlooks: list[Outlook]) -> None:
-    """Continue a search, and say what its rows are in the next step."""
-    if sequence.error is not None:
-        return  # a function of the user has failed
-    if not all(outlook.is_usable for outlook in outlooks):
-        sequence.fail("no token can be chosen: the model's logits are not numbers")
-        return
-    tops = [outlook.top for outlook in outlooks] if sequence.request.output_config.num_top_log_probs else None
-    steps = sequence.advance([outlook.candidates for outlook in outlooks], tops)
-    assert sequence.rows is not None
-    sequence.rows.advance(steps)
