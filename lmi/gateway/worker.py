@@ -24,7 +24,7 @@ import uvloop
 from starlette.types import Receive, Scope, Send
 
 import lmi.shared.log
-from lmi.errors import BadConfiguration, ClientGone, LmiError, Overloaded, PortUnavailable
+from lmi.errors import BadConfiguration, ClientGone, LmiError, Overloaded
 from lmi.gateway import local_url
 from lmi.gateway.command import GatewaySettings
 from lmi.gateway.control import control
@@ -33,13 +33,13 @@ from lmi.gateway.gateway import Gateway
 from lmi.gateway.signatures import Signatures
 from lmi.gateway.stores import NO_BOTO3, S3_SCHEME
 from lmi.http.exchange import BodyTooLarge
+from lmi.http.listener import bind
 from lmi.http.protocol import GuardedProtocol, Refusal
 from lmi.shared import linux
 from lmi.shared.log import escape, is_text
 
 FINISH_S = 25  # for requests that are still open at SIGTERM
 KEEP_ALIVE_S = 120
-BACKLOG = 2048
 
 Handler = Callable[[Gateway, AwsRequest], Coroutine[Any, Any, None]]
 
@@ -140,21 +140,13 @@ def run(settings: GatewaySettings) -> int:
     server = make_server(app, settings)
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, server.handle_exit)  # also while the server starts, and when it raises them again
-    listener = listen(settings.host, settings.port)
+    listener = bind(settings.host, settings.port)
     if not settings.checks_signatures and not is_loopback(settings.host):
         log.warning("%s is no loopback address, and everybody who reaches it is served", settings.host)
     say_ready(settings, listener.getsockname()[1])
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve(gateway, server, listener))
     return 0
-
-
-def listen(host: str, port: int) -> socket.socket:
-    try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        return socket.create_server(address[:2], family=family, backlog=BACKLOG)
-    except OSError as error:
-        raise PortUnavailable(f"cannot listen on {host} port {port}: {error.strerror or error}") from error
 
 
 def is_loopback(host: str) -> bool:

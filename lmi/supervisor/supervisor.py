@@ -25,6 +25,7 @@ from contextlib import ExitStack
 
 from lmi.errors import StartError
 from lmi.gateway import local_url
+from lmi.http.listener import bind
 from lmi.models.follower import RunningModels
 from lmi.runtime import ServerRuntime
 from lmi.settings.config import Config
@@ -42,7 +43,6 @@ from lmi.supervisor.banner import Failure, clear_bar, say_failed, say_ready, say
 from lmi.supervisor.certificate import check_certificate
 from lmi.supervisor.child import Child
 from lmi.supervisor.environment import divided_cores
-from lmi.supervisor.listener import bind
 from lmi.supervisor.model import RunningModel
 from lmi.supervisor.restarts import DRAIN_CUT_S, DRAIN_END_S, LATE_TURN_S, drain_notice_s
 from lmi.supervisor.stages import Settle, Stage, stages

@@ -1,4 +1,4 @@
-"""The listening socket. The supervisor binds it once, before any costly step, and passes it to every front end.
+"""The listening socket. A server binds it once, before any costly step, and passes it to every front end.
 
 If the port is taken, the error names the process that holds it, if /proc shows it. Source: proc(5), /proc/net/tcp.
 """

@@ -8,7 +8,7 @@ import socket
 import pytest
 
 from lmi.errors import PortUnavailable
-from lmi.supervisor.listener import SEND_BUFFER_BYTES, bind, find_owner
+from lmi.http.listener import SEND_BUFFER_BYTES, bind, find_owner
 
 
 def test_a_bound_port_takes_connections() -> None:
