@@ -159,17 +159,14 @@ class AsyncInvocations:
             raise job.error(EXPIRED)
         try:
             async with asyncio.timeout(job.timeout_s):
-                return await self._invoke(job)
+                body = job.input if isinstance(job.input, bytes) else await run_in_thread(self._inputs.read, job.input)
+                call = job.endpoint.container.call("POST", "/invocations", job.headers, body, job.timeout_s)
+                async with call as response:
+                    return job.succeeded(response, await response.read())
         except (TimeoutError, OutOfTime):
             raise job.error(TIMED_OUT) from None
         except (ContainerFault, StoreError) as error:
             raise job.error(str(error)) from error
-
-    async def _invoke(self, job: AsyncJob) -> OutputFile:
-        body = job.input if isinstance(job.input, bytes) else await run_in_thread(self._inputs.read, job.input)
-        call = job.endpoint.container.call("POST", "/invocations", job.headers, body, job.timeout_s)
-        async with call as response:
-            return job.succeeded(response, await response.read())
 
     async def _leave(self, job: AsyncJob, file: OutputFile) -> None:
         """Write the file. If the output cannot be written, the failure file says so."""

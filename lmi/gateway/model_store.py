@@ -101,7 +101,8 @@ def _link_out_of(source: Path, found: Path) -> Path | None:
 def _update(found: Path, home: Path, check_room: Callable[[int], None]) -> bool:
     """Make the model, unless it is there as it should be. Returns whether other files were there before."""
     stamp, model = home / "stamp.json", home / "model"
-    wanted = json.dumps(_versions(found))
+    files = sorted(path for path in found.rglob("*") if path.is_file()) if found.is_dir() else [found]
+    wanted = json.dumps([(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files])
     if model.is_dir() and stamp.is_file() and stamp.read_text() == wanted:
         return False
     part = home / "part"
@@ -116,12 +117,6 @@ def _update(found: Path, home: Path, check_room: Callable[[int], None]) -> bool:
     finally:
         _remove(part)
     return not is_new
-
-
-def _versions(found: Path) -> list[tuple[str, int, int]]:
-    """Return the files of a folder, or an archive, with their sizes and times of change."""
-    files = sorted(path for path in found.rglob("*") if path.is_file()) if found.is_dir() else [found]
-    return [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
 
 
 def _make(found: Path, folder: Path, check_room: Callable[[int], None]) -> Path:
