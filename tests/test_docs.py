@@ -28,7 +28,7 @@ from lmi.cli import lmi
 from lmi.gateway.command import gateway
 from lmi.server.app import ROUTES, SERVER_ROUTES
 from lmi.sources.files import NEVER
-from lmi.supervisor.certificate import check_certificate
+from lmi.supervisor.preconditions import check_certificate
 from scripts.sagemaker_kit.__main__ import main as sagemaker
 from tests.system.container import ENVIRON, free_port, wait_until, write_model
 

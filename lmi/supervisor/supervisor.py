@@ -14,7 +14,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import resource
 import secrets
 import signal
 import socket
@@ -40,20 +39,18 @@ from lmi.shared.state import Block, Phase
 from lmi.sources.processes import FetchProcesses
 from lmi.supervisor import kinds, leftovers, start_budget
 from lmi.supervisor.banner import Failure, clear_bar, say_failed, say_ready, say_ready_for_models
-from lmi.supervisor.certificate import check_certificate
 from lmi.supervisor.child import Child
 from lmi.supervisor.environment import divided_cores
 from lmi.supervisor.model import RunningModel
+from lmi.supervisor.preconditions import check_certificate, check_user, raise_file_limit
 from lmi.supervisor.restarts import DRAIN_CUT_S, DRAIN_END_S, LATE_TURN_S, drain_notice_s
 from lmi.supervisor.stages import Settle, Stage, stages
 from lmi.supervisor.throughput import Throughput
-from lmi.supervisor.user import check_user
 
 APP = "lmi.server.app:create_app()"
 TICK_S, LOADING_TICK_S = 0.2, 0.05
 STOP_S = 0.5  # for each stage of an immediate end: engines, errors to clients, front ends
 STRAYS_S = 0.3  # for a library's process that tidies up after an engine and ends by itself when the engine has ended
-MIN_OPEN_FILES = 64  # a front end reserves 40, the others are for clients
 OWN_OOM_SCORE = -500
 
 log = logging.getLogger(__name__)
@@ -214,8 +211,10 @@ class Supervisor:
 
     def _on_exit(self, pid: int, code: int, now: float) -> None:
         child = next((child for child in self._children if child.pid == pid), None)
-        if child is None:
-            self._release(pid)
+        if child is None:  # perhaps a front-end worker that outlived its master
+            for record in self._block.frontends:
+                if record.pid == pid:
+                    record.release()
             return
         is_ending = self._is_ending or child.is_retired
         failure = child.exited(code, now, is_ending=is_ending)
@@ -234,12 +233,6 @@ class Supervisor:
             return
         self._failure = failure
         self._enter(Phase.FAILED, failure.message)
-
-    def _release(self, pid: int) -> None:
-        """Clear the record of a front-end worker that outlived its master."""
-        for record in self._block.frontends:
-            if record.pid == pid:
-                record.release()
 
     def _announce(self) -> None:
         """Print the banner once, when the server can give its first answer."""
@@ -261,13 +254,10 @@ class Supervisor:
             self._warn_after_s = math.inf
             folder = next((model.config.model.path for model in self._models), "")
             if start_budget.is_on_sagemaker(os.environ, folder):
-                log.warning("%s", start_budget.slow_start(now - self._started_s, *self._progress()))
-
-    def _progress(self) -> tuple[str, float]:
-        """Return the stage of the start and how much of it is done."""
-        engines = [record for model in self._models for record in model.block.engines]
-        record = engines[0] if engines else self._block.supervisor
-        return record.stage or "start", record.progress
+                engines = [record for model in self._models for record in model.block.engines]
+                record = engines[0] if engines else self._block.supervisor
+                said = start_budget.slow_start(now - self._started_s, record.stage or "start", record.progress)
+                log.warning("%s", said)
 
     def _notify(self, now: float) -> None:
         """End a failed server once `/ping` has reported the failure for long enough."""
@@ -357,20 +347,6 @@ def _send(children: Iterable[Child], signum: signal.Signals) -> None:
         child.send(signum)
 
 
-def _raise_file_limit() -> None:
-    """Raise the limit of open files for this process and its children as far as the system allows.
-
-    Raises StartError if the system allows too few.
-    """
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if most != resource.RLIM_INFINITY and most < MIN_OPEN_FILES:
-        raise StartError(
-            f"a server needs {MIN_OPEN_FILES} open files in each process, and only {most} are allowed here "
-            "(`ulimit -Hn`, RLIMIT_NOFILE)"
-        )
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-
-
 def serve(resolved: Resolved, settle: Settle, app: str = APP) -> int:
     """Serve until a signal or a failure ends the server. Returns the exit code.
 
@@ -378,7 +354,7 @@ def serve(resolved: Resolved, settle: Settle, app: str = APP) -> int:
     server that cannot start.
     """
     config = resolved.config.server
-    _raise_file_limit()
+    raise_file_limit()
     check_certificate(config.ssl_certfile, config.ssl_keyfile)
     listeners = [bind(config.host, port) for port in (config.port, config.management_port) if port is not None]
     linux.set_title("lmi-supervisor")
