@@ -83,7 +83,7 @@ MAX_LINES = {
     "lmi/server": 2600,
     "lmi/settings": 3030,
     "lmi/sessions": 370,
-    "lmi/shared": 1780,
+    "lmi/shared": 1770,
     "lmi/sources": 2040,
     "lmi/supervisor": 1870,
     "lmi/text": 1540,

@@ -214,20 +214,10 @@ def send(pid: int, signum: signal.Signals, *, to_group: bool = False) -> None:
         (os.killpg if to_group else os.kill)(pid, signum)
 
 
-def is_alive(pid: int) -> bool:
+def is_alive(pid: int, *, is_group: bool = False) -> bool:
+    """Return whether a process is left, or one of a group, even one that has ended and is not reaped."""
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True
-
-
-def is_group_alive(group: int) -> bool:
-    """Return whether a process of this group is left, even one that has ended and is not reaped."""
-    try:
-        os.killpg(group, 0)
+        (os.killpg if is_group else os.kill)(pid, 0)
     except ProcessLookupError:
         return False
     except PermissionError:

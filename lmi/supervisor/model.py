@@ -145,7 +145,8 @@ class RunningModel:
 
     def _kill_late(self, now: float) -> None:
         assert self._ended_s is not None
-        self.groups = set(filter(linux.is_group_alive, self.groups))  # the system uses the others' numbers again
+        # The system uses the numbers of the others again.
+        self.groups = {group for group in self.groups if linux.is_alive(group, is_group=True)}
         self._strays = self._find_strays(self._strays)
         if now - self._ended_s >= KILL_S:
             for child in self.children:
