@@ -174,7 +174,8 @@ class LineFormatter(logging.Formatter):
             "role": self.role,
             "message": record.getMessage(),
         }
-        fields |= {name: value for name, value in vars(record).items() if not _is_internal(name)}
+        extra = ((name, value) for name, value in vars(record).items() if name not in RECORD_FIELDS)
+        fields |= {name: value for name, value in extra if not name.startswith("_")}  # a library's for itself
         if record.exc_info:
             fields["error"] = self.formatException(record.exc_info)
         return fields
@@ -206,11 +207,6 @@ class TextFormatter(LineFormatter):
         parts = [where, str(rest.pop("message")), *(f"{name}={value}" for name, value in rest.items())]
         shown = f"\x1b[{COLOURS[level]}m{level}\x1b[0m" if self._has_colours and level in COLOURS else escape(level)
         return f"{ts} {shown} {escape(' '.join(parts if error is None else [*parts, str(error)]))}"
-
-
-def _is_internal(name: str) -> bool:
-    """Whether this is an attribute of every record, or one that a library adds to each record for itself."""
-    return name in RECORD_FIELDS or name.startswith("_")
 
 
 def _escaped(match: re.Match[str]) -> str:
