@@ -18,7 +18,7 @@ from lmi.settings.model_folder import DEMO, find_folder, find_model, find_user_c
 from lmi.settings.properties import Properties
 from lmi.settings.values import ENVIRONMENT, Given, Problems, Surroundings, Values, collect, setting
 from lmi.shared.fetches import FetchRequest, WantedSource
-from lmi.sources.files import is_complete
+from lmi.sources.files import fault
 from lmi.sources.source import ARCHIVE_SUFFIXES, HubModel, is_remote, parse
 
 MODEL, NAME, DRAFT = "option.model_id", "option.model_name", "option.speculative_draft_model"
@@ -56,7 +56,7 @@ def place(givens: list[Given], here: Surroundings, problems: Problems) -> tuple[
 
     An id from the environment does not count beside a whole model in the served folder, and a warning says so.
     """
-    if here.folder is not None and is_complete(here.folder):
+    if here.folder is not None and fault(here.folder) is None:
         givens = list(_without_ids_of_environment(givens, here, problems))
     missing: dict[str, None] = {}
     placed = []

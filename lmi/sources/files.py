@@ -69,13 +69,11 @@ class _Index(msgspec.Struct):
     weight_map: dict[str, str]  # file by tensor
 
 
-def is_complete(folder: Path) -> bool:
-    """Return whether `folder` has a config.json and each shard that an index names, or else one weight file."""
-    return fault(folder) is None
-
-
 def fault(folder: Path, *, is_adapter: bool = False) -> str | None:
-    """Return what keeps `folder` from being a whole model or adapter, or None."""
+    """Return what keeps `folder` from being a whole model or adapter, or None.
+
+    It is whole with its configuration and each shard that an index names, or else one weight file.
+    """
     if not folder.is_dir():
         return "is not a folder" if folder.exists() else "does not exist"
     names = sorted(entry.name for entry in folder.iterdir())

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lmi.errors import ModelUnusable, SecurityRefused
-from lmi.sources.files import check, check_listing, chosen, descended, fault, is_complete, only_pickles
+from lmi.sources.files import check, check_listing, chosen, descended, fault, only_pickles
 
 SMALL = ["config.json", "tokenizer.model", "merges.txt", "spiece.spm", "chat.jinja", "qwen.tiktoken"]
 
@@ -73,7 +73,7 @@ def folder_with(path: Path, files: Mapping[str, str]) -> Path:
     ids=["one-file", "shards", "pickle", "index-of-pickles-not-fetched", "index-of-the-authors-not-fetched"],
 )
 def test_a_folder_is_whole(tmp_path: Path, files: dict[str, str]) -> None:
-    assert is_complete(folder_with(tmp_path, files))
+    assert fault(folder_with(tmp_path, files)) is None
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,6 @@ def test_a_folder_is_whole(tmp_path: Path, files: dict[str, str]) -> None:
 )
 def test_a_folder_that_is_not_whole_says_what_is_missing(tmp_path: Path, files: dict[str, str], said: str) -> None:
     folder_with(tmp_path, files)
-    assert not is_complete(tmp_path)
     with pytest.raises(ModelUnusable) as raised:
         check(tmp_path)
     assert str(raised.value).startswith(f"{tmp_path}: ") and said in str(raised.value)
