@@ -107,15 +107,9 @@ class Installer:
         return next((f"{name}={text}" for name, text in given.items() if text.strip() and is_true(text, True)), "")
 
     def _pip(self, *arguments: str) -> str | None:
-        """Run pip. Returns None if it succeeded, else its last line that begins with ERROR."""
+        """Run pip beside the file. Returns None if it succeeded, else its last line that begins with ERROR."""
         shutil.rmtree(self._part, ignore_errors=True)
         command = [*PIP, f"--target={self._part}", *arguments, f"--requirement={self._file}"]
-        code, lines = self._run(command)
-        errors = [line for line in lines if line.startswith("ERROR:")]
-        return None if code == 0 else (errors or lines or [f"pip exited with code {code}"])[-1]
-
-    def _run(self, command: Sequence[str]) -> tuple[int, list[str]]:
-        """Run a command in the folder of the file. Returns its exit code and its lines."""
         lines, num_found = [], 0
         with _running(command, self._file.parent, self._environ) as process:
             assert process.stdout is not None
@@ -125,7 +119,10 @@ class Installer:
                 if line.startswith(STEPS):
                     num_found += line.startswith(FOUND)
                     self._report(min(0.9, num_found / self._num_named), line)
-        return process.returncode, lines
+        if process.returncode == 0:
+            return None
+        errors = [line for line in lines if line.startswith("ERROR:")]
+        return (errors or lines or [f"pip exited with code {process.returncode}"])[-1]
 
     def _report(self, share: float, step: str) -> None:
         write(self._state / PROGRESS, InstallReport(source=str(self._file), share=share, step=step))
