@@ -7,7 +7,6 @@ last line, because platforms often keep only that line.
 from __future__ import annotations
 
 import sys
-from typing import Any
 
 import orjson
 from msgspec import Struct
@@ -62,26 +61,10 @@ def clear_bar() -> None:
 
 
 def say_ready(config: Config, port: int, report: LoadReport, after_s: float) -> None:
-    text = (
-        banner(config, port, report, after_s)
-        if is_text(config.server.log_format)
-        else orjson.dumps(_event(config, port, report, after_s)).decode()
-    )
-    print(text, flush=True)
-
-
-def say_ready_for_models(server: ServerConfig, port: int, after_s: float) -> None:
-    """Say that a server without a model takes models."""
-    if is_text(server.log_format):
-        url = f"{server.scheme}://127.0.0.1:{port}/models"
-        print(f"\nlmi is ready for models below {escape(server.model_store)}: POST {url}\n", flush=True)
+    if is_text(config.server.log_format):
+        print(banner(config, port, report, after_s), flush=True)
         return
-    event = {"event": "ready", "model_store": server.model_store, "port": port, "ready_after_s": round(after_s, 2)}
-    print(orjson.dumps(event).decode(), flush=True)
-
-
-def _event(config: Config, port: int, report: LoadReport, after_s: float) -> dict[str, Any]:
-    return {
+    event = {
         "event": "ready",
         "model": config.model.name,
         "engine": report.engine,
@@ -94,6 +77,17 @@ def _event(config: Config, port: int, report: LoadReport, after_s: float) -> dic
         "ready_after_s": round(after_s, 2),
         "stages_s": {stage: round(seconds, 2) for stage, seconds in report.stages_s.items()},
     }
+    print(orjson.dumps(event).decode(), flush=True)
+
+
+def say_ready_for_models(server: ServerConfig, port: int, after_s: float) -> None:
+    """Say that a server without a model takes models."""
+    if is_text(server.log_format):
+        url = f"{server.scheme}://127.0.0.1:{port}/models"
+        print(f"\nlmi is ready for models below {escape(server.model_store)}: POST {url}\n", flush=True)
+        return
+    event = {"event": "ready", "model_store": server.model_store, "port": port, "ready_after_s": round(after_s, 2)}
+    print(orjson.dumps(event).decode(), flush=True)
 
 
 def banner(config: Config, port: int, report: LoadReport, after_s: float) -> str:
