@@ -88,8 +88,8 @@ MAX_LINES = {
     "lmi/supervisor": 1860,
     "lmi/text": 1540,
     "lmi/user_code": 2820,
-    "handlers/base": 4210,
-    "handlers/lmi_dist": 6870,
+    "handlers/base": 4200,
+    "handlers/lmi_dist": 6860,
     "handlers/lmi_trtllm": 2220,
     "handlers/lmi_vllm": 1660,
 }

@@ -118,12 +118,6 @@ def _fork(tokenizer: LLTokenizer, connection: socket.socket, start: Start) -> No
         os._exit(0)
 
 
-def _next(control: socket.socket) -> socket.socket | None:
-    """The next connection, or None when the engine has closed its end."""
-    _, fds, _, _ = socket.recv_fds(control, 1, 1)
-    return socket.socket(fileno=fds[0]) if fds else None
-
-
 def main(control: socket.socket, file: BinaryIO) -> None:
     from handlers.base.guide_text import new_tokenizer
 
@@ -134,8 +128,8 @@ def main(control: socket.socket, file: BinaryIO) -> None:
     with file:
         start = msgspec.msgpack.decode(file.read(), type=Start)
     tokenizer = new_tokenizer(start.config, start.vocab_size)
-    while (connection := _next(control)) is not None:
-        with connection:
+    while fds := socket.recv_fds(control, 1, 1)[1]:  # none when the engine has closed its end
+        with socket.socket(fileno=fds[0]) as connection:
             _fork(tokenizer, connection, start)
 
 

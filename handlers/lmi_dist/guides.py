@@ -56,7 +56,10 @@ class Guide:
     def follow(self, sequence: EmbeddedSequence) -> None:
         """Accept the tokens since the last call, and find the mask. Fails the sequence if that cannot be known."""
         for token_id in sequence.token_ids[sequence.num_prompt_tokens + self._num_accepted :]:
-            self._accept(sequence, token_id)
+            self._num_accepted += 1
+            self._is_over = self._is_over or token_id in sequence.end_ids
+            if not self._is_over and sequence.error is None and not self._matcher.consume_token(token_id):
+                self._fail(sequence)
         if self._is_over:
             self.mask = self._ends
         elif sequence.error is None:
@@ -67,12 +70,6 @@ class Guide:
                 self.mask |= self._ends
         is_early = sequence.min_tokens > self._num_accepted
         sequence.must_end = is_early and self.mask is not None and not (self.mask & ~self._ends).any()
-
-    def _accept(self, sequence: Sequence, token_id: int) -> None:
-        self._num_accepted += 1
-        self._is_over = self._is_over or token_id in sequence.end_ids
-        if not self._is_over and sequence.error is None and not self._matcher.consume_token(token_id):
-            self._fail(sequence)
 
     def _fail(self, sequence: Sequence) -> None:
         """End the request with the error of the matcher, which would look like the end of the structure."""

@@ -78,15 +78,13 @@ class Repeats:
         """The tokens that would end an n-gram that the sequence has already."""
         token_ids, num_before = sequence.token_ids, self._size - 1
         for end in range(max(self._num_seen, num_before), len(token_ids)):
-            self._note(tuple(token_ids[end - num_before : end]), token_ids[end])
+            run = tuple(token_ids[end - num_before : end])
+            if run not in self._own:
+                self._own.add(run)
+                self._next[run] = self._next.get(run, set()).copy()
+            self._next[run].add(token_ids[end])
         self._num_seen = len(token_ids)
         return self._next.get(tuple(token_ids[len(token_ids) - num_before :]), ())
-
-    def _note(self, run: tuple[int, ...], token_id: int) -> None:
-        if run not in self._own:
-            self._own.add(run)
-            self._next[run] = self._next.get(run, set()).copy()
-        self._next[run].add(token_id)
 
 
 class Bias(NamedTuple):
