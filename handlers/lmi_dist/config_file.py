@@ -196,6 +196,9 @@ def check_config(file: Path, config: Mapping[str, Any]) -> None:
     if name and not name.endswith(DECODERS):
         what = "is an encoder and a decoder" if config.get("is_encoder_decoder") else "is not a decoder of text"
         raise unsupported(file, f"{name} {what}")
+    if isinstance(quantised := config.get("quantization_config"), dict):
+        method = shorten(quantised.get("quant_method"))
+        raise unsupported(file, f"its weights are quantised already (quantization_config: {method}), which is not read")
     if not isinstance(model_type, str):
         return
     if model_type in RECURRENT:

@@ -47,6 +47,14 @@ def test_a_model_that_cannot_run_is_refused_by_the_settings_with_what_can(tmp_pa
     assert str(refusal.value).endswith(RUN_HERE)
 
 
+def test_a_checkpoint_that_is_quantised_already_is_refused_with_its_method(tmp_path: Path) -> None:
+    model(tmp_path, "LlamaForCausalLM", "llama", quantization_config={"quant_method": "awq", "bits": 4})
+    with pytest.raises(
+        ModelUnusable, match=r"quantised already \(quantization_config: 'awq'\).*option.rolling_batch=vllm"
+    ):
+        resolve_folder(str(tmp_path), {}, {"option.rolling_batch": "lmi-dist"})
+
+
 def test_it_is_refused_before_a_library_is_imported(tmp_path: Path) -> None:
     model(tmp_path, "PerceptronForCausalLM", "perceptron")
     code = (
