@@ -85,11 +85,11 @@ MAX_LINES = {
     "lmi/sessions": 370,
     "lmi/shared": 1760,
     "lmi/sources": 2040,
-    "lmi/supervisor": 1860,
+    "lmi/supervisor": 1870,
     "lmi/text": 1540,
     "lmi/user_code": 2820,
     "handlers/base": 4200,
-    "handlers/lmi_dist": 6860,
+    "handlers/lmi_dist": 6870,
     "handlers/lmi_trtllm": 2220,
     "handlers/lmi_vllm": 1660,
 }

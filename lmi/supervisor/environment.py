@@ -15,8 +15,9 @@ from lmi.shared.cores import Cores
 SMALL_MODEL_BYTES = 64 << 20  # weights that nearly fit a cache gain nothing from the last core
 SECRET = re.compile(
     r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?|API_?KEY|ACCESS_KEY|PRIVATE_KEY|PAT$)(_|$)"
-    r"|^PIP_(EXTRA_)?INDEX_URL$"
+    r"|^PIP_(EXTRA_)?INDEX_URL$|^OTEL_EXPORTER_OTLP_(\w+_)?HEADERS$"
 )
+OF_EXPORTER = re.compile(r"OTEL_EXPORTER_OTLP_(TRACES_)?HEADERS")  # which may hold a key of the collector
 WITH_PASSWORD = re.compile(r"://[^/?#\s]*@")  # in a value: an address that names who asks, https://user:password@host
 NOTHING_BESIDE_CODE = {"PYTHONDONTWRITEBYTECODE": "1"}  # a model's folder is never written to
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
@@ -44,6 +45,11 @@ def without_secrets(environ: Mapping[str, str]) -> dict[str, str]:
 def of_server(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the environment that front ends and engines inherit: without secrets, and no library asks a hub."""
     return without_secrets(environ) | OFFLINE
+
+
+def of_front_end(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of front ends, which send traces and so have the headers for their collector."""
+    return of_server(environ) | {name: value for name, value in environ.items() if OF_EXPORTER.fullmatch(name)}
 
 
 def of_engine(config: Config, environ: Mapping[str, str], slot: int, folder: str = "") -> dict[str, str]:

@@ -125,7 +125,7 @@ def front_end(
         title="front end",
         argv=lambda slot: command,
         environ=lambda slot: (
-            environment.of_server(_environ(runtime.path, user)) | (variable(cores()) if cores() else {})
+            environment.of_front_end(_environ(runtime.path, user)) | (variable(cores()) if cores() else {})
         ),
         user=user,
         inherited_fds=fds,

@@ -21,6 +21,7 @@ from lmi.supervisor.environment import (
     num_engine_threads,
     of_child,
     of_engine,
+    of_front_end,
     of_server,
     of_threads,
     of_user_code,
@@ -34,7 +35,17 @@ from lmi.supervisor.environment import (
     + ["DB_PASSWORD", "OPENAI_API_KEY", "AWS_CONTAINER_CREDENTIALS_FULL_URI", "aws_secret_access_key"]
     + ["AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_AUTHORIZATION_TOKEN", "AWS_WEB_IDENTITY_TOKEN_FILE"]
     + ["AWS_SHARED_CREDENTIALS_FILE", "AWS_BEARER_TOKEN_BEDROCK", "HF_TOKEN_PATH", "PIP_INDEX_URL"]
-    + ["PAT", "GITHUB_PAT", "azure_devops_pat", "PRIVATE_KEY", "SSH_PRIVATE_KEY_PATH", "PASSPHRASE", "KEY_PASSPHRASE"],
+    + [
+        "OTEL_EXPORTER_OTLP_HEADERS",
+        "OTEL_EXPORTER_OTLP_METRICS_HEADERS",
+        "PAT",
+        "GITHUB_PAT",
+        "azure_devops_pat",
+        "PRIVATE_KEY",
+        "SSH_PRIVATE_KEY_PATH",
+        "PASSPHRASE",
+        "KEY_PASSPHRASE",
+    ],
 )
 def test_a_secret_is_kept_from_front_ends_engines_and_user_code(name: str) -> None:
     assert without_secrets({name: "x", "PATH": "/bin"}) == {"PATH": "/bin"}
@@ -64,6 +75,12 @@ def test_what_is_no_secret_stays(name: str) -> None:
 )
 def test_an_address_with_a_password_is_a_secret_whatever_its_name(value: str, is_secret: bool) -> None:
     assert without_secrets({"DATABASE_URL": value}) == ({} if is_secret else {"DATABASE_URL": value})
+
+
+def test_front_ends_have_the_headers_of_the_collector_of_traces_and_no_other_secret() -> None:
+    headers = {"OTEL_EXPORTER_OTLP_HEADERS": "x-key=1", "OTEL_EXPORTER_OTLP_TRACES_HEADERS": "x-key=2"}
+    given = {**headers, "OTEL_EXPORTER_OTLP_LOGS_HEADERS": "x-key=3", "HF_TOKEN": "x"}
+    assert of_front_end(given) == {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", **headers}
 
 
 def test_front_ends_and_engines_ask_no_hub_whatever_the_operator_says() -> None:
