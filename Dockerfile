@@ -49,11 +49,11 @@ RUN apt-get update \
     && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends g++ \
     && rm -rf /var/lib/apt/lists/*
 RUN python3 -m venv /opt/lmi
-COPY scripts/locks/base.txt scripts/locks/aws.txt scripts/locks/build.txt /src/locks/
+COPY scripts/locks/base.txt scripts/locks/aws.txt scripts/locks/otel.txt scripts/locks/build.txt /src/locks/
 RUN --mount=type=secret,id=pip_conf,target=/etc/pip.conf --mount=type=secret,id=ca_bundle \
     --mount=type=cache,target=/tmp/cache/pip \
     /opt/lmi/bin/pip install --no-deps --require-hashes --only-binary=:all: \
-        -r /src/locks/base.txt -r /src/locks/aws.txt \
+        -r /src/locks/base.txt -r /src/locks/aws.txt -r /src/locks/otel.txt \
     && /opt/lmi/bin/pip install --no-deps --require-hashes --only-binary=:all: --target /build -r /src/locks/build.txt
 COPY pyproject.toml README.md LICENSE /src/
 COPY scripts/build-native scripts/wheel_hook.py /src/scripts/
@@ -98,7 +98,7 @@ COPY lmi /src/lmi
 FROM build-gpu AS build-vllm
 RUN --mount=type=secret,id=pip_conf,target=/etc/pip.conf --mount=type=secret,id=ca_bundle \
     --mount=type=cache,target=/tmp/cache/pip \
-    /opt/lmi/bin/pip install "/src[aws,vllm]"
+    /opt/lmi/bin/pip install "/src[aws,otel,vllm]"
 
 FROM gpu AS vllm
 COPY --from=build-vllm /opt/lmi /opt/lmi
@@ -116,11 +116,11 @@ RUN python3 -c "import ensurepip" 2>/dev/null \
         && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends python3-venv \
         && rm -rf /var/lib/apt/lists/*; }
 RUN python3 -m venv --system-site-packages /opt/lmi
-COPY scripts/locks/base.txt scripts/locks/aws.txt scripts/locks/build.txt /src/locks/
+COPY scripts/locks/base.txt scripts/locks/aws.txt scripts/locks/otel.txt scripts/locks/build.txt /src/locks/
 RUN --mount=type=secret,id=pip_conf,target=/etc/pip.conf --mount=type=secret,id=ca_bundle \
     --mount=type=cache,target=/tmp/cache/pip \
     env --unset=PIP_CONSTRAINT /opt/lmi/bin/pip install --no-deps --require-hashes --only-binary=:all: \
-        -r /src/locks/base.txt -r /src/locks/aws.txt \
+        -r /src/locks/base.txt -r /src/locks/aws.txt -r /src/locks/otel.txt \
     && env --unset=PIP_CONSTRAINT /opt/lmi/bin/pip install --no-deps --require-hashes --only-binary=:all: --target /build \
         -r /src/locks/build.txt
 COPY pyproject.toml README.md LICENSE /src/

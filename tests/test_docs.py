@@ -139,7 +139,6 @@ def test_what_readme_calls_not_yet_there_is_not_there() -> None:
     is_there = {
         "images": "image_url" in TEXT_PARTS,
         "GGUF": "*.gguf" not in NEVER,
-        "OpenTelemetry": "opentelemetry" in (ROOT / "pyproject.toml").read_text(),
         "Helm": any(ROOT.glob("scripts/**/Chart.yaml")),
     }
     assert [word for word in is_there if word not in row or is_there[word]] == []

@@ -35,7 +35,7 @@ LAYERS = (
     {"lmi.cli"},
     {"lmi.__main__"},
 )
-ANNEX_FOLDERS = {"lmi.adapters", "lmi.models", "lmi.sessions", "lmi.sources", "lmi.user_code"}
+ANNEX_FOLDERS = {"lmi.adapters", "lmi.models", "lmi.sessions", "lmi.sources", "lmi.tracing", "lmi.user_code"}
 LAYER = {part: number for number, layer in enumerate(LAYERS) for part in layer}
 ENGINES = {"torch", "vllm", "tensorrt_llm", "xgrammar", "llguidance", "safetensors"}
 # What a handler may import from lmi: the contract, the layers below it, and the names of an adapter's files.
@@ -194,7 +194,8 @@ UNUSED_AT_START = {
     | {"asyncio", "ssl", "http.client", "lmi.supervisor", "lmi.gateway", "lmi.engine", "lmi.client"},
     "lmi.supervisor.supervisor": CLIENTS | SERVING | {"asyncio", "ssl", "http.client", "click", "lmi.engine"},
     "lmi.engine.worker": CLIENTS | SERVING | {"click", "importlib.metadata", "lmi.settings.handler"},
-    "lmi.server.app": CLIENTS | {"lmi.server.openapi", "lmi.models.registry", "lmi.settings.resolve", "click"},
+    "lmi.server.app": CLIENTS
+    | {"lmi.server.openapi", "lmi.models.registry", "lmi.settings.resolve", "click", "lmi.tracing", "opentelemetry"},
 }
 
 

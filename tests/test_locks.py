@@ -25,7 +25,7 @@ NAMES = sorted(path.stem for path in LOCKS.glob("*.txt"))
 
 
 def test_there_is_a_lock_for_lmi_and_for_each_extra_that_has_one() -> None:
-    assert NAMES == ["aws", "base", "build", "dev", "ray", "torch", "vllm-cpu"]
+    assert NAMES == ["aws", "base", "build", "dev", "otel", "ray", "torch", "vllm-cpu"]
 
 
 def test_a_package_has_one_version_and_the_same_hashes_in_all_locks() -> None:
@@ -41,7 +41,7 @@ def test_what_only_the_build_needs_is_not_among_what_lmi_needs() -> None:
 def test_the_page_of_licences_has_what_an_image_has() -> None:
     page = (LOCKS.parent.parent / "docs" / "licences.md").read_text()
     told = re.findall(r"^\| ([a-z][\w.-]+) \| \S.* \|$", page, re.MULTILINE)
-    assert told[1:] == sorted(read("base") | read("aws") | read("torch")), "scripts/licences writes it"
+    assert told[1:] == sorted(read("base") | read("aws") | read("otel") | read("torch")), "scripts/licences writes it"
 
 
 def test_the_packages_that_depend_on_the_machine_stand_outside() -> None:

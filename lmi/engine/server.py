@@ -199,8 +199,9 @@ class Dispatcher:
         return outputs
 
     def _note_times(self, entry: FrontEndEntry, times: RequestPerfMetrics) -> None:
-        """Count the phases that a sequence which has ended went through."""
-        moments = entry.queued_s, times.first_scheduled_time, times.first_token_time, times.last_token_time
+        """Count the phases that a sequence which has ended went through, the wait in this queue too."""
+        times.arrival_time = entry.queued_s
+        moments = times.arrival_time, times.first_scheduled_time, times.first_token_time, times.last_token_time
         for phase, (since_s, until_s) in zip(self._phases, pairwise(moments), strict=True):
             if since_s is not None and until_s is not None:
                 phase.observe(until_s - since_s)

@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
 
 from starlette.exceptions import HTTPException
 from starlette.routing import Route, Router
@@ -33,6 +34,9 @@ from lmi.server.routes import anthropic, batch, health, invocations, kserve, ope
 from lmi.server.service import Service
 from lmi.sessions.http import kept_clean
 from lmi.user_code import routes as user_code
+
+if TYPE_CHECKING:
+    from lmi.tracing.exporter import Exporter
 
 Handler = Callable[[Exchange, Service], Awaitable[None]]
 ServerHandler = Callable[[Exchange, Models], Awaitable[None]]
@@ -78,19 +82,32 @@ def create_app() -> ASGIApp:
 def build_app(models: Models) -> ASGIApp:
     """Make the application of these models, which run while the server runs."""
 
+    exporter = exporter_of(models.front_end)
+
     @asynccontextmanager
     async def lifespan(app: object) -> AsyncIterator[None]:
         async with models.running(), kept_clean(models.services):
             yield
+        if exporter is not None:
+            await exporter.close()
 
     by_code = {path: handler for path, _, handler in USER_CODE_ROUTES}
     endpoints = [
         *(Route(path, ServerEndpoint(handler), methods=methods) for path, methods, handler in SERVER_ROUTES),
         *(Route(path, Endpoint(handler, by_code.get(path)), methods=methods) for path, methods, handler in ROUTES),
     ]
-    app = ErrorMiddleware(Router(endpoints, lifespan=lifespan, redirect_slashes=False), models)
+    app = ErrorMiddleware(Router(endpoints, lifespan=lifespan, redirect_slashes=False), models, exporter)
     origins = models.front_end.config.cors_allowed_origins
     return CrossOrigin(app, origins) if origins else app
+
+
+def exporter_of(front_end: FrontEnd) -> Exporter | None:
+    """Return what exports traces, where `option.otlp_traces_endpoint` is given: nothing of it is imported elsewhere."""
+    if (endpoint := front_end.config.otlp_traces_endpoint) is None:
+        return None
+    from lmi.tracing.exporter import Exporter
+
+    return Exporter(endpoint, front_end.record)
 
 
 class ServerEndpoint:
@@ -123,8 +140,9 @@ class Endpoint:
 class ErrorMiddleware:
     """The application around all others. It answers errors that a route raises, in the form of the path's API."""
 
-    def __init__(self, app: ASGIApp, models: Models) -> None:
+    def __init__(self, app: ASGIApp, models: Models, exporter: Exporter | None = None) -> None:
         self._app, self._models, self._front_end = app, models, models.front_end
+        self._exporter = exporter
         self._open: set[Exchange] = set()
         self._end: LmiError | None = None  # of requests that are open when the time of a drain is over
 
@@ -134,6 +152,8 @@ class ErrorMiddleware:
         make = BufferedExchange if self._front_end.config.buffer_streams else Exchange
         exchange = make(scope, receive, send)
         scope.update({"app": self, "lmi.exchange": exchange, "lmi.models": self._models})
+        if self._exporter is not None:
+            scope["lmi.meters"] = []  # of the answers, for their spans
         if not self._front_end.keys and exchange.given_keys:
             self._front_end.report_key()
         try:
@@ -190,6 +210,8 @@ class ErrorMiddleware:
         record.request_duration_s.observe(duration_s)
         target = exchange.headers.get(TARGET_MODEL)
         exchange.log_access(duration_s, **({"target_model": target} if target else {}))
+        if self._exporter is not None:
+            self._exporter.add(exchange, exchange.scope["lmi.meters"])
 
 
 async def refuse(

@@ -219,12 +219,13 @@ async def generate(inference: Inference, parsed: Parsed[Any], formatter: AsyncFo
 
     A token goes from the engine's socket to the client's in one turn of the event loop, while this task sleeps.
     """
-    service, noted = inference.service, inference.exchange.noted
+    service, exchange = inference.service, inference.exchange
     assert service.pipeline is not None
     with (
         closing(formatter),
-        Meter(service.record, inference.started_s, noted, parsed.requests) as meter,
+        Meter(service.record, inference.started_s, exchange.noted, parsed.requests, service.model.name) as meter,
     ):
+        exchange.scope.get("lmi.meters", []).append(meter)
 
         def take(delta: Delta) -> Awaitable[None] | None:
             meter.count(delta)
@@ -248,7 +249,8 @@ class Meter:
 
     Tokens that come in parts are timed here, when they come; those of a sequence that comes whole by the engine. The
     Meter runs for every token, so it uses views and plain numbers, and writes the totals when the answer ends: the
-    time and the lengths of a whole one only. `noted` gets tokens and the time to the first, for the log.
+    time and the lengths of a whole one only. `noted` gets tokens and the time to the first, for the log. Spans are made
+    of its public fields, whose times are those of time.monotonic().
     """
 
     def __init__(
@@ -257,50 +259,60 @@ class Meter:
         started_s: float,
         noted: defaultdict[str, float],
         requests: Sequence[GenerationRequest],
+        model: str,
     ) -> None:
+        self.requests, self.model = requests, model
+        self.started_s = self.ended_s = started_s
+        self.first_token_s = math.inf
+        self.times: list[RequestPerfMetrics] = []  # of sequences that have ended
+        self.lengths: defaultdict[int, int] = defaultdict(int)  # tokens of each sequence
+        self.num_prompt_tokens = self.num_cached_tokens = 0
+        self.outcome = "cancelled"
         self._is_timed_here = any(map(comes_in_parts, requests))
-        self._started_s, self._first_s = started_s, math.inf
         self._record, self._noted = record, noted
         self._inter_token_latency_s = record.inter_token_latency_s
         self._last_s = started_s
-        self._lengths: defaultdict[int, int] = defaultdict(int)  # tokens of each sequence
-        self._outcome = "cancelled"
 
     def __enter__(self) -> Self:
         return self
 
     def count(self, delta: Delta) -> None:
         num_tokens = len(delta.tokens)
-        if delta.times is not None and not self._is_timed_here:
-            self._read_times(delta.times, num_tokens)
-        elif self._is_timed_here and num_tokens:
+        if delta.times is not None:
+            self.times.append(delta.times)
+            if not self._is_timed_here:
+                self._read_times(delta.times, num_tokens)
+        if self._is_timed_here and num_tokens:
             now_s = time.monotonic()
-            if self._lengths:
+            if self.lengths:
                 self._inter_token_latency_s.observe((now_s - self._last_s) / num_tokens, num_tokens)
             else:
                 self._note_first(now_s)
             self._last_s = now_s
         if num_tokens:
-            self._lengths[delta.index] += num_tokens
+            self.lengths[delta.index] += num_tokens
         if delta.num_prompt_tokens:
+            self.num_prompt_tokens += delta.num_prompt_tokens
+            self.num_cached_tokens += delta.num_cached_tokens
             self._record.prompt_length.observe(delta.num_prompt_tokens)
             self._record.num_prompt_tokens += delta.num_prompt_tokens
             self._record.num_cached_tokens += delta.num_cached_tokens
             self._noted["prompt_tokens"] += delta.num_prompt_tokens
             self._noted["cached_tokens"] += delta.num_cached_tokens
         if delta.finish_reason is not None:
-            self._outcome = delta.finish_reason
+            self.outcome = delta.finish_reason
 
     def _note_first(self, first_s: float) -> None:
-        self._record.time_to_first_token_s.observe(first_s - self._started_s)
-        self._noted.setdefault("ttft_ms", round((first_s - self._started_s) * 1000, 1))
+        self.first_token_s = first_s
+        self._record.time_to_first_token_s.observe(first_s - self.started_s)
+        self._noted.setdefault("ttft_ms", round((first_s - self.started_s) * 1000, 1))
 
     def _read_times(self, times: RequestPerfMetrics, num_tokens: int) -> None:
         if times.first_token_time is None or times.last_token_time is None:
             return
         if num_tokens > 1 and times.first_token_time == times.last_token_time:
             return  # an engine's own search gives all tokens at its end
-        self._first_s = min(self._first_s, times.first_token_time)
+        self.first_token_s = min(self.first_token_s, times.first_token_time)
         if num_tokens > 1:
             mean_s = (times.last_token_time - times.first_token_time) / (num_tokens - 1)
             self._inter_token_latency_s.observe(mean_s, num_tokens - 1)
@@ -308,15 +320,17 @@ class Meter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._first_s < math.inf:
-            self._note_first(self._first_s)
-        num_tokens = sum(self._lengths.values())
+        self.ended_s = time.monotonic()
+        self.outcome = "error" if isinstance(error, LmiError) else self.outcome
+        if not self._is_timed_here and self.first_token_s < math.inf:
+            self._note_first(self.first_token_s)
+        num_tokens = sum(self.lengths.values())
         self._record.num_generated_tokens += num_tokens
         self._noted["generated_tokens"] += num_tokens
         if kind is None:
-            self._record.answer_time_s.observe(time.monotonic() - self._started_s)
-            self._record.longest_sequence.observe(max(self._lengths.values(), default=0))
+            self._record.answer_time_s.observe(self.ended_s - self.started_s)
+            self._record.longest_sequence.observe(max(self.lengths.values(), default=0))
             sequence_length = self._record.sequence_length
-            for length in self._lengths.values():
+            for length in self.lengths.values():
                 sequence_length.observe(length)
-        self._record.num_finished.add("error" if isinstance(error, LmiError) else self._outcome)
+        self._record.num_finished.add(self.outcome)

@@ -10,6 +10,7 @@ import hashlib
 import math
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -216,6 +217,14 @@ def _address(text: str) -> tuple[str, int]:
     return parts.hostname, parts.port
 
 
+def _collector(text: str, *, is_base: bool = False) -> str:
+    """Parse the URL of a collector. With `is_base` traces go to a path below it."""
+    parts = urlsplit(text)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError
+    return text.rstrip("/") + "/v1/traces" if is_base or parts.path in ("", "/") else text
+
+
 def _port_range(text: str) -> tuple[int, int]:
     match = re.fullmatch(r"([0-9]{1,5})-([0-9]{1,5})", text)
     if match is None or not 1 <= int(match[1]) <= int(match[2]) <= 65535:
@@ -270,6 +279,8 @@ STREAMING = Kind(  # the reference's own streamer, or transformers'
     "true, false", lambda text: text.lower() == "huggingface" or _boolean(text), words=("true", "false")
 )
 ADDRESS = Kind("http://HOST:PORT", _address)
+COLLECTOR = Kind("http://HOST:PORT/v1/traces, or https, for OTLP over HTTP and not gRPC", _collector, unit="URL")
+COLLECTOR_BASE = Kind("http://HOST:PORT, or https, for OTLP over HTTP and not gRPC", partial(_collector, is_base=True))
 NAME = matching("1 to 128 letters, digits or ._:@-, a letter or digit first", r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,127}")
 SERVED_NAME = matching(
     "1 to 128 letters, digits or ._:@/-, a letter or digit first", r"[A-Za-z0-9][A-Za-z0-9._:@/-]{0,127}"

@@ -205,6 +205,15 @@ class ServerConfig:
         "seconds between two lines of the log about throughput, while the engines work; none: no such lines",
         key="log_throughput_interval",
     )
+    otlp_traces_endpoint: str | None = option(
+        None,
+        kinds.COLLECTOR,
+        "collector of OpenTelemetry traces, over HTTP; nothing: there are none",
+        key="option.otlp_traces_endpoint",
+        env=("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"),
+        own_kinds={"OTEL_EXPORTER_OTLP_ENDPOINT": kinds.COLLECTOR_BASE},
+        is_for_operator=True,
+    )
     batch_transform: ClassVar = Option(
         None,
         kinds.BOOLEAN,

@@ -311,6 +311,7 @@ class FrontEndRecord(Record):
     num_body_bytes = Int(Gauge("lmi_request_body_bytes", "Request bodies held"))  # whole or in part
     num_open_connections = Int(Gauge("lmi_connections_open", "Connections of clients"))
     loop_lag_s = Float(Gauge("lmi_event_loop_lag_seconds", "Worst lag of a front end's loop", is_worst=True))
+    num_lost_traces = Int(Counter("lmi_traces_lost", "Traces of requests that no collector took"))
     request_duration_s = Histogram(
         LATENCY_BOUNDS_S, Metric("lmi_request_duration_seconds", "From the request's arrival to its end")
     )

@@ -565,7 +565,7 @@ def test_tokens_that_an_engine_gives_all_at_once_are_not_timed(lmi: Host) -> Non
     before = [sum(view.counts) for view in views]
     for last_s in (2.0, 2.5):
         times = RequestPerfMetrics(arrival_time=1.0, first_token_time=2.0, last_token_time=last_s)
-        with Meter(record, 1.0, defaultdict(int), []) as meter:
+        with Meter(record, 1.0, defaultdict(int), [], "m") as meter:
             meter.count(Delta([Token(1, "a"), Token(2, "b")], AnswerEnd.LENGTH, times=times))
     assert [sum(view.counts) - num for view, num in zip(views, before, strict=True)] == [1, 1]
 

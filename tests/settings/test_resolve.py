@@ -156,6 +156,7 @@ def test_every_row_can_be_given_by_flag_file_and_environment(folder: Path) -> No
         "ssl_keyfile": "/mnt/tls.key",
         "option.user": "1000:1000",
         "cors_allowed_origins": "https://a.example",
+        "option.otlp_traces_endpoint": "http://localhost:4318/v1/traces",
         "option.speculative": "ngram",
         "option.prefix_cache_scope": "request",
         "option.additional_outputs": "logits;hidden_states.3:context",
