@@ -75,6 +75,7 @@ class Dispatcher:
         self._executor = executor
         self._record = record
         self._phases = record.queue_time_s, record.prefill_time_s, record.decode_time_s
+        self._step_length = record.step_length
         self._adapter_timeout_s = adapter_timeout_s
         self._adapter_s: float | None = None  # time.monotonic() of the first look at the load that goes on now
         info = executor.info
@@ -228,6 +229,7 @@ class Dispatcher:
             record.num_preemptions += sum(step.num_preemptions for step in steps)
             record.num_used_blocks = steps[-1].kv_cache_stats.used_num_blocks
             record.max_num_blocks = steps[-1].kv_cache_stats.max_num_blocks
+            record.tokens_per_block = steps[-1].kv_cache_stats.tokens_per_block
             self._note_steps(steps)
         elif has_output:
             record.step += 1
@@ -242,6 +244,7 @@ class Dispatcher:
             self._record.num_context_tokens += step.num_context_tokens
             self._record.num_generation_tokens += step.num_generation_tokens
             self._queue.note_step(max(0.0, seconds), step.num_context_tokens, step.num_generation_tokens)
+            self._step_length.observe(step.num_context_tokens + step.num_generation_tokens)
 
     def _is_loading_adapter(self) -> bool:
         """Whether the requests wait for an adapter. A load that takes too long no longer counts, and then they hang."""

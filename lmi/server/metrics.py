@@ -17,6 +17,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from lmi import __version__
 from lmi.server.metric_twins import twins
@@ -40,9 +41,9 @@ class BlockCollector(Collector):
         self._of_models = {name: service.block for name, service in models.services.items()}
 
     def collect(self) -> Iterator[Metric]:
-        for family in self._families():
-            yield family
-            yield from twins(family)
+        families = list(self._families())
+        yield from families
+        yield from twins(families)
 
     def _families(self) -> Iterator[Metric]:
         yield self._info()
@@ -71,12 +72,16 @@ class BlockCollector(Collector):
         ready = GaugeMetricFamily("lmi_engines_ready", "Engines that can take requests", labels=state.MODEL)
         aside = GaugeMetricFamily("lmi_engines_set_aside", "Engines that kept dying", labels=state.MODEL)
         usage = GaugeMetricFamily("lmi_kv_cache_usage_ratio", "Share of the KV cache in use", labels=state.MODEL)
+        cache = InfoMetricFamily("lmi_kv_cache", "The KV cache of all engines together", labels=state.MODEL)
         for model, block in self._of_models.items():
             ready.add_metric([model], sum(engine.is_alive for engine in block.engines))
             aside.add_metric([model], sum(engine.phase == state.Phase.FAILED for engine in block.engines))
             used, whole = (sum(e.num_used_blocks for e in block.engines), sum(e.max_num_blocks for e in block.engines))
             usage.add_metric([model], used / whole if whole else 0.0)
-        yield from (ready, aside, usage)
+            if whole:  # an engine tells it with its first step
+                block_size = max(engine.tokens_per_block for engine in block.engines)
+                cache.add_metric([model], {"block_size": str(block_size), "num_blocks": str(whole)})
+        yield from (ready, aside, usage, cache)
 
     def _of_processes(self) -> Iterator[Metric]:
         """Yield what Prometheus' clients say of their process, of each process with a record.
@@ -129,7 +134,7 @@ def records_of(kind: type[Record], block: Block) -> Sequence[Record]:
 def summed(views: Sequence[state.HistogramView]) -> tuple[list[tuple[str, float]], float]:
     """Return the sum of the views: the cumulative buckets of the text format, and the sum of the values."""
     totals = accumulate(map(sum, zip(*(view.counts for view in views), strict=True)))
-    bounds = [*map(str, views[0].bounds), "+Inf"]
+    bounds = [*map(floatToGoString, views[0].bounds), "+Inf"]
     return list(zip(bounds, map(float, totals), strict=True)), sum(view.sum for view in views)
 
 

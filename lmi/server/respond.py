@@ -262,7 +262,7 @@ class Meter:
         model: str,
     ) -> None:
         self.requests, self.model = requests, model
-        self.started_s = self.ended_s = started_s
+        self.started_s = self.last_token_s = self.ended_s = started_s
         self.first_token_s = math.inf
         self.times: list[RequestPerfMetrics] = []  # of sequences that have ended
         self.lengths: defaultdict[int, int] = defaultdict(int)  # tokens of each sequence
@@ -271,7 +271,6 @@ class Meter:
         self._is_timed_here = any(map(comes_in_parts, requests))
         self._record, self._noted = record, noted
         self._inter_token_latency_s = record.inter_token_latency_s
-        self._last_s = started_s
 
     def __enter__(self) -> Self:
         return self
@@ -285,16 +284,17 @@ class Meter:
         if self._is_timed_here and num_tokens:
             now_s = time.monotonic()
             if self.lengths:
-                self._inter_token_latency_s.observe((now_s - self._last_s) / num_tokens, num_tokens)
+                self._inter_token_latency_s.observe((now_s - self.last_token_s) / num_tokens, num_tokens)
             else:
                 self._note_first(now_s)
-            self._last_s = now_s
+            self.last_token_s = now_s
         if num_tokens:
             self.lengths[delta.index] += num_tokens
         if delta.num_prompt_tokens:
             self.num_prompt_tokens += delta.num_prompt_tokens
             self.num_cached_tokens += delta.num_cached_tokens
             self._record.prompt_length.observe(delta.num_prompt_tokens)
+            self._record.prefill_length.observe(delta.num_prompt_tokens - delta.num_cached_tokens)
             self._record.num_prompt_tokens += delta.num_prompt_tokens
             self._record.num_cached_tokens += delta.num_cached_tokens
             self._noted["prompt_tokens"] += delta.num_prompt_tokens
@@ -313,6 +313,7 @@ class Meter:
         if num_tokens > 1 and times.first_token_time == times.last_token_time:
             return  # an engine's own search gives all tokens at its end
         self.first_token_s = min(self.first_token_s, times.first_token_time)
+        self.last_token_s = max(self.last_token_s, times.last_token_time)
         if num_tokens > 1:
             mean_s = (times.last_token_time - times.first_token_time) / (num_tokens - 1)
             self._inter_token_latency_s.observe(mean_s, num_tokens - 1)
@@ -329,7 +330,11 @@ class Meter:
         self._noted["generated_tokens"] += num_tokens
         if kind is None:
             self._record.answer_time_s.observe(self.ended_s - self.started_s)
-            self._record.longest_sequence.observe(max(self.lengths.values(), default=0))
+            longest = max(self.lengths.values(), default=0)
+            self._record.longest_sequence.observe(longest)
+            if longest > 1 and self.last_token_s > self.first_token_s:
+                mean_s = (self.last_token_s - self.first_token_s) / (longest - 1)
+                self._record.time_per_output_token_s.observe(mean_s)
             sequence_length = self._record.sequence_length
             for length in self.lengths.values():
                 sequence_length.observe(length)

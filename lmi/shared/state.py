@@ -214,6 +214,7 @@ INTER_TOKEN_BOUNDS_S = (
     *(0.001, 0.0025, 0.005),
     *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80),
 )
+STEP_BOUNDS = (1, *(2**power for power in range(3, 15)))  # tokens
 LENGTH_BOUNDS = tuple(digit * 10**power for power in range(6) for digit in (1, 2, 5))  # tokens
 
 
@@ -264,6 +265,7 @@ class EngineRecord(Record):
     )
     num_used_blocks = Int(is_gauge=True)
     max_num_blocks = Int(is_gauge=True)
+    tokens_per_block = Int(is_gauge=True)
     max_num_sequences = Int(is_gauge=True)
     num_context_tokens = Int()  # that prefills have computed
     num_generation_tokens = Int()  # of decodes
@@ -276,6 +278,9 @@ class EngineRecord(Record):
     )
     decode_time_s = Histogram(
         PHASE_BOUNDS_S, Metric("lmi_decode_time_seconds", "From a sequence's first token to its last", MODEL)
+    )
+    step_length = Histogram(
+        STEP_BOUNDS, Metric("lmi_step_length_tokens", "Tokens of prompts and answers in a step", MODEL)
     )
     step = Int(Counter("lmi_engine_steps", "Steps of the engines since they started", MODEL), is_gauge=True)
     num_log_lines_dropped = Int()
@@ -332,10 +337,17 @@ class FrontEndRecord(Record):
             "lmi_inter_token_latency_seconds", "Between two tokens of one request, of a whole answer on average", MODEL
         ),
     )
+    time_per_output_token_s = Histogram(
+        INTER_TOKEN_BOUNDS_S,
+        Metric("lmi_time_per_output_token_seconds", "Between two tokens of a whole answer, on average", MODEL),
+    )
     answer_time_s = Histogram(
         PHASE_BOUNDS_S, Metric("lmi_answer_time_seconds", "From a request's arrival to the end of its answer", MODEL)
     )
     prompt_length = Histogram(LENGTH_BOUNDS, Metric("lmi_prompt_length_tokens", "Length of a prompt", MODEL))
+    prefill_length = Histogram(
+        LENGTH_BOUNDS, Metric("lmi_prefill_length_tokens", "Tokens of a prompt that were not cached", MODEL)
+    )
     sequence_length = Histogram(LENGTH_BOUNDS, Metric("lmi_sequence_length_tokens", "Length of a sequence", MODEL))
     longest_sequence = Histogram(
         LENGTH_BOUNDS, Metric("lmi_longest_sequence_tokens", "Length of the longest sequence of an answer", MODEL)

@@ -96,6 +96,9 @@ def test_each_sequence_has_its_phases_and_its_length(tmp_path: Path) -> None:
     assert observed("longest_sequence_tokens") == (3, 2 * len("hi.") + len("hello."))
     phases = [observed(f"{phase}_time_seconds") for phase in ("queue", "prefill", "decode")]
     assert [num for num, _ in phases] == [4, 4, 4] and all(seconds > 0 for _, seconds in phases)
+    assert observed("prefill_length_tokens") == (4, observed("prompt_length_tokens")[1] - 3 * len("say h"))
+    num_outputs, output_s = observed("time_per_output_token_seconds")
+    assert num_outputs == 3 and 0 < output_s < observed("decode_time_seconds")[1]
     num_answers, answers_s = observed("answer_time_seconds")
     assert num_answers == 3 and answers_s > observed("time_to_first_token_seconds")[1]
 
@@ -116,7 +119,7 @@ def test_vllms_series_say_what_ours_say(tmp_path: Path) -> None:
     block, model = Block.create(tmp_path / "server", 0, 1), Block.create(tmp_path / "model", 2, 1)
     engine, front_end = model.engines[0], model.frontends[0]
     model.engines[0].num_waiting, model.engines[1].num_waiting = 3, 4
-    engine.num_used_blocks, engine.max_num_blocks = 5, 10
+    engine.num_used_blocks, engine.max_num_blocks, engine.tokens_per_block = 5, 10, 16
     front_end.num_prompt_tokens, front_end.num_cached_tokens = 50, 40
     for reason, num in (("eos_token", 1), ("stop_sequence", 2), ("length", 4), ("cancelled", 8), ("error", 16)):
         front_end.num_finished.add(reason, num)
@@ -128,10 +131,36 @@ def test_vllms_series_say_what_ours_say(tmp_path: Path) -> None:
     assert samples[f"vllm:kv_cache_usage_perc{labels}"] == samples[f"vllm:gpu_cache_usage_perc{labels}"] == 0.5
     assert samples[f"vllm:prefix_cache_queries_total{labels}"] == samples[f"vllm:prompt_tokens_total{labels}"] == 50
     assert samples[f"vllm:prefix_cache_hits_total{labels}"] == samples[f"vllm:prompt_tokens_cached_total{labels}"] == 40
+    by_source = "vllm:prompt_tokens_by_source_total{engine=0}{model_name=demo}{source=%s}"
+    assert [samples[by_source % source] for source in ("local_compute", "local_cache_hit")] == [10, 40]
+    assert samples[f"vllm:num_requests_waiting_by_reason{labels}{{reason=capacity}}"] == 7
+    assert samples["vllm:cache_config_info{block_size=16}{engine=0}{model_name=demo}{num_gpu_blocks=10}"] == 1
     ended = "vllm:request_success_total{engine=0}{finished_reason=%s}{model_name=demo}"
     assert [samples[ended % reason] for reason in ("stop", "length", "abort", "error")] == [3, 4, 8, 16]
     queued = "vllm:request_queue_time_seconds_bucket{engine=0}{le=%s}{model_name=demo}"
     assert [samples[queued % bound] for bound in ("0.3", "0.5", "+Inf")] == [1, 2, 2] and queued % "0.1" not in samples
+
+
+def test_statuses_are_counted_by_class_as_vllms_http_server_does(tmp_path: Path) -> None:
+    block, model = Block.create(tmp_path / "server", 0, 2), Block.create(tmp_path / "model", 1, 1)
+    for code in ("200", "200", "404", "429", "503", "other"):
+        block.frontends[1].num_requests.add(code)
+    samples = scrape(block, model)
+    found = {status: samples[f"http_requests_total{{status={status}}}"] for status in ("2xx", "4xx", "5xx", "other")}
+    assert found == {"2xx": 2, "4xx": 2, "5xx": 1, "other": 1}
+
+
+def test_a_model_with_an_engine_is_awake_and_one_without_is_not_shown(tmp_path: Path) -> None:
+    block, model = Block.create(tmp_path / "server", 0, 1), Block.create(tmp_path / "model", 2, 1)
+
+    def states() -> dict[str, float]:
+        found = scrape(block, model).items()
+        return {name.rpartition("=")[2]: value for name, value in found if name.startswith("vllm:engine_sleep_state")}
+
+    assert states() == {}
+    for engine in model.engines:
+        engine.phase, engine.beat_s = Phase.READY, time.monotonic()
+    assert states() == {"awake}": 1, "weights_offloaded}": 0, "discard_all}": 0}
 
 
 def test_the_page_has_each_series_of_ours_beside_its_twins(tmp_path: Path) -> None:
@@ -140,8 +169,8 @@ def test_the_page_has_each_series_of_ours_beside_its_twins(tmp_path: Path) -> No
     page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
     rows = [re.findall(r"`([\w:]+)`", row) for row in re.findall(r"^\| `lmi_.*$", page, re.MULTILINE)]
     shown = {name: kind for name, kind in re.findall(r"^# TYPE (\S+) (\w+)$", text, re.MULTILINE)}
-    assert {name for row in rows for name in row if name.startswith(("lmi_", "vllm:"))} == shown.keys()
-    assert all(shown[name] == shown[row[0]] for row in rows for name in row if name.startswith("vllm:"))
+    assert {name for row in rows for name in row if name.startswith(("lmi_", "vllm:", "http_"))} == shown.keys()
+    assert all(shown[name] == shown[row[0]] for row in rows for name in row if name.startswith(("vllm:", "http_")))
 
 
 def test_each_process_has_its_memory_its_time_and_its_files(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import shutil
 import subprocess
@@ -17,10 +18,12 @@ from urllib.parse import urlencode
 import pytest
 import yaml
 
-from tests.served import Server, launch
-from tests.system.container import Container, free_port, wait_until, write_model
+from tests.served import Server, serve
+from tests.system.container import Container, free_port, wait_until
+from tests.system.vllm_boards import BOARDS, WITHOUT_MEANING
 
-MONITORING = Path(__file__).parents[2] / "scripts" / "monitoring"
+ROOT = Path(__file__).parents[2]
+MONITORING = ROOT / "scripts" / "monitoring"
 OURS = json.loads((MONITORING / "grafana.json").read_text())
 MODEL = '{model_name="$model_name"}'
 TIMES = {
@@ -41,7 +44,7 @@ RATES = {
     ),
     "Max Generation Token in Sequence Group": ("vllm:request_max_num_generation_tokens_sum",),
 }
-# The queries of the dashboard in vLLM's examples/observability/prometheus_grafana, by its panels.
+# The queries of vLLM's dashboard until 2025, examples/online_serving/prometheus_grafana, by its panels.
 OF_VLLM = {
     "Scheduler State": [f"vllm:num_requests_running{MODEL}", f"vllm:num_requests_waiting{MODEL}"],
     "Cache Utilization": [f"vllm:kv_cache_usage_perc{MODEL}"],
@@ -60,7 +63,9 @@ OF_VLLM = {
     **{panel: [f"rate({name}{MODEL}[$__rate_interval])" for name in names] for panel, names in RATES.items()},
 }
 OF_OURS = {panel["title"]: [target["expr"] for target in panel["targets"]] for panel in OURS["panels"]}
-QUERIES = [(panel, query) for panels in (OF_VLLM, OF_OURS) for panel, queries in panels.items() for query in queries]
+QUERIES = [
+    (panel, query) for panels in (OF_VLLM, BOARDS, OF_OURS) for panel, queries in panels.items() for query in queries
+]
 
 
 @dataclass
@@ -77,9 +82,8 @@ class Prometheus(Container):
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with launch(write_model(tmp_path_factory.mktemp("models") / "echo", frontend_workers=2)) as server:
-        server.wait_ready()
+def server() -> Iterator[Server]:
+    with serve(ROOT / "handlers" / "lmi_dist" / "demo", "option.model_name=demo", "frontend_workers=2") as server:
         yield server
 
 
@@ -119,7 +123,14 @@ def model(server: Server, prometheus: Prometheus) -> str:
     for stream in (False, True):
         body = {"prompt": "A fox and a hen", "max_tokens": 8, "stream": stream}
         assert server.post(body, "/v1/completions").status == 200
-    asked = "vllm:request_success_total > 0"
+
+    def is_seen_running() -> bool:
+        body = {"prompt": "A fox and a hen", "max_tokens": 400, "ignore_eos": True}
+        assert server.post(body, "/v1/completions").status == 200
+        return bool(prometheus.values("max_over_time(vllm:num_requests_running[5m]) > 0"))
+
+    wait_until(is_seen_running, "a request ran while the server was scraped")
+    asked = "vllm:request_success_total > 1"
     wait_until(lambda: prometheus.values(asked), "it was scraped again")
     [name] = prometheus.ask("label/model_name/values")
     return str(name)
@@ -127,9 +138,17 @@ def model(server: Server, prometheus: Prometheus) -> str:
 
 @pytest.mark.parametrize(("panel", "query"), QUERIES)
 def test_a_panel_of_a_dashboard_shows_something(panel: str, query: str, prometheus: Prometheus, model: str) -> None:
-    query = query.replace("$__rate_interval", "10m")
+    query = query.replace("$__rate_interval", "10m").replace("$__range", "10m")
     query = re.sub(r"\$model(_name)?", model, query)
+    query = re.sub(r"\$(job|instance|engine)", ".*", query)
+    if "_fds" in query and os.geteuid():
+        pytest.skip("only root may count the files of all processes")
     assert any(map(math.isfinite, prometheus.values(query))), (panel, query)
+
+
+@pytest.mark.parametrize("series", WITHOUT_MEANING)
+def test_a_series_without_a_meaning_here_is_not_there(series: str, prometheus: Prometheus, model: str) -> None:
+    assert prometheus.values(series) == []
 
 
 def test_our_dashboard_finds_the_models_to_choose_from(prometheus: Prometheus, model: str) -> None:
