@@ -239,6 +239,7 @@ def run_batch(source: Path, target: Path, url: str, api_key: str | None, concurr
 @click.option("--seed", default=0, help="of prompts and arrivals")
 @click.option("--json", "json_file", type=Path, metavar="FILE", help="write all figures and times")
 @click.option("--html", "html_file", type=Path, metavar="FILE", help="write a page with plots")
+@click.option("--png", "png_file", type=Path, metavar="FILE", help="write the plots as a picture, with Pillow")
 def bench(**settings: Any) -> int:
     """Load a server, or two in turns, and show how fast it answers.
 

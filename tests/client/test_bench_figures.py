@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import click
 import pytest
+from click.testing import CliRunner
 
+from lmi.cli import lmi
 from lmi.client.bench.dialects import DIALECTS, Ask
 from lmi.client.bench.figures import Targets, figures_of, quantile
 from lmi.client.bench.load import LOST, Load, Sample, merged
@@ -109,6 +112,25 @@ def test_a_page_has_its_plots_and_loads_nothing(samples: list[Sample]) -> None:
     assert "<b>" not in text and "<i>" not in text and "nan" not in text
     assert not {"src", "href"} & {name for _, names in page.tags for name in names}
     assert not {"script", "link", "img"} & {tag for tag, _ in page.tags}
+
+
+@pytest.mark.parametrize("samples", [[FAST, SLOW, *FAILED], FAILED], ids=["some answers", "no answer"])
+def test_a_picture_has_a_line_of_each_server(samples: list[Sample], tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    from lmi.client.bench.picture import COLOURS, write_picture
+
+    report = report_of({}, [served("http://a", samples), served("http://b", [FAST])], Targets())
+    write_picture(report, tmp_path / "bench.png")
+    picture = image.open(tmp_path / "bench.png")
+    colours = {f"#{red:02x}{green:02x}{blue:02x}" for _, (red, green, blue) in picture.getcolors(1 << 20)}
+    assert picture.format == "PNG" and {"#ffffff", *COLOURS} <= colours
+
+
+def test_a_picture_without_pillow_is_refused_before_the_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    monkeypatch.delitem(sys.modules, "lmi.client.bench.picture", raising=False)
+    done = CliRunner().invoke(lmi, ["bench", "http://127.0.0.1:1", "--png", "bench.png"])
+    assert done.exit_code == 1 and "--png needs Pillow: pip install pillow" in done.output
 
 
 def test_made_prompts_share_their_beginnings() -> None:

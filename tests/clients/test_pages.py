@@ -1,10 +1,11 @@
-"""The playground and `/docs` in a real browser, with a real model and with a scripted engine."""
+"""The playground, `/docs` and the page of `lmi bench` in a real browser, with a real model and a scripted engine."""
 
 from __future__ import annotations
 
 import json
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,7 +15,7 @@ from lmi.settings.kinds import KEYS
 from tests.clients.venvs import python_of, run
 from tests.scripted import Host, host
 from tests.served import Server
-from tests.system.container import wait_until
+from tests.system.container import ENVIRON, ROOT, wait_until
 
 CHROMIUM = shutil.which("chromium")
 KEY = "sk-one"
@@ -33,8 +34,12 @@ def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
 
 
 @pytest.fixture(scope="module")
-def seen(demo: Server, keyed: Host) -> Any:
-    return run("browser", "browser.py", url(demo), url(keyed), KEY, str(CHROMIUM))
+def seen(demo: Server, keyed: Host, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    page = tmp_path_factory.mktemp("bench") / "bench.html"
+    load = ("--dialect", "completions", "--requests", "6", "--max-tokens", "8", "--rounds", "2", "--html", str(page))
+    command = [sys.executable, "-P", "-m", "lmi", "bench", url(demo), url(demo), *load]
+    subprocess.run(command, env=ENVIRON | {"PYTHONPATH": str(ROOT)}, check=True, timeout=120)
+    return run("browser", "browser.py", url(demo), url(keyed), KEY, str(CHROMIUM), page.as_uri())
 
 
 @pytest.fixture(scope="module")
@@ -96,9 +101,13 @@ def test_the_docs_send_a_request_and_show_its_stream(seen: Any) -> None:
     assert docs["answer"].rstrip().endswith("data: [DONE]")
 
 
-@pytest.mark.parametrize("page", ["chat", "docs"])
+@pytest.mark.parametrize("page", ["chat", "docs", "report"])
 def test_axe_finds_nothing_grave_and_nothing_scrolls_sideways(seen: Any, page: str) -> None:
     assert seen[page]["faults"] == []
+
+
+def test_the_page_of_a_load_test_has_its_plots(seen: Any) -> None:
+    assert seen["report"]["plots"] == 4
 
 
 def test_the_pages_need_nothing_from_elsewhere_and_the_console_stays_empty(seen: Any) -> None:

@@ -25,7 +25,9 @@ def bench(settings: dict[str, Any]) -> int:
     if len(urls) > MAX_SERVERS:
         raise click.UsageError(f"{len(urls)} URLs: at most {MAX_SERVERS} servers take turns")
     settings["rounds"] = settings["rounds"] or (1 if len(urls) == 1 else 3)
-    files = {page: settings.pop(page) for page in ("json_file", "html_file")}
+    files = {page: settings.pop(page) for page in ("json_file", "html_file", "png_file")}
+    if files["png_file"]:
+        from lmi.client.bench.picture import write_picture  # before the load, where Pillow is missing
     extra = settings["body"] = _object("--body", settings["body"])
     servers = [
         run.Served(
@@ -52,6 +54,8 @@ def bench(settings: dict[str, Any]) -> int:
         files["json_file"].write_bytes(orjson.dumps(found, option=orjson.OPT_INDENT_2))
     if files["html_file"]:
         files["html_file"].write_text(page_of(found))
+    if files["png_file"]:
+        write_picture(found, files["png_file"])
     return int(any(server["total"]["num_ok"] < server["total"]["num_requests"] for server in found["servers"]))
 
 

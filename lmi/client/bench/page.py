@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from html import escape
-from typing import Any
+from typing import Any, NamedTuple
 
 from lmi.client.bench.report import LATENCIES, rows_of
 
@@ -36,14 +36,31 @@ th:first-child { text-align: left; font-weight: normal; position: sticky; left: 
 Line = list[tuple[float, float]]
 
 
+class Plot(NamedTuple):
+    title: str
+    unit: str  # of what goes from left to right
+    lines: list[Line]  # one for each server
+
+    @property
+    def most(self) -> tuple[float, float]:
+        """The largest value in both directions, more than 0."""
+        points = [point for line in self.lines for point in line]
+        return max((x for x, _ in points), default=0.0) or 1.0, max((y for _, y in points), default=0.0) or 1.0
+
+
+def plots_of(report: dict[str, Any]) -> list[Plot]:
+    servers = report["servers"]
+    plots = [
+        Plot(f"{label}: share within", "ms", [_shares(_latencies(one, name)) for one in servers])
+        for name, label in LATENCIES.items()
+    ]
+    plots.append(Plot("output tokens per second, over time", "s", [_rates(server) for server in servers]))
+    return [plot._replace(title=plot.title[0].upper() + plot.title[1:]) for plot in plots]
+
+
 def page_of(report: dict[str, Any]) -> str:
     """Return the page of a report of `report_of`."""
     servers = report["servers"]
-    plots = [
-        _plot(f"{label}: share within", "ms", [_shares(_latencies(one, name)) for one in servers])
-        for name, label in LATENCIES.items()
-    ]
-    plots.append(_plot("Output tokens per second, over time", "s", [_rates(server) for server in servers]))
     keys = [
         f'<span><svg viewBox="0 0 28 8" aria-hidden="true"><path class="{kind}" d="M0 4H28"/></svg> '
         f"{escape(server['url'])}</span>"
@@ -54,7 +71,8 @@ def page_of(report: dict[str, Any]) -> str:
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>lmi bench</title>'
         f'<meta name="viewport" content="width=device-width"><style>{STYLE}</style></head><body><main>'
         f'<h1>lmi bench</h1><p class="key">{"".join(keys)}</p><p class="about">{escape(settings)}</p>'
-        f'<div class="plots">{"".join(plots)}</div>{_table(rows_of(report))}{_processes(report)}</main></body></html>\n'
+        f'<div class="plots">{"".join(map(_drawn, plots_of(report)))}</div>'
+        f"{_table(rows_of(report))}{_processes(report)}</main></body></html>\n"
     )
 
 
@@ -94,10 +112,9 @@ def _rates(server: dict[str, Any]) -> Line:
     return points
 
 
-def _plot(title: str, unit: str, lines: Sequence[Line]) -> str:
-    """Return lines from 0 to the largest value in both directions, with an axis for each."""
-    most_x = max((x for line in lines for x, _ in line), default=0.0) or 1.0
-    most_y = max((y for line in lines for _, y in line), default=0.0) or 1.0
+def _drawn(plot: Plot) -> str:
+    """Return the lines from 0 to the largest value in both directions, with an axis for each."""
+    most_x, most_y = plot.most
 
     def at(x: float, y: float) -> str:
         return f"{LEFT + x / most_x * (WIDTH - LEFT - 16):.1f} {TOP + (1 - y / most_y) * (HEIGHT - TOP - BOTTOM):.1f}"
@@ -106,18 +123,18 @@ def _plot(title: str, unit: str, lines: Sequence[Line]) -> str:
     for share in (0.0, 0.25, 0.5, 0.75, 1.0):
         x, y = at(share * most_x, share * most_y).split()
         drawn.append(f'<path class="grid" d="M{at(0, share * most_y)} L{at(most_x, share * most_y)}"/>')
-        drawn.append(f'<text x="{LEFT - 5}" y="{float(y) + 4}" text-anchor="end">{_short(share * most_y)}</text>')
-        drawn.append(f'<text x="{x}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle">{_short(share * most_x)}</text>')
-    drawn.append(f'<text x="{WIDTH / 2}" y="{HEIGHT - 4}" text-anchor="middle">{unit}</text>')
-    for kind, line in zip("ab", lines, strict=False):
+        drawn.append(f'<text x="{LEFT - 5}" y="{float(y) + 4}" text-anchor="end">{short(share * most_y)}</text>')
+        drawn.append(f'<text x="{x}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle">{short(share * most_x)}</text>')
+    drawn.append(f'<text x="{WIDTH / 2}" y="{HEIGHT - 4}" text-anchor="middle">{plot.unit}</text>')
+    for kind, line in zip("ab", plot.lines, strict=False):
         if line:
             drawn.append(f'<path class="{kind}" d="M{" L".join(at(x, y) for x, y in line)}"/>')
-    name = escape(title[0].upper() + title[1:])
+    name = escape(plot.title)
     svg = f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{name}">{"".join(drawn)}</svg>'
     return f"<section><h2>{name}</h2>{svg}</section>"
 
 
-def _short(value: float) -> str:
+def short(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 

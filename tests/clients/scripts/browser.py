@@ -10,7 +10,7 @@ from typing import Any
 import axe_playwright_python
 from playwright.sync_api import BrowserContext, Page, sync_playwright
 
-URL, KEYED_URL, KEY, CHROMIUM = sys.argv[1:]
+URL, KEYED_URL, KEY, CHROMIUM, REPORT = sys.argv[1:]
 AXE = Path(axe_playwright_python.__file__).with_name("axe.min.js").read_text()
 WIDTHS = (390, 1200)
 said: list[str] = []  # on the console, and by scripts that fail
@@ -22,22 +22,24 @@ def opened(context: BrowserContext, url: str) -> Page:
     page.on("console", lambda message: said.append(message.text) if message.type in ("error", "warning") else None)
     page.on("pageerror", lambda error: said.append(str(error)))
     page.on(
-        "request", lambda asked: None if asked.url.startswith((URL, KEYED_URL)) else asked_elsewhere.append(asked.url)
+        "request",
+        lambda asked: None if asked.url.startswith((URL, KEYED_URL, REPORT)) else asked_elsewhere.append(asked.url),
     )
     page.goto(url)
     return page
 
 
 def faults(page: Page) -> list[str]:
-    """What axe finds grave in the light and in the dark, and each width at which the page scrolls sideways."""
+    """What axe finds grave at each width, in the light and in the dark, and each width at which it scrolls sideways."""
     found = []
     page.evaluate(AXE)
-    for scheme in ("light", "dark"):
-        page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
-        violations = page.evaluate("axe.run({resultTypes: ['violations']})")["violations"]
-        found += [f"{scheme}: {each['help']}" for each in violations if each["impact"] in ("serious", "critical")]
     for width in WIDTHS:
         page.set_viewport_size({"width": width, "height": 800})
+        for scheme in ("light", "dark"):
+            page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+            violations = page.evaluate("axe.run({resultTypes: ['violations']})")["violations"]
+            grave = [each["help"] for each in violations if each["impact"] in ("serious", "critical")]
+            found += [f"{scheme} at {width}: {help}" for help in grave]
         if page.evaluate("document.documentElement.scrollWidth") > width:
             found.append(f"scrolls at {width}")
     return found
@@ -119,6 +121,11 @@ def docs(context: BrowserContext) -> dict[str, Any]:
     }
 
 
+def report(context: BrowserContext) -> dict[str, Any]:
+    page = opened(context, REPORT)
+    return {"plots": page.get_by_role("img").count(), "faults": faults(page)}
+
+
 @contextmanager
 def chromium() -> Iterator[BrowserContext]:
     with sync_playwright() as playwright:
@@ -132,5 +139,5 @@ def chromium() -> Iterator[BrowserContext]:
 
 
 with chromium() as context:
-    found: dict[str, Any] = {visit.__name__: visit(context) for visit in (chat, completion, docs)}
+    found: dict[str, Any] = {visit.__name__: visit(context) for visit in (chat, completion, docs, report)}
 print(json.dumps(found | {"said": said, "asked_elsewhere": asked_elsewhere}))
