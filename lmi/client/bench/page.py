@@ -28,7 +28,8 @@ svg { width: 100%; height: auto; } svg text { fill: var(--soft); font-size: 11px
 .b { stroke: var(--b); stroke-dasharray: 6 3; }
 .wide { overflow-x: auto; margin: 20px 0; } table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { padding: 4px 10px; border-bottom: 1px solid var(--rule); text-align: right; }
-th:first-child { text-align: left; font-weight: normal; position: sticky; left: 0; background: var(--page); }
+th:first-child { text-align: left; font-weight: normal; position: sticky; left: 0; background: var(--page);
+  min-width: 8em; }
 .key { overflow-wrap: anywhere; } .key span { display: inline-block; padding-right: 20px; }
 .key svg { width: 28px; height: 8px; }
 .about { color: var(--soft); overflow-wrap: anywhere; }
