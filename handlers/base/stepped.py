@@ -37,6 +37,7 @@ from lmi.executor import (
     RequestStats,
     RequestStatsPerIteration,
     Response,
+    SpecDecodingStats,
 )
 
 MAX_STATS = 1000
@@ -59,6 +60,7 @@ class Step(Generic[AnySequence]):
     num_preemptions: int = 0
     is_empty: bool = False
     batching: InflightBatchingStats | None = None
+    drafts: SpecDecodingStats | None = None
 
 
 class EngineStopped(Exception):
@@ -364,6 +366,7 @@ class SteppedExecutor(Executor, Generic[AnySequence]):
                 num_preemptions=step.num_preemptions,
                 kv_cache_stats=self._kv_cache_stats(),
                 inflight_batching_stats=step.batching,
+                spec_decoding_stats=step.drafts,
             )
         )
         if self._request_stats.maxlen:

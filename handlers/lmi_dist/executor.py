@@ -43,6 +43,7 @@ from lmi.executor import (
     InflightBatchingStats,
     KvCacheStats,
     Progress,
+    SpecDecodingStats,
 )
 from lmi.settings.config import EngineConfig
 
@@ -161,7 +162,7 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
             return failed + advance_beams(outlooks)
         append_draws(sequences, draws)
         if self._scheduler.drafts:
-            Drafts(batch, self._sample).check(logits)
+            batch.drafts = Drafts(batch, self._sample).check(logits)
         return failed + sequences
 
     def _note_prompts(self, batch: Batch, logits: Floats) -> list[EmbeddedSequence]:
@@ -348,8 +349,8 @@ class Drafts:
             if len(chunk.token_ids) > 1
         ]
 
-    def check(self, logits: Floats) -> None:
-        """Keep what is right of each draft, by `logits` (num_logits, vocab).
+    def check(self, logits: Floats) -> SpecDecodingStats | None:
+        """Keep what is right of each draft, by `logits` (num_logits, vocab). Returns how much that is.
 
         If memory runs out, the rest is dropped: the step must not be repeated.
         """
@@ -360,6 +361,13 @@ class Drafts:
                 raise
         for draft in self._drafts:
             drafter_of(draft.sequence).note(draft.num_right, len(draft.token_ids))
+        if not self._drafts:
+            return None
+        return SpecDecodingStats(
+            num_requests_with_draft_tokens=len(self._drafts),
+            num_draft_tokens=sum(len(draft.token_ids) for draft in self._drafts),
+            num_accepted_tokens=sum(draft.num_right for draft in self._drafts),
+        )
 
     def _accept(self, logits: Floats) -> None:
         """Draw the next token of each sequence whose draft has been right so far, until none is.
@@ -394,4 +402,5 @@ def _step_of(batch: Batch, touched: list[EmbeddedSequence]) -> Step[EmbeddedSequ
         num_generation_tokens=len(batch.plan.decodes),
         num_reused_tokens=batch.num_reused_tokens,
         num_preemptions=batch.num_preemptions,
+        drafts=batch.drafts,
     )

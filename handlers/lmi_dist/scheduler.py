@@ -24,6 +24,7 @@ from handlers.lmi_dist.pace import Pace
 from handlers.lmi_dist.prefix_tree import Match, Root
 from handlers.lmi_dist.runner import Chunk, Plan, num_tokens_of
 from handlers.lmi_dist.sequence import BeamRows, EmbeddedSequence, Fork
+from lmi.executor import SpecDecodingStats
 
 MayRun: TypeAlias = Callable[[EmbeddedSequence, SequenceOf[EmbeddedSequence]], bool]
 
@@ -48,6 +49,7 @@ class Batch:
     failed: list[EmbeddedSequence]
     num_preemptions: int = 0
     num_reused_tokens: int = 0
+    drafts: SpecDecodingStats | None = None
 
     @property
     def decoding(self) -> list[EmbeddedSequence]:

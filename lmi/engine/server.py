@@ -245,6 +245,10 @@ class Dispatcher:
             self._record.num_generation_tokens += step.num_generation_tokens
             self._queue.note_step(max(0.0, seconds), step.num_context_tokens, step.num_generation_tokens)
             self._step_length.observe(step.num_context_tokens + step.num_generation_tokens)
+            if (drafts := step.spec_decoding_stats) is not None:
+                self._record.num_drafts += drafts.num_requests_with_draft_tokens
+                self._record.num_draft_tokens += drafts.num_draft_tokens
+                self._record.num_accepted_tokens += drafts.num_accepted_tokens
 
     def _is_loading_adapter(self) -> bool:
         """Whether the requests wait for an adapter. A load that takes too long no longer counts, and then they hang."""

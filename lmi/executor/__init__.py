@@ -29,7 +29,7 @@ What it answers
     Result                      new output of one sequence, with a FinishReason for each beam
     Tensor                      additional outputs and logits
     TokenLogProb, PromptLogProb, RequestPerfMetrics
-    IterationStats              one step, with its InflightBatchingStats and KvCacheStats
+    IterationStats              one step, with its InflightBatchingStats, KvCacheStats, SpecDecodingStats
     RequestStatsPerIteration    the RequestStats of one step
 
 The names are those of TensorRT-LLM's Executor API, so a reader of one knows the other. A docstring says where lmi adds
@@ -60,6 +60,7 @@ from lmi.executor.executor import (
     Progress,
     RequestStats,
     RequestStatsPerIteration,
+    SpecDecodingStats,
 )
 from lmi.executor.request import (
     DEFAULT_PRIORITY,
@@ -100,5 +101,5 @@ __all__ += ["KvCacheConfig", "KvCacheRetentionConfig", "KvCacheStats", "LogitsPo
 __all__ += ["LogitsPostProcessorBatched", "LogitsPostProcessorConfig", "LoraConfig", "MAX_PENALTY", "MAX_SEED"]
 __all__ += ["MAX_TEMPERATURE", "OutputConfig", "PRIORITY_STEPS", "Progress", "PromptLogProb", "PromptTuningConfig"]
 __all__ += ["REPETITION_PENALTIES", "Request", "RequestPerfMetrics", "RequestStats", "RequestStatsPerIteration"]
-__all__ += ["Response", "ResponseError", "Result", "SamplingConfig", "Tensor", "TokenLogProb"]
-__all__ += ["TokenRangeRetentionConfig"]
+__all__ += ["Response", "ResponseError", "Result", "SamplingConfig", "SpecDecodingStats", "Tensor"]
+__all__ += ["TokenLogProb", "TokenRangeRetentionConfig"]

@@ -105,6 +105,14 @@ class InflightBatchingStats(msgspec.Struct, kw_only=True):
     num_ctx_tokens: int = 0
 
 
+class SpecDecodingStats(msgspec.Struct, kw_only=True):
+    """The drafts of one step, their tokens, and those tokens that were right."""
+
+    num_requests_with_draft_tokens: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+
+
 class IterationStats(msgspec.Struct, kw_only=True):
     """One step of the engine. It counts requests unless a name says otherwise.
 
@@ -125,6 +133,7 @@ class IterationStats(msgspec.Struct, kw_only=True):
     num_preemptions: int = 0  # in this step
     kv_cache_stats: KvCacheStats = msgspec.field(default_factory=KvCacheStats)
     inflight_batching_stats: InflightBatchingStats | None = None
+    spec_decoding_stats: SpecDecodingStats | None = None  # of a step with drafts
 
 
 class RequestStats(msgspec.Struct, kw_only=True):

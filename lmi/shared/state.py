@@ -279,6 +279,9 @@ class EngineRecord(Record):
     decode_time_s = Histogram(
         PHASE_BOUNDS_S, Metric("lmi_decode_time_seconds", "From a sequence's first token to its last", MODEL)
     )
+    num_drafts = Int(Counter("lmi_drafts", "Drafts of answers", MODEL))
+    num_draft_tokens = Int(Counter("lmi_draft_tokens", "Tokens of drafts", MODEL))
+    num_accepted_tokens = Int(Counter("lmi_draft_tokens_accepted", "Tokens of drafts that were right", MODEL))
     step_length = Histogram(
         STEP_BOUNDS, Metric("lmi_step_length_tokens", "Tokens of prompts and answers in a step", MODEL)
     )

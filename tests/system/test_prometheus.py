@@ -83,7 +83,12 @@ class Prometheus(Container):
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    with serve(ROOT / "handlers" / "lmi_dist" / "demo", "option.model_name=demo", "frontend_workers=2") as server:
+    with serve(
+        ROOT / "handlers" / "lmi_dist" / "demo",
+        "option.model_name=demo",
+        "frontend_workers=2",
+        "option.speculative=ngram",
+    ) as server:
         yield server
 
 
@@ -125,7 +130,7 @@ def model(server: Server, prometheus: Prometheus) -> str:
         assert server.post(body, "/v1/completions").status == 200
 
     def is_seen_running() -> bool:
-        body = {"prompt": "A fox and a hen", "max_tokens": 400, "ignore_eos": True}
+        body = {"prompt": "A fox and a hen", "max_tokens": 400, "ignore_eos": True, "temperature": 0}
         assert server.post(body, "/v1/completions").status == 200
         return bool(prometheus.values("max_over_time(vllm:num_requests_running[5m]) > 0"))
 

@@ -179,6 +179,15 @@ KV_CACHE = {
         ENGINE.mean(f"vllm:request_{tokens}_tokens") for tokens in ("prompt", "prefill_kv_computed")
     ],
 }
+DRAFTS, DRAFTED, RIGHT = (
+    f"vllm:spec_decode_num_{what}_total" for what in ("drafts", "draft_tokens", "accepted_tokens")
+)
+SPECULATIVE = {
+    "Draft acceptance rate": [ENGINE.ratio(RIGHT, DRAFTED, by) for by in ("", "model_name")],
+    "Acceptance length": [f"1 + {ENGINE.ratio(RIGHT, DRAFTS, by)}" for by in ("", "model_name")],
+    "Tokens and drafts / s": [ENGINE.rate(name) for name in (RIGHT, DRAFTED, DRAFTS)],
+    "Output from drafts": [ENGINE.ratio(RIGHT, GENERATED)],
+}
 SERVES, NOW = f"and on () count({FLEET.of(RUNNING)})", Board(ON_FLEET, "5m")
 AWAKE = FLEET.of_all("max", SLEEP, IS_AWAKE)
 FAILED = divided(NOW.rate(ENDED, IS_ERROR), NOW.rate(ENDED))
@@ -195,6 +204,7 @@ BOARDS = {
     **{f"overview: {panel}": queries for panel, queries in OVERVIEW.items()},
     **{f"instances: {panel}": queries for panel, queries in INSTANCES.items()},
     **{f"kv cache: {panel}": queries for panel, queries in KV_CACHE.items()},
+    **{f"speculative decoding: {panel}": queries for panel, queries in SPECULATIVE.items()},
     **{f"service status: {panel}": queries for panel, queries in SERVICE_STATUS.items()},
 }
 # The series of the other panels, and why lmi has none.
@@ -213,5 +223,5 @@ WITHOUT_MEANING = {
     "vllm:nixl_xfer_time_seconds_count": "there is no NIXL",
     "vllm:kv_offload_load_bytes_total": "blocks are not offloaded",
     "vllm:simple_kv_offload_load_blocks_total": "blocks are not offloaded",
-    "vllm:spec_decode_num_drafts_total": "drafts are not counted",
+    "vllm:spec_decode_num_accepted_tokens_per_pos_total": "right tokens are not counted by their place in a draft",
 }

@@ -12,7 +12,7 @@ from lmi.executor import OutputConfig, Request, Response, SamplingConfig
 from lmi.settings.config import EngineConfig
 from tests.fake_runner import FakeRunner, Floats, SharingRunner
 from tests.handlers.lmi_dist.test_equality import take_all
-from tests.handlers.lmi_dist.test_executor import ask, collect, mixed_requests
+from tests.handlers.lmi_dist.test_executor import ask, collect, drained, mixed_requests
 from tests.tiny_models import tiny_model
 
 STEP_S = 0.003
@@ -74,6 +74,19 @@ def test_an_answer_that_repeats_itself_needs_fewer_steps() -> None:
     [[[ids, *_]]] = answers(runner, requests, config("ngram"))
     assert isinstance(ids, list) and len(ids) == 150
     assert len(runner.plans) < 75
+
+
+def test_a_step_with_drafts_reports_how_much_of_them_was_right() -> None:
+    runner = LoopingRunner()
+    with steady(Executor(runner, config("ngram"))) as executor:
+        executor.enqueue_request(ask(5, max_tokens=150, sampling_config=SamplingConfig(temperature=0)))
+        collect(executor, 1)
+        steps = drained(executor)
+    found = [step.spec_decoding_stats for step in steps if step.spec_decoding_stats is not None]
+    drafts = [chunk for plan in runner.plans for chunk in plan.decodes if len(chunk.token_ids) > 1]
+    assert sum(step.num_requests_with_draft_tokens for step in found) == len(drafts) > 0
+    assert sum(step.num_draft_tokens for step in found) == sum(len(chunk.token_ids) - 1 for chunk in drafts)
+    assert sum(step.num_accepted_tokens for step in found) == 150 - len(runner.plans)
 
 
 def test_a_draft_never_goes_past_the_last_token_or_the_blocks_of_its_sequence() -> None:

@@ -18,7 +18,11 @@ from tests.server.test_metrics import models_of
 
 pytestmark = pytest.mark.vllm
 FORMER = {"vllm:gpu_cache_usage_perc"}  # names that this vLLM no longer has
-LATER = {"vllm:cache_config"}  # it comes when an engine has sized its cache, with labels for each of its settings
+# It comes when an engine has sized its cache, with labels for each of its settings, and these where it drafts.
+LATER = {
+    "vllm:cache_config",
+    *(f"vllm:spec_decode_num_{what}" for what in ("drafts", "draft_tokens", "accepted_tokens")),
+}
 
 
 def shape(family: Metric) -> tuple[str, set[str]]:
