@@ -8,6 +8,7 @@
      │   ├─ UnknownAdapter        no adapter of this name is registered
      │   └─ Unsupported           a named field needs what this engine lacks
      ├─ Unauthorized              the request has none of this server's keys
+     ├─ ForeignPage               a browser sends the request for a page that may not
      ├─ UnknownModel              the model or version that the request names is not served here
      ├─ Conflict                  the name is taken, or what it names was removed meanwhile
      ├─ Overloaded                the queue or the memory of bodies is full; the client may try again later
@@ -127,6 +128,13 @@ class Unauthorized(LmiError):
 
     status = 401
     label = "unauthorized"
+
+
+class ForeignPage(LmiError):
+    """A browser sends the request for a page of another origin, or by a name that is not this server's."""
+
+    status = 403
+    label = "foreign_page"
 
 
 class UnknownModel(LmiError):

@@ -6,7 +6,6 @@ Its ASGI application is the table of routes, and the answers to errors.
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
 import os
 import re
@@ -24,7 +23,7 @@ import uvloop
 from starlette.types import Receive, Scope, Send
 
 import lmi.shared.log
-from lmi.errors import BadConfiguration, ClientGone, LmiError, Overloaded
+from lmi.errors import BadConfiguration, ClientGone, ForeignPage, LmiError, Overloaded
 from lmi.gateway import local_url
 from lmi.gateway.command import GatewaySettings
 from lmi.gateway.control import control
@@ -32,6 +31,7 @@ from lmi.gateway.exchange import AwsError, AwsExchange, AwsRequest, too_large, u
 from lmi.gateway.gateway import Gateway
 from lmi.gateway.signatures import Signatures
 from lmi.gateway.stores import NO_BOTO3, S3_SCHEME
+from lmi.http.browsers import ANY, check_page, is_loopback
 from lmi.http.exchange import BodyTooLarge
 from lmi.http.listener import bind
 from lmi.http.protocol import GuardedProtocol, Refusal
@@ -59,6 +59,7 @@ log = logging.getLogger(__name__)
 class App:
     def __init__(self, gateway: Gateway, signatures: Signatures | None = None) -> None:
         self._gateway, self._signatures = gateway, signatures
+        self._hosts = () if is_loopback(gateway.settings.host) else (ANY,)
         self._routes = [(re.compile(re.sub(r"{(\w+)}", r"(?P<\1>[^/]+)", path)), handler) for path, handler in ROUTES]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -81,6 +82,8 @@ class App:
         if exchange.path == "/ping" and exchange.method in ("GET", "HEAD"):
             await exchange.send_whole(200, "", b"")
             return
+        if self._signatures is None:  # which no page has
+            check_page(exchange, (), self._hosts)
         handler, names = self._find(exchange)
         body = await self._body(exchange)
         if self._signatures is not None:
@@ -111,6 +114,8 @@ async def _refuse(exchange: AwsExchange, error: LmiError) -> None:
         return
     if isinstance(error, Overloaded):
         error = unavailable(str(error))
+    if isinstance(error, ForeignPage):
+        error = AwsError("AccessDeniedException", error.status, str(error))
     await exchange.send_error(error if isinstance(error, AwsError) else AwsError("ValidationError", 400, str(error)))
 
 
@@ -147,13 +152,6 @@ def run(settings: GatewaySettings) -> int:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve(gateway, server, listener))
     return 0
-
-
-def is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def make_server(app: App, settings: GatewaySettings) -> uvicorn.Server:

@@ -20,7 +20,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from lmi.adapters import routes as adapter_routes
 from lmi.apis.base.api import retry_header
 from lmi.apis.table import api_at
-from lmi.errors import ClientGone, LmiError, Overloaded, Unauthorized, Unavailable, UnknownModel, shorten
+from lmi.errors import ClientGone, ForeignPage, LmiError, Overloaded, Unauthorized, Unavailable, UnknownModel, shorten
+from lmi.http.browsers import check_page
 from lmi.http.exchange import BufferedExchange, Exchange
 from lmi.models import routes as model_routes
 from lmi.models.choice import SeveralModels
@@ -159,6 +160,8 @@ class ErrorMiddleware:
         try:
             check_port(exchange, self._front_end.config.management_port)
             self._front_end.keys.check(exchange)
+            if not exchange.key:  # which no page has that its owner did not give it to
+                check_page(exchange, self._front_end.config.cors_allowed_origins, self._front_end.allowed_hosts)
             async with self._counted_open(exchange):
                 await self._app(scope, receive, send)
         except HTTPException as error:  # starlette's own 404 and 405
@@ -167,7 +170,7 @@ class ErrorMiddleware:
             await refuse(exchange, self._models, error.status_code, message, {"allow": allow} if allow else {})
         except ClientGone:
             exchange.status = ClientGone.status
-        except (Unauthorized, UnknownModel, Overloaded) as error:
+        except (Unauthorized, ForeignPage, UnknownModel, Overloaded) as error:
             exchange.error_label = error.label
             await refuse_as_api(exchange, self._models, error)
         except LmiError as error:

@@ -13,6 +13,7 @@ from gunicorn.arbiter import Arbiter  # type: ignore[import-untyped]
 
 from lmi.errors import Overloaded, StartError, Unavailable
 from lmi.http.body import BodyMemory
+from lmi.http.browsers import ANY, is_loopback
 from lmi.runtime import ServerRuntime
 from lmi.server.keys import Keys
 from lmi.shared.files import write_whole
@@ -34,6 +35,7 @@ class FrontEnd:
         self.model_blocks: dict[str, Block] = {}  # by the model's name
         self.body_memory = BodyMemory(record, self.config.max_body_memory)
         self.keys = Keys(runtime)
+        self.allowed_hosts = self.config.allowed_hosts or (() if is_loopback(self.config.host) else (ANY,))
         self._has_reported_key = False
         self._reported: set[str] = set()
 

@@ -263,6 +263,11 @@ ORIGINS = Kind(
     "SCHEME://HOST[:PORT], several with , between, or *",
     lambda text: tuple(ORIGIN.parse(each) for each in re.findall(r"[^\s,\"\[\]]+", text)),
 )
+HOST_NAME = matching("a host name", r"\*|[A-Za-z0-9._-]{1,253}")
+HOSTS = Kind(
+    "host names with , between, or *",
+    lambda text: tuple(HOST_NAME.parse(each).lower() for each in re.findall(r"[^\s,\"\[\]]+", text)),
+)
 TEXTS = Kind("texts with , between", _texts)
 LENGTH = Kind(
     "a whole number of at least 1, as in 4096, 32k (32000) or 32K (32768), or auto", _length, unit="TOKENS|auto"

@@ -88,6 +88,12 @@ class ServerConfig:
         "origins whose pages may call this server from a browser, as in https://app.example; *: all",
         aliases=("allowed_origins",),
     )
+    allowed_hosts: tuple[str, ...] = option(
+        (),
+        kinds.HOSTS,
+        "names under which requests may come, as in llm.example, beside those without a dot; *: any. Nothing: any, "
+        "but on loopback only those without a dot",
+    )
     max_queue_wait_s: float = option(
         10.0,
         kinds.SECONDS,

@@ -110,6 +110,10 @@ def test_the_page_of_a_load_test_has_its_plots(seen: Any) -> None:
     assert seen["report"]["plots"] == 4
 
 
+def test_a_browser_s_request_for_a_foreign_page_is_refused(seen: Any) -> None:
+    assert seen["foreign"] == {"simple": 403, "rebound": 403}
+
+
 def test_the_pages_need_nothing_from_elsewhere_and_the_console_stays_empty(seen: Any) -> None:
     assert seen["asked_elsewhere"] == []
     refused = "Failed to load resource: the server responded with a status of 401 (Unauthorized)"  # before the key

@@ -476,6 +476,16 @@ def test_what_is_refused_below_http_has_the_form_of_the_api_too(plain: Both, hea
     assert response.getheader("x-amzn-RequestId") and list(body) == ["Message"]
 
 
+@pytest.mark.parametrize("headers", [{"Origin": "https://evil.example"}, {"Host": "rebound.example"}])
+def test_a_page_of_another_origin_reaches_no_container(plain: Both, headers: dict[str, str]) -> None:
+    aws, container = plain
+    num_seen = len(container.seen)
+    response, body = request(aws, "POST", "/endpoints/any/invocations", b"{}", **headers)
+    assert (response.status, response.getheader("x-amzn-ErrorType")) == (403, "AccessDeniedException")
+    assert json.loads(body)["Message"].startswith(f"{next(iter(headers))} must be ")
+    assert len(container.seen) == num_seen
+
+
 def test_a_client_of_aws_reads_the_reason_of_a_head_that_is_too_large(plain: Both) -> None:
     with fails("ValidationError", 431) as found:
         plain[0].invoke(CustomAttributes="a" * 70_000)

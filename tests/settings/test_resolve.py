@@ -50,6 +50,11 @@ def test_origins_are_written_with_commas_or_as_vllm_writes_them(folder: Path, te
     assert "cors_allowed_origins='a.example'" in faults(folder, flags={"cors_allowed_origins": "a.example"})[0]
 
 
+def test_hosts_are_names_of_any_case_with_commas(folder: Path) -> None:
+    assert settle(folder, "allowed_hosts=LLM.example, b").config.server.allowed_hosts == ("llm.example", "b")
+    assert "allowed_hosts='b:81'" in faults(folder, flags={"allowed_hosts": "b:81"})[0]
+
+
 def test_one_body_of_the_allowed_size_always_has_room(folder: Path) -> None:
     assert settle(folder).config.server.max_body_memory == 256 << 20
     resolved = settle(folder, "max_request_size=1g")

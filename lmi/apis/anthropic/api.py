@@ -14,6 +14,7 @@ from lmi.errors import GenerationFailed, Overloaded, PromptTooLong, UnknownAdapt
 
 KINDS = {
     401: "authentication_error",
+    403: "permission_error",
     404: "not_found_error",
     413: "request_too_large",
     429: "rate_limit_error",

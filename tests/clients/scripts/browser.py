@@ -13,6 +13,12 @@ from playwright.sync_api import BrowserContext, Page, sync_playwright
 URL, KEYED_URL, KEY, CHROMIUM, REPORT = sys.argv[1:]
 AXE = Path(axe_playwright_python.__file__).with_name("axe.min.js").read_text()
 WIDTHS = (390, 1200)
+REBOUND = "rebound.example"
+ARGUMENTS = [
+    "--no-sandbox",
+    f"--host-resolver-rules=MAP {REBOUND} 127.0.0.1",
+    "--disable-features=LocalNetworkAccessChecks",  # newer browsers ask their user first
+]
 said: list[str] = []  # on the console, and by scripts that fail
 asked_elsewhere: list[str] = []  # addresses
 
@@ -126,10 +132,24 @@ def report(context: BrowserContext) -> dict[str, Any]:
     return {"plots": page.get_by_role("img").count(), "faults": faults(page)}
 
 
+def foreign(context: BrowserContext) -> dict[str, Any]:
+    """What the server answers a page of another origin, and one whose name turns into the server's address."""
+    page = context.new_page()
+    page.route("http://evil.example/", lambda asked: asked.fulfill(body="<html></html>", content_type="text/html"))
+    page.goto("http://evil.example/")
+    body = json.dumps({"prompt": "Hello", "max_tokens": 4})
+    with page.expect_response(f"{URL}/v1/completions") as simple:  # a browser asks nothing before it sends this
+        page.evaluate(
+            "([url, body]) => fetch(url, {method: 'POST', mode: 'no-cors', body})", [f"{URL}/v1/completions", body]
+        )
+    rebound = page.goto(f"{URL.replace('127.0.0.1', REBOUND)}/v1/models")
+    return {"simple": simple.value.status, "rebound": rebound.status if rebound else None}
+
+
 @contextmanager
 def chromium() -> Iterator[BrowserContext]:
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
         context = browser.new_context(
             permissions=["clipboard-read", "clipboard-write"], viewport={"width": 1200, "height": 800}
         )
@@ -139,5 +159,6 @@ def chromium() -> Iterator[BrowserContext]:
 
 
 with chromium() as context:
-    found: dict[str, Any] = {visit.__name__: visit(context) for visit in (chat, completion, docs, report)}
+    visits = (chat, completion, docs, report, foreign)
+    found: dict[str, Any] = {visit.__name__: visit(context) for visit in visits}
 print(json.dumps(found | {"said": said, "asked_elsewhere": asked_elsewhere}))

@@ -1,0 +1,53 @@
+"""What a browser may send for a page that is not this server's own: nothing, unless an option lets it.
+
+Any page may send a POST of plain text to any address without asking first; it cannot read the answer, but the work is
+done. A page may even read answers if its own name turns into the address of this server (DNS rebinding). Programs that
+are no browsers send no Origin, and what fetches for this server's own pages names their host as both Origin and Host.
+A proxy may change Host, so the browser's word that the page is of the same origin counts too: no script can write it.
+Sources: the Fetch standard, Fetch Metadata, RFC 6454 and RFC 6761.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Container
+
+from lmi.errors import ForeignPage, shorten
+from lmi.http.exchange import Exchange
+
+ANY = "*"
+OWN_PAGE = ("same-origin", "none")  # none: the user, not a page, has asked
+
+
+def check_page(exchange: Exchange, origins: Container[str], hosts: Container[str]) -> None:
+    """Raise ForeignPage for a request of a page that is neither this server's own nor of `origins`; * means all.
+
+    The same for one that names this server by none of `hosts`, if the public DNS may have that name.
+    """
+    host, origin = exchange.headers.get("host", ""), exchange.headers.get("origin")
+    name = re.sub(r":\d*$", "", host).strip("[]").rstrip(".").lower()
+    if ANY not in hosts and name not in hosts and _is_public(name):
+        rule = "Host must be an address, a name without a dot, or one of lmi serve's allowed_hosts"
+        raise ForeignPage(f"{rule}, given {shorten(host)}")
+    if origin is None or ANY in origins or origin in origins:
+        return
+    if exchange.headers.get("sec-fetch-site") not in OWN_PAGE and origin.partition("://")[2].lower() != host.lower():
+        rule = "Origin must be that of this server or one of lmi serve's cors_allowed_origins"
+        raise ForeignPage(f"{rule}, given {shorten(origin)}")
+
+
+def _is_public(name: str) -> bool:
+    return "." in name and not name.endswith(".localhost") and not _is_address(name)
+
+
+def _is_address(name: str) -> bool:
+    try:
+        return bool(ipaddress.ip_address(name))
+    except ValueError:
+        return False
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a server that listens on `host` is reached from its own machine only."""
+    return host == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback)
