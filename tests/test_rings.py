@@ -77,7 +77,7 @@ MAX_LINES = {
     "lmi/engine": 1500,
     "lmi/executor": 920,
     "lmi/gateway": 2250,
-    "lmi/http": 1190,
+    "lmi/http": 1220,
     "lmi/ipc": 320,
     "lmi/models": 850,
     "lmi/server": 2700,

@@ -37,6 +37,9 @@ log = logging.getLogger(__name__)
 MAX_HEAD_BYTES = 64 << 10
 MAX_FIELDS = 128
 MAX_CHUNKS, LARGE_CHUNK_BYTES = 65_536, 1024  # a body may have more chunks if they have so many bytes on average
+MAX_UNTOLD_BYTES = 16 << 10  # of chunk extensions and blanks, of which the parser tells nothing
+CHUNK_LINES_BYTES = 32  # around a chunk without an extension, at most
+MAX_SPLIT_LINE_BYTES = 1024  # of a request line that comes in pieces are looked at
 MAX_PIPELINED = 16
 MIN_BODY_BYTES_PER_S = 1024
 LINGER_S = 1.0  # a refused client may send for this long before the connection is cut
@@ -44,6 +47,7 @@ BODY_LINGER_S = 10.0  # a client may send the rest of a body that was answered e
 MAX_UNREAD_BYTES = 64 << 10  # of a body that was answered early; up to this many are discarded to keep the connection
 BODY_LOOK_S = 1.0
 RESERVED_FDS = 40  # for files and sockets other than clients'
+TWO_SPACES = re.compile(rb"[\r\n]*[^\s]+ (?: |[^\s]+  )")  # in a request line; the parser takes them for one
 HOST = re.compile(rb"(\[[\w:.%~-]+\]|[\w.~!$&'()*+,;=%-]*)(:\d*)?")  # RFC 3986, 3.2.2 and 3.2.3
 
 
@@ -128,6 +132,9 @@ class GuardedProtocol(HttpToolsProtocol):
         self.access_log = False  # the application writes it
         self._is_in_head = self._is_in_body = False
         self._num_messages = self._num_unanswered = 0
+        self._line = b""  # a request line as far as it has come, without an end
+        self._num_fed_bytes = 0  # to the parser
+        self._num_told_bytes = 0  # by the parser, of earlier requests
         self._num_unparsed_bytes = 0  # that came while one head was being read
         self._num_head_bytes = 0
         self._num_chunks = 0
@@ -167,7 +174,9 @@ class GuardedProtocol(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         num_messages = self._num_messages
         try:
+            self._check_line(data)
             self._feed(data)
+            self._check_untold(len(data))
             if self._is_in_head and self._num_messages == num_messages:
                 self._num_unparsed_bytes += len(data)  # the parser reports only whole fields, and one may be endless
                 if self._num_unparsed_bytes > MAX_HEAD_BYTES:
@@ -178,6 +187,26 @@ class GuardedProtocol(HttpToolsProtocol):
             self._refuse(error.__context__ if isinstance(error.__context__, Refusal) else _unreadable(error))
         else:
             self._mind_time()
+
+    def _check_line(self, data: bytes) -> None:
+        """Refuse two spaces in a request line. Where one begins in a pipeline, nobody tells, so there they pass."""
+        if self._line or not (self._is_in_head or self._is_in_body):
+            self._line += data
+            if TWO_SPACES.match(self._line):
+                raise Refusal(400, "the words of a request line have one space between them")
+            if b"\n" in self._line.lstrip(b"\r\n") or len(self._line) > MAX_SPLIT_LINE_BYTES:
+                self._line = b""
+
+    def _check_untold(self, num_bytes: int) -> None:
+        """Refuse long chunk extensions, also of a body that has just come whole and that no application has read."""
+        told = self._num_told_bytes + self._told_of_this()
+        self._num_fed_bytes = max(self._num_fed_bytes + num_bytes, told)
+        if self._num_fed_bytes - told > MAX_UNTOLD_BYTES and not self._is_in_head:
+            self._is_in_body = True
+            raise Refusal(400, f"a request has at most {MAX_UNTOLD_BYTES} bytes of chunk extensions and blanks")
+
+    def _told_of_this(self) -> int:
+        return self._num_head_bytes + self._num_body_bytes + CHUNK_LINES_BYTES * self._num_chunks
 
     def _feed(self, data: bytes) -> None:
         """Parse the bytes. An upgrade that a client offers is not accepted: the request is parsed again without it.
@@ -201,6 +230,7 @@ class GuardedProtocol(HttpToolsProtocol):
         super().on_message_begin()
         self._is_in_head = True
         self._num_messages += 1
+        self._num_told_bytes += self._told_of_this()
         self._num_unparsed_bytes = self._num_head_bytes = self._num_chunks = self._num_body_bytes = 0
         self._body_s = 0.0
 

@@ -194,6 +194,7 @@ def post(*fields: str, body: bytes = b"", version: str = "1.1", path: str = "/")
 
 
 CHUNKED = "Transfer-Encoding: chunked"
+LINE = "a request line that is b'GET  / HTTP/1.1'"
 HIDDEN = b"GET /hidden HTTP/1.1\r\nHost: a\r\n\r\n"
 CORPUS: dict[str, tuple[bytes, int]] = {
     "length and chunks": (post("Content-Length: 5", "Transfer-Encoding: chunked", body=b"0\r\n\r\n" + HIDDEN), 400),
@@ -286,9 +287,13 @@ CORPUS: dict[str, tuple[bytes, int]] = {
             *(b"GET / http/1.1", b"GET / HTTP/1.1 ", b"GET / HTTP/01.1", b"GET / HTTP/1", b"GET / HTTP/1.10"),
             *(b"GET / HTTPS/1.1", b"GET / ICE/1.0", b"GET a HTTP/1.1", b"GET /a#b HTTP/1.1", b"GET /a\0b HTTP/1.1"),
             *(b"GET /a\1b HTTP/1.1", b"GET /\xc3\xa9 HTTP/1.1", b"GET http://u@a/ HTTP/1.1"),
-            b"PROXY TCP4 1.1.1.1 2.2.2.2 1 2",
+            *(b"PROXY TCP4 1.1.1.1 2.2.2.2 1 2", b"GET  / HTTP/1.1", b"GET /  HTTP/1.1"),
         )
     },
+    "a chunk extension of 64 KB": (post(CHUNKED, body=b"3;a=%b\r\nabc\r\n0\r\n\r\n" % (b"a" * 65_536)), 400),
+    "a chunk extension of 1 MB": (post(CHUNKED, body=b"3;a=%b\r\nabc\r\n0\r\n\r\n" % (b"a" * 1_000_000)), 400),
+    "very many extensions": (post(CHUNKED, body=b"1;abcdefghijklmnopqrstuvwxyz=0123456789\r\na\r\n" * 30_000), 400),
+    "blanks before a value": (post("X:" + " " * 50_000 + "a"), 400),
     **{
         f"a host that is {host!r}": (f"GET / HTTP/1.1\r\nHost: {host}\r\n\r\n".encode(), 400)
         for host in ("a b", "a/b", "u@a", "a, b", "a:b", "[a", "a\r\n b")
@@ -324,7 +329,7 @@ def test_bad_bytes_are_refused_and_nothing_hidden_in_them_runs(served: Served, n
     assert "/hidden" not in served.app.heard
 
 
-@pytest.mark.parametrize("name", ["length and chunks", "a URL of 100 KB", "200 fields", "chunks framed by LF"])
+@pytest.mark.parametrize("name", ["length and chunks", "a URL of 100 KB", "200 fields", "chunks framed by LF", LINE])
 def test_bad_bytes_that_come_one_by_one_are_refused_too(served: Served, name: str) -> None:
     data, status = CORPUS[name]
     pieces = [data[at : at + 1] for at in range(200)] + [data[200:]]
@@ -344,6 +349,10 @@ GOOD: dict[str, tuple[bytes, bytes]] = {
     ),
     "an empty line before the request": (b"\r\n" + GET, b"/ 0"),
     "an expectation that can be met": (post("Expect: 100-continue", "Content-Length: 3", body=b"abc"), b"/ 3"),
+    "chunks with short extensions": (
+        post(CHUNKED, body=b'1;x="y z"\r\na\r\n' * 10_000 + b"0;end\r\n\r\n"),
+        b"/ 10000",
+    ),
     "a URL as target": (b"GET http://a:80/b%20c?d=e HTTP/1.1\r\nHost: a\r\n\r\n", b"/b c 0"),
     "a URL without a path as target": (b"GET HTTP://a HTTP/1.1\r\nHost: a\r\n\r\n", b"/ 0"),
     **{
