@@ -441,6 +441,8 @@ LONG: dict[str, tuple[str, dict[str, object]]] = {  # requests that outlast any 
     "completions": ("/v1/completions", {"prompt": "abc", "max_tokens": 5000}),
     "tgi": ("/generate", {"inputs": "abc", "parameters": {"max_new_tokens": 5000}}),
     "triton": ("/v2/models/model/generate", {"text_input": "abc", "parameters": {"max_tokens": 5000}}),
+    "messages": ("/v1/messages", {"messages": [{"role": "user", "content": "abc"}], "max_tokens": 5000}),
+    "responses": ("/v1/responses", {"input": "abc", "max_output_tokens": 5000}),
 }
 STREAMED_AT = {"tgi": "/generate_stream", "triton": "/v2/models/model/generate_stream"}
 
@@ -461,7 +463,7 @@ def assert_ended_with_the_drain(wholes: dict[str, Future[Answer]], streams: dict
         answer = future.result()
         assert (answer.status, answer.headers["retry-after"]) == (503, "1"), name
         error = json.loads(answer.body)["error"]
-        assert isinstance(error, dict) == (name in ("chat", "completions")), "each route has its own form"
+        assert isinstance(error, dict) == LONG.get(name, ("",))[0].startswith("/v1/"), "each route has its own form"
         assert "longer than drain_timeout (2 s)" in (error["message"] if isinstance(error, dict) else error), name
     for name, future in streams.items():
         answer = future.result()  # raises for one without its last chunk
