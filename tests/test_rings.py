@@ -81,7 +81,7 @@ MAX_LINES = {
     "lmi/ipc": 320,
     "lmi/models": 850,
     "lmi/server": 2700,
-    "lmi/settings": 3060,
+    "lmi/settings": 3070,
     "lmi/sessions": 370,
     "lmi/shared": 1780,
     "lmi/sources": 2040,

@@ -27,6 +27,8 @@ from lmi.settings.values import FILE, Given, Problems, Resolved, Surroundings, V
 from lmi.sources.place import default_download_dir
 from lmi.user_code.settings import choose_code, choose_requirements, folders_of, unrun_code, with_properties
 
+PLATFORM_WAITS_S = 60.0  # SageMaker, for the answer of a real-time endpoint
+
 
 def resolve_folder(
     asked: str | None,
@@ -181,13 +183,21 @@ def _choose_forms(values: Values) -> Values:
 def _choose_for_server(values: Values) -> Values:
     """Choose the address, front ends, room for bodies and the folder for downloads, which becomes an absolute path.
 
-    There is room for at least one body of the allowed size.
+    There is room for at least one body of the allowed size, and no wait is longer than the platform's.
     """
     key, largest, here = "max_body_memory", values.final("max_request_size"), values.here
     if values.final(key) < largest:
         if key in values:
             values.warn(f"{values.how_given(key).said}: less than max_request_size, so {largest} bytes count")
         values = values.settle(key, largest, "max_request_size")
+    key = "max_queue_wait"
+    is_platform = any(name.startswith("SAGEMAKER_") for name in here.environ)
+    has_time = values.final("batch_transform") or values.final("buffer_streams")
+    if is_platform and not has_time and values.final(key) > PLATFORM_WAITS_S:
+        values.warn(
+            f"{values.how_given(key).said}: SageMaker waits {PLATFORM_WAITS_S:g} s for an answer, so they count"
+        )
+        values = values.settle(key, PLATFORM_WAITS_S, "SageMaker")
     check_management_port(values)
     num_workers = min(4, max(1, here.machine.num_cores // 2))
     if here.machine.is_container:

@@ -97,7 +97,8 @@ class ServerConfig:
     max_queue_wait_s: float = option(
         10.0,
         kinds.SECONDS,
-        "seconds that a request may be expected to wait before it starts; one that would wait longer gets 503 at once",
+        "seconds that a request may be expected to wait before it starts; one that would wait longer gets 503 at once. "
+        "On SageMaker 60 at most, but for batch transforms and with buffer_streams",
         key="max_queue_wait",
     )
     trust_fairness_id: bool = option(
@@ -223,7 +224,7 @@ class ServerConfig:
     batch_transform: ClassVar = Option(
         None,
         kinds.BOOLEAN,
-        "the server runs for a batch transform; accepted, nothing depends on it",
+        "the server runs for a batch transform, where max_queue_wait may be over 60",
         platform=("SAGEMAKER_BATCH",),
         has_flag=False,
     )

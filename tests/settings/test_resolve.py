@@ -55,6 +55,21 @@ def test_hosts_are_names_of_any_case_with_commas(folder: Path) -> None:
     assert "allowed_hosts='b:81'" in faults(folder, flags={"allowed_hosts": "b:81"})[0]
 
 
+@pytest.mark.parametrize(
+    ("more", "environ", "wait_s"),
+    [
+        ("", {}, 90.0),
+        ("", {"SAGEMAKER_BIND_TO_PORT": "8080"}, 60.0),
+        ("", {"SAGEMAKER_BATCH": "true"}, 90.0),
+        ("buffer_streams=true", {"SAGEMAKER_BIND_TO_PORT": "8080"}, 90.0),
+    ],
+)
+def test_no_wait_is_longer_than_the_platform_s(folder: Path, more: str, environ: dict[str, str], wait_s: float) -> None:
+    resolved = settle(folder, f"max_queue_wait=90\n{more}", environ)
+    assert resolved.config.server.max_queue_wait_s == wait_s
+    assert any("SageMaker waits 60 s" in warning for warning in resolved.warnings) == (wait_s == 60.0)
+
+
 def test_one_body_of_the_allowed_size_always_has_room(folder: Path) -> None:
     assert settle(folder).config.server.max_body_memory == 256 << 20
     resolved = settle(folder, "max_request_size=1g")
