@@ -1,4 +1,4 @@
-"""Whose request it is, and how long its client waits: what the queue in front of an engine has to know.
+"""Whose request it is, how long its client waits, and how urgent it is: what the queue before an engine has to know.
 
 Clients share the engine. A client is whoever the gateway in front says, if the operator trusts it, else the holder of a
 key, else an adapter, else the address of the connection.
@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 
+from lmi.apis.base.readers import priority
 from lmi.errors import InvalidParameter
 from lmi.http.exchange import CUSTOM_ATTRIBUTES, TIMEOUT, TIMEOUT_MS, Exchange, attribute
 from lmi.settings.server_config import ServerConfig
 
 FAIRNESS_ID = "x-llm-d-inference-fairness-id"
-ATTRIBUTE = "timeout"
 MAX_CLIENT_CHARS = 128
 
 
@@ -29,13 +29,27 @@ def client_of(exchange: Exchange, server: ServerConfig, adapter: str | None) -> 
 
 def client_timeout_s(exchange: Exchange) -> float:
     """Return the seconds that the client waits for its answer, from the request's arrival. Raises InvalidParameter."""
-    attributes = exchange.headers.get(CUSTOM_ATTRIBUTES, "")
     given = [
         _seconds(TIMEOUT, exchange.headers.get(TIMEOUT), 1.0),
         _seconds(TIMEOUT_MS, exchange.headers.get(TIMEOUT_MS), 0.001),
-        _seconds(f"{ATTRIBUTE} in Custom-Attributes", attribute(attributes, ATTRIBUTE), 1.0),
+        _seconds("timeout in Custom-Attributes", _attribute(exchange, "timeout"), 1.0),
     ]
     return min(given)
+
+
+def client_priority(exchange: Exchange) -> float | None:
+    """Return how urgent all of the body is, as Custom-Attributes say it in vLLM's numbers. Raises InvalidParameter."""
+    given, name = _attribute(exchange, "priority"), "priority in Custom-Attributes"
+    if given is None:
+        return None
+    try:
+        return priority(name, int(given))
+    except ValueError:
+        raise InvalidParameter(name, "a whole number", given) from None
+
+
+def _attribute(exchange: Exchange, name: str) -> str | None:
+    return attribute(exchange.headers.get(CUSTOM_ATTRIBUTES, ""), name)
 
 
 def _seconds(name: str, text: str | None, unit_s: float) -> float:

@@ -23,7 +23,7 @@ from lmi.errors import ClientGone, LmiError
 from lmi.executor import RequestPerfMetrics
 from lmi.http.exchange import Exchange
 from lmi.pipeline import comes_in_parts
-from lmi.server.origin import client_of, client_timeout_s
+from lmi.server.origin import client_of, client_priority, client_timeout_s
 from lmi.server.service import Service
 from lmi.server.streams import Body
 from lmi.sessions.http import change_session, request_type, session_of
@@ -147,9 +147,12 @@ class Inference:
         self._format = parsed.format
         self.service.front_end.report_ignored(parsed.ignored, self.exchange.request_id)
         self.service.check_sequences(parsed.requests)
-        if self.session is None:
-            return parsed
-        return replace(parsed, requests=tuple(replace(each, session=self.session) for each in parsed.requests))
+        requests = parsed.requests
+        if self.session is not None:
+            requests = tuple(replace(each, session=self.session) for each in requests)
+        if (priority := client_priority(self.exchange)) is not None:
+            requests = tuple(replace(each, priority=priority) for each in requests)
+        return parsed if requests is parsed.requests else replace(parsed, requests=requests)
 
     def with_origin(self, requests: Sequence[GenerationRequest]) -> list[GenerationRequest]:
         """The requests for the engine's queue, which lets in the first, and the others with it."""

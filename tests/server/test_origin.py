@@ -1,16 +1,18 @@
-"""Whose request it is, and how long its client says that it waits."""
+"""Whose request it is, how long its client says that it waits, and how urgent it is."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from lmi.executor import DEFAULT_PRIORITY
 from lmi.http.exchange import CUSTOM_ATTRIBUTES, TIMEOUT, TIMEOUT_MS, Exchange
 from lmi.server.origin import FAIRNESS_ID, client_of
 from lmi.settings.server_config import ServerConfig
-from tests.scripted import host
+from tests.scripted import CAPABILITIES, host
 
 SAYING = [{TIMEOUT: "0.3"}, {TIMEOUT_MS: "300"}, {CUSTOM_ATTRIBUTES: "trace=a; timeout=0.3"}]
 
@@ -46,6 +48,32 @@ def test_a_time_that_is_none_is_refused_by_its_name(text: str, tmp_path: Path) -
         response, answer = lmi.post({"inputs": "say a"}, "/v1/completions", {TIMEOUT: text})
         assert response.status == 400
         assert f"{TIMEOUT} must be a number over 0" in answer.decode()
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/invocations", {"inputs": "say a"}),
+        ("/v1/completions", {"prompt": "say a", "priority": 7}),
+        ("/generate", {"inputs": "say a"}),
+    ],
+)
+def test_attributes_may_say_how_urgent_a_request_is(path: str, body: dict[str, object], tmp_path: Path) -> None:
+    urgencies = []
+    with host(tmp_path, capabilities=msgspec.structs.replace(CAPABILITIES, priority=True)) as lmi:
+        for rank in ("-1", "0", "1"):
+            assert lmi.post(body, path, {CUSTOM_ATTRIBUTES: f"trace=a; priority={rank}"})[0].status == 200
+            urgencies.append(lmi.executor.requests[-1].priority)
+    assert urgencies == sorted(set(urgencies), reverse=True) and urgencies[1] == DEFAULT_PRIORITY
+
+
+def test_an_urgency_that_is_none_or_that_the_engine_lacks_is_refused_by_name(tmp_path: Path) -> None:
+    with host(tmp_path) as lmi:
+        for given, said in (("high", "must be a whole number"), ("1e3", "must be a whole number"), ("2", "priorities")):
+            response, answer = lmi.post(
+                {"prompt": "say a"}, "/v1/completions", {CUSTOM_ATTRIBUTES: f"priority={given}"}
+            )
+            assert response.status == 400 and "priority" in answer.decode() and said in answer.decode()
 
 
 def exchange(address: tuple[str, int] | None, headers: dict[str, str] | None = None) -> Exchange:

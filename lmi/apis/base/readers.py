@@ -17,6 +17,7 @@ import orjson
 
 from lmi.apis.base.outline import UNREADABLE, BodyOutline
 from lmi.errors import InvalidParameter, MalformedRequest, Unsupported, shorten
+from lmi.executor import DEFAULT_PRIORITY, PRIORITY_STEPS
 from lmi.executor.checks import MAX_INT, int_fault, range_fault
 from lmi.settings.config import SamplingDefaults
 from lmi.types import Format, GenerationRequest
@@ -220,6 +221,15 @@ def integer(minimum: int = -MAX_INT, maximum: int = MAX_INT) -> Reader:
         return value
 
     return read
+
+
+RANK = integer(-PRIORITY_STEPS // 2, PRIORITY_STEPS // 2)
+
+
+@takes(JSON_SCHEMAS[RANK])
+def priority(name: str, value: object) -> float:
+    """Read vLLM's priority, where a lower number is more urgent, and return the contract's."""
+    return DEFAULT_PRIORITY - RANK(name, value) / PRIORITY_STEPS  # type: ignore[no-any-return]
 
 
 def number(low: float = -math.inf, high: float = math.inf, *, low_open: bool = False) -> Reader:

@@ -16,7 +16,7 @@ from lmi.apis.base.parameters import MAX_IGNORED, ROWS, SAMPLING, Given, Paramet
 from lmi.apis.base.readers import Message, Parsed, takes
 from lmi.apis.openai.tools import Tools
 from lmi.errors import InvalidParameter, MalformedRequest, Unsupported, shorten
-from lmi.executor import DEFAULT_PRIORITY, PRIORITY_STEPS
+from lmi.executor import DEFAULT_PRIORITY
 from lmi.settings.config import ModelConfig
 from lmi.types import AnswerFormat, GenerationRequest, OutputFormat
 
@@ -57,7 +57,6 @@ class OpenAIFormat(AnswerFormat):
 
 
 HARMONY = "openai"  # a form of both, tool calls and reasoning
-RANK = readers.integer(-PRIORITY_STEPS // 2, PRIORITY_STEPS // 2)
 
 
 @takes(
@@ -85,12 +84,6 @@ def _biases(name: str, value: object) -> tuple[tuple[int, float], ...]:
 def _logprobs(name: str, value: object) -> int | None:
     """Read a number. Some clients send true or false, as for chat; false asks for none."""
     return (1 if value else None) if isinstance(value, bool) else TOP(name, value)
-
-
-@takes(readers.JSON_SCHEMAS[RANK])
-def _priority(name: str, value: object) -> float:
-    """Read vLLM's priority, where a lower number is more urgent, and return the contract's."""
-    return DEFAULT_PRIORITY - RANK(name, value) / PRIORITY_STEPS  # type: ignore[no-any-return]
 
 
 STOPS, BIAS = ROWS["stop_sequences"].read, readers.number(-MAX_BIAS, MAX_BIAS)
@@ -132,7 +125,7 @@ SHARED: dict[str, Parameter] = rows(
     "logit_bias": Parameter(
         "token_biases", _biases, fields=("embedding_bias",), help="What is added to the logits of tokens, by id."
     ),
-    "priority": Parameter("priority", _priority, (DEFAULT_PRIORITY,), help="A lower number is served earlier."),
+    "priority": Parameter("priority", readers.priority, (DEFAULT_PRIORITY,), help="A lower number is served earlier."),
     "structured_outputs": Parameter(
         "structured_outputs", structured_outputs, help="The structure that the answer must have."
     ),
