@@ -35,17 +35,10 @@ from lmi.supervisor.environment import (
     + ["DB_PASSWORD", "OPENAI_API_KEY", "AWS_CONTAINER_CREDENTIALS_FULL_URI", "aws_secret_access_key"]
     + ["AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_AUTHORIZATION_TOKEN", "AWS_WEB_IDENTITY_TOKEN_FILE"]
     + ["AWS_SHARED_CREDENTIALS_FILE", "AWS_BEARER_TOKEN_BEDROCK", "HF_TOKEN_PATH", "PIP_INDEX_URL"]
-    + [
-        "OTEL_EXPORTER_OTLP_HEADERS",
-        "OTEL_EXPORTER_OTLP_METRICS_HEADERS",
-        "PAT",
-        "GITHUB_PAT",
-        "azure_devops_pat",
-        "PRIVATE_KEY",
-        "SSH_PRIVATE_KEY_PATH",
-        "PASSPHRASE",
-        "KEY_PASSPHRASE",
-    ],
+    + ["PAT", "GITHUB_PAT", "azure_devops_pat", "PRIVATE_KEY", "SSH_PRIVATE_KEY_PATH", "PASSPHRASE", "KEY_PASSPHRASE"]
+    + ["AUTH_HEADER", "BASIC_AUTH", "AUTH", "PROXY_AUTHORIZATION", "SENTRY_DSN", "SESSION_COOKIE", "COOKIES", "DB_PASS"]
+    + ["MYSQL_PWD", "AZURE_STORAGE_CONNECTION_STRING", "AZURE_STORAGE_KEY", "SIGNING_KEY", "NPM_CONFIG__AUTH"]
+    + ["OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_METRICS_HEADERS"],
 )
 def test_a_secret_is_kept_from_front_ends_engines_and_user_code(name: str) -> None:
     assert without_secrets({name: "x", "PATH": "/bin"}) == {"PATH": "/bin"}
@@ -54,7 +47,8 @@ def test_a_secret_is_kept_from_front_ends_engines_and_user_code(name: str) -> No
 @pytest.mark.parametrize(
     "name",
     ["TOKENIZERS_PARALLELISM", "PATH", "LMI_RUNTIME_DIR", "AWS_REGION", "KEYMAP", "HF_ENDPOINT", "MASTER_ADDR"]
-    + ["NCCL_PATTERN", "PAT_SIZE", "PYTHONPATH", "MPATH", "VLLM_CACHE_ROOT", "PUBLIC_KEY"],
+    + ["NCCL_PATTERN", "PAT_SIZE", "PYTHONPATH", "MPATH", "VLLM_CACHE_ROOT", "PUBLIC_KEY", "SSH_PUBLIC_KEY", "PWD"]
+    + ["OLDPWD", "AUTHOR", "GIT_AUTHOR_NAME", "PASSIVE", "BYPASS_CACHE", "LMI_KEYS_PER_BLOCK", "XAUTHORITY"],
 )
 def test_what_is_no_secret_stays(name: str) -> None:
     assert without_secrets({name: "x"}) == {name: "x"}

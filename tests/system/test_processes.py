@@ -118,6 +118,7 @@ def test_the_port_answers_while_the_model_loads(container: Make) -> None:
 def test_secrets_reach_no_front_end_and_no_engine_but_by_option_env(container: Make) -> None:
     secrets = {"HF_TOKEN": "hf_canary", "AWS_SECRET_ACCESS_KEY": "canary", "OPTION_API_KEY": "canary"}
     secrets |= {"GIT_PAT": "canary", "PRIVATE_KEY": "canary", "DATABASE_URL": "postgres://user:canary@host/db"}
+    secrets |= {"AUTH_HEADER": "canary", "BASIC_AUTH": "canary", "SENTRY_DSN": "canary", "SESSION_COOKIE": "canary"}
     given = {**secrets, "TOKENIZERS_PARALLELISM": "false"}
     server = container(environ=given, option__env="SETTING=canary_of_env,OTHER=1").start_and_wait()
     fronts = [*server.pids("lmi-front"), *server.pids("lmi-gunicorn")]
