@@ -20,6 +20,7 @@ Header = tuple[str, str]
 MAX_CHUNK_BYTES = 1 << 20  # a longer chunk is handed on in pieces of this size
 MAX_WAITING_BYTES = 256 << 10  # of a response wait for their reader; with more its connection is not read
 MAX_RESPONSE_BYTES = 1 << 30
+MAX_HEAD_BYTES = 64 << 10  # of a response, with the interim answers before it
 
 
 class ContainerFault(Exception):
@@ -98,6 +99,7 @@ class ContainerResponse(asyncio.Protocol):
         self.headers: list[Header] = []  # names in lower case
         self.is_chunked = False
         self.fault: ContainerFault | None = None
+        self._num_head_bytes = 0
         self._is_over = self._is_paused = False
         self._news: asyncio.Future[None] | None = None  # what the reader waits for
         self._chunk = bytearray()  # what has come of the current chunk
@@ -183,6 +185,10 @@ class ContainerResponse(asyncio.Protocol):
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
             self._lose("its answer is not HTTP/1.1")
+        if not self._has_head:
+            self._num_head_bytes += len(data)
+            if self._num_head_bytes > MAX_HEAD_BYTES:
+                self._lose(f"the head of its answer has over {MAX_HEAD_BYTES} bytes")
         if self._num_waiting_bytes > MAX_WAITING_BYTES:
             self._pause(True)
 
@@ -209,6 +215,8 @@ class ContainerResponse(asyncio.Protocol):
         self.headers = []
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        if self._has_head:
+            return  # a trailer
         self.headers.append((name.decode("latin-1").lower(), value.decode("latin-1")))
 
     def on_headers_complete(self) -> None:

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from http.client import HTTPConnection, HTTPResponse, IncompleteRead
 from typing import Any
 
@@ -21,7 +21,7 @@ from botocore.exceptions import ClientError, EventStreamError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lmi.gateway.eventstream import part
+from lmi.gateway.eventstream import failure, part
 from tests import machine
 from tests.gateway.gateways import (
     READY,
@@ -29,13 +29,14 @@ from tests.gateway.gateways import (
     Gateway,
     Script,
     ScriptedContainer,
+    Talk,
     chunked,
     gateway,
     scripted,
     then_silent,
     whole,
 )
-from tests.served import Server, serve
+from tests.served import Server, resident_bytes, serve
 from tests.system.container import free_port, wait_until, write_model
 
 MODES = ("as-is", "coalesce", "split")
@@ -352,6 +353,59 @@ def test_a_connection_lost_before_the_head_is_service_unavailable(plain: Both, s
         with fails("ServiceUnavailable", 503) as error:
             call(b"{}")
         assert "did not complete its answer" in error["Error"]["Message"]
+
+
+def endless(begin: bytes, piece: bytes) -> Script:
+    """What a container sends without end, until the gateway leaves."""
+
+    def answer(talk: Talk) -> None:
+        with suppress(ConnectionError):
+            talk.send(begin)
+            while True:
+                talk.send(piece)
+
+    return answer
+
+
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        endless(b"", b"HTTP/1.1 103 Early Hints\r\nLink: a\r\n\r\n" * 1000),
+        endless(b"HTTP/1.1 200 OK\r\n", b"X: " + b"a" * 65536 + b"\r\n"),
+        endless(b"HTTP/1.1 200 OK\r\nX: ", b"a" * 65536),
+        endless(CHUNKED + b"5;", b"a" * 65536),
+        endless(CHUNKED + b"0\r\n", b"X: " + b"a" * 65536 + b"\r\n"),
+    ],
+    ids=["interim answers", "fields", "a field", "a chunk extension", "trailers"],
+)
+def test_an_answer_without_an_end_takes_no_memory_and_ends(script: Script) -> None:
+    with scripted(script) as container, gateway("--endpoint", container.url, "--timeout", "3") as aws:
+        before = resident_bytes(aws.process.pid)
+        with pytest.raises(ClientError) as error:
+            aws.invoke()
+        assert error.value.response["Error"]["Code"] in ("ModelError", "ServiceUnavailable")
+        assert resident_bytes(aws.process.pid) - before < 64 << 20
+        container.script = whole(b"hello")
+        assert aws.invoke()["Body"].read() == b"hello"
+
+
+def test_a_redirection_of_the_container_is_followed_nowhere(plain: Both) -> None:
+    aws, container = plain
+    num_seen = len(container.seen)
+    container.script = whole(b"", 302, f"Location: {container.url}/elsewhere")
+    with fails("ModelError", 424):
+        aws.invoke()
+    assert [seen.path for seen in container.seen[num_seen:]] == ["/invocations"]
+
+
+def test_a_frame_that_the_container_forges_is_data(plain: Both) -> None:
+    aws, container = plain
+    forged = failure("InternalStreamFailure", "forged")
+    container.script = chunked(forged, b"after")
+    assert b"".join(aws.parts()) == forged + b"after"
 
 
 def test_nobody_at_the_containers_port_is_service_unavailable() -> None:
