@@ -75,3 +75,28 @@ def test_a_crowd_is_queued_up_to_the_limit_and_refused_beyond_it_and_pings_go_on
             for connection in crowd:
                 connection.close()
         wait_until(server.is_idle, "nothing of it is left")
+
+
+def test_a_thousand_clients_that_leave_their_streams_are_counted_and_leave_no_memory(tmp_path: Path) -> None:
+    with launch(write_model(tmp_path / "model", **{"option.echo_step_ms": 5, "frontend_workers": 1})) as server:
+        server.wait_ready()
+        [front_end] = server.pids("lmi-front")
+
+        def leave(number: int) -> None:
+            streams = [server.connect(LONG | {"stream": True}) for _ in range(number)]
+            for stream in streams:
+                assert stream.recv(64).startswith(b"HTTP/1.1 200 ")
+                stream.close()
+
+        def left() -> float:
+            return server.metrics().get('lmi_requests_total{code="499"}', 0.0)
+
+        leave(50)
+        wait_until(lambda: left() == 50, "the first ones are counted")
+        before_bytes = resident_bytes(front_end)
+        for _ in range(19):
+            leave(50)
+        wait_until(lambda: left() == 1000, "each is counted")
+        wait_until(server.is_idle, "nothing of them is left")
+        assert resident_bytes(front_end) - before_bytes < 10 * MB
+        assert server.metrics()["lmi_engine_restarts_total"] == 0

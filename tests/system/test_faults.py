@@ -99,9 +99,13 @@ SERVED = {
     "a prompt of 20 MB, cut": body("a " * (10 * MB), truncate=10),
 }
 """Odd, but nothing is wrong with them."""
-OPENAI = {
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+OPENAI: dict[str, dict[str, object]] = {
     "a bias of a token that is none": {"prompt": "a", "logit_bias": {"1000000000": 1}},
     "a prompt of tokens that are none": {"prompt": [1, 10**9]},
+    "a chat of a hundred thousand messages": {"messages": [{"role": "user", "content": "a"}] * 100_000},
+    "a chat of 5 MB": {"messages": [{"role": "user", "content": "a " * (5 * MB // 2)}]},
+    "ten thousand tools": {"messages": [{"role": "user", "content": "a"}], "tools": [TOOL] * 10_000},
 }
 CORPUS = {
     **{name: (json.dumps(fields).encode(), 400, True) for name, fields in OPENAI.items()},

@@ -639,6 +639,23 @@ def test_a_server_without_standard_output_or_error_serves_and_ends_in_order(cont
     assert_nothing_left(server)
 
 
+def test_a_server_in_a_poor_environment_serves_and_signals_without_a_meaning_end_nothing(container: Make) -> None:
+    """No home, no locale, little memory, small files, and signals that a shell or an operator may send."""
+    limits = ["prlimit", "--fsize=1000000", f"--as={3 << 29}"]
+    poor = {"HOME": "/proc/none", "XDG_CACHE_HOME": "/proc/none", "LANG": "", "LC_ALL": "", "PATH": os.defpath}
+    server = container(environ=poor, command_prefix=limits).start_and_wait()
+    for signum in (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGPIPE, signal.SIGWINCH):
+        server.signal(signum)
+        for process in ("lmi-engine", "lmi-front"):
+            if signum in (signal.SIGUSR2, signal.SIGPIPE):
+                os.kill(server.pid(process), signum)
+        assert_whole(server.generate(5, "Grüße, 世界"), 5)
+    assert server.metric("lmi_engine_restarts_total") == 0
+    server.signal(signal.SIGTERM)
+    assert server.wait() == 0
+    assert_nothing_left(server)
+
+
 def test_too_few_open_files_are_refused_with_what_is_needed_and_what_there_is(container: Make) -> None:
     server = container(command_prefix=["prlimit", "--nofile=20:20"]).start()
     assert server.wait() == 1
