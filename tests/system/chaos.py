@@ -3,7 +3,7 @@
 `Chaos.learn` asks each of `ASKS` while nothing else runs. Then `Chaos.run` lets many clients ask them in any order
 while processes are killed and stopped. `Chaos.broken` lists what no fault excuses: an answer that is not, to the byte,
 that of the calm server, a token of a foreign request, a request without an end, a cut whose front end was not killed,
-an error in another form than that of its route. `scripts/chaos` runs it for long.
+an error in another form than that of its route. `outgrown` names processes that grew. `scripts/chaos` runs it for long.
 """
 
 from __future__ import annotations
@@ -48,6 +48,9 @@ FAULTS: tuple[tuple[str, signal.Signals], ...] = (
     ("lmi-guides", KILLED),
 )
 HOLDS_CONNECTIONS = ("lmi-front", "lmi-gunicorn")
+MB = 1 << 20
+MAX_GROWN_BYTES = 150 * MB  # an engine touches its cache, a front end keeps buffers
+Memory = Mapping[int, tuple[str, int]]  # name and resident bytes of each process, by its id
 
 
 @contextmanager
@@ -246,7 +249,18 @@ class Chaos:
         return found if self.is_exact else [LOG_PROBS.sub(b"", record) for record in found]
 
 
-def memory(server: Server) -> dict[int, tuple[str, int]]:
+def outgrown(before: Memory, after: Memory) -> list[str]:
+    """Name each process that has grown by more than warms it up. A new one is compared with the largest of its name."""
+    largest = {name: max(size for other, size in before.values() if other == name) for name, _ in before.values()}
+    grown = [
+        (name, size, size - before.get(pid, (name, largest.get(name, size)))[1]) for pid, (name, size) in after.items()
+    ]
+    return [
+        f"{name} grew by {by / MB:.0f} MB to {size / MB:.0f} MB" for name, size, by in grown if by > MAX_GROWN_BYTES
+    ]
+
+
+def memory(server: Server) -> Memory:
     """The name of each process of a server and its resident bytes, by its id."""
     found = {}
     for pid in server.pids():
@@ -266,11 +280,13 @@ def main() -> int:
     with serving(given.engine) as server:
         chaos = Chaos(server, given.clients, given.seed, is_exact=given.engine == "lmi-dist")
         chaos.learn()
-        before = memory(server)
+        chaos.run(given.seconds / 10, ())  # whatever is done for the first time takes memory
+        before, num_warm = memory(server), sum(chaos.ends.values())
         chaos.run(given.seconds, () if given.calm else FAULTS)
         wait_until(server.is_idle, "no request and no block of the cache is held")
-        num_requests = sum(chaos.ends.values())
-        for pid, (name, num_bytes) in memory(server).items():
+        num_requests, after = sum(chaos.ends.values()) - num_warm, memory(server)
+        chaos.broken += outgrown(before, after)
+        for pid, (name, num_bytes) in after.items():
             if pid in before:
                 grown = num_bytes - before[pid][1]
                 print(f"{name:16} {num_bytes / 1e6:7.1f} MB {grown / max(1, num_requests) / 1e3:+7.2f} kB a request")

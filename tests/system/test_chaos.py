@@ -8,7 +8,7 @@ import pytest
 
 from tests.machine import wait_until
 from tests.served import Server
-from tests.system.chaos import Ask, Chaos, serving
+from tests.system.chaos import MB, Ask, Chaos, memory, outgrown, serving
 from tests.system.container import ROOT, Answer
 
 SECONDS = 15.0
@@ -52,14 +52,26 @@ def test_the_driver_excuses_a_cut_by_the_death_of_a_front_end_only() -> None:
     assert chaos.end_of(STREAM, foreign, began_s=2.5).startswith("broken")
 
 
+def test_the_driver_sees_a_process_that_grows() -> None:
+    before = {1: ("lmi-front-0", 90 * MB), 2: ("lmi-engine-0", 400 * MB), 3: ("lmi-engine-0", 500 * MB)}
+    assert not outgrown(
+        before, {1: ("lmi-front-0", 150 * MB), 4: ("lmi-engine-0", 600 * MB), 5: ("lmi-guides", 900 * MB)}
+    )
+    [said] = outgrown(before, {1: ("lmi-front-0", 1000 * MB), 2: ("lmi-engine-0", 450 * MB)})
+    assert said == "lmi-front-0 grew by 910 MB to 1000 MB"
+    assert len(outgrown(before, {2: ("lmi-engine-0", 700 * MB), 4: ("lmi-engine-0", 700 * MB)})) == 2
+
+
 def test_whatever_is_struck_each_request_ends_once_and_whole_answers_are_right() -> None:
     with serving() as server:
         chaos = Chaos(server, num_clients=8, seed=3)
         chaos.learn()
+        before = memory(server)
         chaos.run(SECONDS)
         assert not chaos.broken
         assert chaos.ends["whole"] > 0 and sum(chaos.struck.values()) > 0, (chaos.ends, chaos.struck)
         wait_until(server.is_idle, "no request and no block of the cache is held")
+        assert not outgrown(before, memory(server))
         assert "Traceback" not in server.log.read_text()
         server.signal(signal.SIGTERM)
         assert server.wait() == 0
