@@ -76,7 +76,7 @@ MAX_LINES = {
     "lmi/client": 1150,
     "lmi/engine": 1500,
     "lmi/executor": 920,
-    "lmi/gateway": 2250,
+    "lmi/gateway": 2260,
     "lmi/http": 1220,
     "lmi/ipc": 320,
     "lmi/models": 850,

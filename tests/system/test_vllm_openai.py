@@ -41,6 +41,17 @@ def test_the_lmi_api_applies_structures_too(wide: Server) -> None:
         assert re.fullmatch(form, json.loads(answer.body)["generated_text"])
 
 
-def test_a_structure_that_vllm_cannot_make_is_the_client_s_fault(wide: Server) -> None:
-    answer = wide.post({"messages": [USER], "guided_regex": "(a"}, "/v1/chat/completions")
+@pytest.mark.parametrize(
+    "structure",
+    [
+        {"guided_regex": "(a"},
+        {"guided_regex": r"\p{L}{1,500}" * 20},
+        {"guided_json": {"$ref": "#"}},
+        {"guided_json": {"$ref": "http://127.0.0.1:9/x"}},
+        {"guided_json": {"$ref": "file:///etc/passwd"}},
+    ],
+    ids=lambda structure: str(structure)[:40],
+)
+def test_a_structure_that_vllm_cannot_make_is_the_client_s_fault(wide: Server, structure: dict[str, object]) -> None:
+    answer = wide.post({"messages": [USER], "max_tokens": 8, **structure}, "/v1/chat/completions")
     assert answer.status == 400 and json.loads(answer.body)["error"]["type"] == "invalid_request_error", answer.body

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
+from urllib.parse import unquote
 
 import orjson
 
@@ -17,6 +18,7 @@ from lmi.errors import InvalidParameter
 from lmi.executor import GuidedDecodingParams, GuideType
 
 SPECIAL = re.compile(r"([\\.^$*+?{}\[\]|()])")
+MAX_REFERENCES_IN_A_ROW = 100
 REFERENCES = frozenset({"$ref", "$dynamicRef", "$recursiveRef"})
 NAMES_OF_SCHEMAS = ("properties", "patternProperties", "dependentSchemas", "$defs", "definitions")
 GRAMMARS = ("json", "json_object", "json_schema", "regex")  # TGI's types
@@ -66,11 +68,35 @@ def check_references(name: str, schema: dict[str, Any]) -> None:
             for key in REFERENCES & value.keys():
                 if not str(value[key]).startswith("#"):
                     raise InvalidParameter(name, f"a JSON schema in which every {key} begins with #", value[key])
+            check_end(name, schema, value)
             for key, inner in value.items():
                 if key in NAMES_OF_SCHEMAS and isinstance(inner, dict):
                     pending += inner.values()
                 elif key not in DATA:
                     pending.append(inner)
+
+
+def check_end(name: str, schema: dict[str, Any], value: Any) -> None:
+    """Raise InvalidParameter if a $ref leads to nothing but further ones: no text fits it, and no engine must look."""
+    reference = None
+    for _ in range(MAX_REFERENCES_IN_A_ROW):
+        if not isinstance(value, dict) or not isinstance(value.get("$ref"), str):
+            return
+        reference = value["$ref"]
+        value = _at(schema, reference)
+    raise InvalidParameter(name, "a JSON schema in which no $ref leads back to itself", reference)
+
+
+def _at(schema: dict[str, Any], reference: str) -> Any:
+    """Return what a JSON pointer such as #/$defs/a points at, None for nothing. Source: RFC 6901."""
+    value: Any = schema if reference == "#" or reference.startswith("#/") else None
+    for part in reference.split("/")[1:]:
+        key = unquote(part).replace("~1", "/").replace("~0", "~")
+        if isinstance(value, list):
+            value = value[int(key)] if re.fullmatch("[0-9]{1,9}", key) and int(key) < len(value) else None
+        else:
+            value = value.get(key) if isinstance(value, dict) else None
+    return value
 
 
 @takes({"type": "string"})

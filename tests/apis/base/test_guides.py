@@ -31,7 +31,11 @@ PLACES: list[Any] = [
 ]
 INSIDE: list[dict[str, Any]] = [
     {"$ref": "#/$defs/a", "$defs": {"a": {"type": "null"}}},
-    {"$ref": "#"},
+    {"properties": {"a": {"$ref": "#"}}},
+    {"$ref": "#named", "$defs": {"a": {"$anchor": "named"}}},
+    {"$ref": "#/$defs/a~1b/anyOf/1", "$defs": {"a/b": {"anyOf": [{}, {"items": {"$ref": "#/$defs/a%2Fb"}}]}}},
+    {"$ref": "#/$defs/none"},
+    {"anyOf": [{"$ref": "#/anyOf/" + "9" * 5000}, {"$ref": "#/anyOf/7"}]},
     {"properties": {"$ref": {"type": "string"}}, "required": ["$ref"]},
     {"const": {"$ref": "http://127.0.0.1:9/x"}},
     {"enum": [{"$ref": "x"}], "default": {"$ref": "x"}, "examples": [{"$ref": "x"}]},
@@ -69,6 +73,19 @@ def test_a_schema_that_refers_to_elsewhere_is_refused_wherever_it_does(reference
 def test_the_kin_of_a_reference_leads_nowhere_either(key: str, reference: object) -> None:
     with pytest.raises(InvalidParameter, match=rf"every \{key} begins with #"):
         json_schema("field", {"anyOf": [{key: reference}]})
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$ref": "#"},
+        {"properties": {"a": {"$ref": "#/properties/a"}}},
+        {"items": {"$ref": "#/$defs/a"}, "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}},
+    ],
+)
+def test_a_reference_that_leads_back_to_itself_is_refused(schema: dict[str, Any]) -> None:
+    with pytest.raises(InvalidParameter, match=r"^field must be a JSON schema in which no \$ref leads back to itself"):
+        json_schema("field", schema)
 
 
 @pytest.mark.parametrize("schema", INSIDE)
