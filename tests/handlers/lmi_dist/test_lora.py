@@ -70,6 +70,7 @@ def change(folder: Path, edit: Callable[[Tensors], object]) -> Path:
         ({"layer_replication": [[0, 2]]}, "repeats layers"),
         ({"alora_invocation_tokens": [3]}, "a part of the prompt"),
         ({"r": 9}, "its rank 9 is over option.max_lora_rank=8"),
+        ({"r": 10**9}, "its rank 1000000000 is over"),
         ({"rank_pattern": {"v_proj": 16}}, "its rank 16 is over"),
         ({"r": 0}, "adapter_config.json: .*>= 1.*r"),
         ({"r": "four"}, "adapter_config.json: Expected `int`, got `str` - at `.*r`"),

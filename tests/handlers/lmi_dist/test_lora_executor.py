@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from handlers.lmi_dist.executor import EmbeddedExecutor
 from lmi.errors import OutOfMemory, SecurityRefused, UnknownAdapter, Unsupported
@@ -96,6 +98,20 @@ def test_a_batch_uses_at_most_max_loras_adapters_and_nothing_overtakes_the_one_t
     steps = executor.get_latest_iteration_stats()
     most = max(step.num_active_requests for step in steps)
     assert most == 3, "the third adapter and those behind it wait until one of the first two is free"
+
+
+def test_weights_that_are_no_numbers_fail_the_requests_that_ask_for_them_alone(
+    executor: EmbeddedExecutor, tmp_path: Path
+) -> None:
+    before, folder = [lone(executor, name) for name in (None, "a")], write_adapter(tmp_path / "nan", seed=1)
+    tensors = load_file(folder / "adapter_model.safetensors")
+    save_file({name: tensor.fill_(torch.nan) for name, tensor in tensors.items()}, folder / "adapter_model.safetensors")
+    executor.load_adapter("nan", str(folder))
+    ids = executor.enqueue_requests([asking(None), asking("nan"), asking("a")])
+    [response] = executor.await_responses(ids[1], TIMEOUT_S)
+    assert isinstance(response, Response) and response.error is not None
+    assert response.error.kind is ErrorKind.GENERATION and "not numbers" in response.error.message
+    assert take_all(executor, [ids[0], ids[2]]) == before
 
 
 def test_requests_go_on_while_an_adapter_is_read(folders: dict[str, Path]) -> None:
