@@ -20,6 +20,7 @@ import numpy as np
 
 from handlers.base.guide_compiler import FIELD, RULE, Compiled, GuideCompiler, Kept, Wait, may_change
 from handlers.base.guide_process import MAX_COMPILATIONS
+from handlers.base.guide_turns import GuideTurns
 from handlers.base.guide_vocabulary import WORD_BITS, Mask, read_config, why_no_guides
 from handlers.base.sequence import Sequence
 from handlers.lmi_dist.sequence import EmbeddedSequence
@@ -121,6 +122,7 @@ class Awaited:
 
     future: Future[Compiled]
     wait: Wait
+    compile: Callable[[], Compiled]
     sequences: list[EmbeddedSequence] = field(default_factory=list)
 
 
@@ -136,7 +138,7 @@ class Guides:
         self.num_compiled = 0
         self.is_waiting = False  # nothing else is to do
         self._compiler = GuideCompiler(read_config, vocab_size, max_compile_s, is_compact=is_compact)
-        self._pool = ThreadPoolExecutor(MAX_COMPILATIONS, thread_name_prefix="guides")
+        self._turns: GuideTurns[Compiled] = GuideTurns(MAX_COMPILATIONS)
         self._follower = ThreadPoolExecutor(1, thread_name_prefix="masks")
         self._kept = Kept[Outcome](MAX_KEPT, MAX_KEPT_CHARS)
         self._awaited: dict[GuidedDecodingParams, Awaited] = {}
@@ -150,15 +152,21 @@ class Guides:
             return True
         outcome = self._kept.get(params)
         if outcome is None or (isinstance(outcome, Compiled) and outcome.is_spent):
-            if params not in self._awaited:
-                wait = Wait()
-                future = self._pool.submit(self._compiler.compile, params, wait)
-                self._awaited[params] = Awaited(future, wait)
-                future.add_done_callback(lambda _: self._note_done(params))
-            self._awaited[params].sequences.append(sequence)
+            self._await(sequence, params)
             return False
         equip(sequence, outcome)
         return sequence.error is None
+
+    def _await(self, sequence: EmbeddedSequence, params: GuidedDecodingParams) -> None:
+        client, awaited = sequence.request.client_id, self._awaited.get(params)
+        if awaited is None:
+            wait = Wait()
+            compile = partial(self._compiler.compile, params, wait)
+            awaited = self._awaited[params] = Awaited(self._turns.submit(client, compile), wait, compile)
+            awaited.future.add_done_callback(lambda _: self._note_done(params))
+        elif client not in {one.request.client_id for one in awaited.sequences}:
+            self._turns.submit(client, awaited.compile, awaited.future)
+        awaited.sequences.append(sequence)
 
     @contextmanager
     def following(self, sequences: list[EmbeddedSequence]) -> Iterator[None]:
@@ -209,7 +217,7 @@ class Guides:
         self._changed.set()
 
     def close(self) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._turns.close()
         self._follower.shutdown()
         self._compiler.close()
 

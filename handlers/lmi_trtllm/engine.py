@@ -241,11 +241,12 @@ class TrtllmEngine:
             self.wake()
 
     async def _run(self, work: TrtllmWork) -> None:
-        guide = work.sequence.request.guided_decoding_params
+        request = work.sequence.request
+        guide = request.guided_decoding_params
         if guide is not None and self._guides is not None:
             self._checked.add(work.id)
             try:
-                await self._guides.check(guide)
+                await self._guides.check(guide, request.client_id)
             finally:
                 self._checked.discard(work.id)
         try:

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from tensorrt_llm.llmapi import GuidedDecodingParams as TheirParams
 
-from handlers.base.guide_compiler import MAX_COMPILE_WAIT_S, GuideCompiler, Kept, may_change
-from handlers.base.guide_process import MAX_COMPILATIONS
+from handlers.base.guide_checks import MAX_KEPT, MAX_KEPT_CHARS, GuideOutcomes
+from handlers.base.guide_compiler import MAX_COMPILE_WAIT_S, GuideCompiler
 from handlers.base.guide_vocabulary import NO_TEXTS, read_config, why_no_guides
 from handlers.base.json_schemas import ANY_OBJECT
 from handlers.base.sequence import Sequence
@@ -26,8 +25,6 @@ from lmi.settings.kinds import is_true
 OPTION, XGRAMMAR, LLGUIDANCE = "guided_decoding_backend", "xgrammar", "llguidance"
 # llguidance reads what is called a grammar as one of Lark, which is another language than EBNF.
 KINDS = {XGRAMMAR: tuple(GuideType), LLGUIDANCE: (GuideType.JSON, GuideType.JSON_SCHEMA, GuideType.REGEX)}
-MAX_KEPT = 256  # outcomes
-MAX_KEPT_CHARS = 32 << 20  # of their structures
 
 log = logging.getLogger("lmi.trtllm")
 
@@ -83,28 +80,21 @@ class GuideChecks:
     ) -> None:
         """`vocab_size` is the width of the logits. Reads the tokenizer's files."""
         vocabulary = read_config(model_path)
-        self.num_compiled = 0
         self._end_ids = frozenset(vocabulary.stop_token_ids or ())
-        self._compiler = GuideCompiler(lambda: vocabulary, vocab_size, max_compile_s)
-        self._pool = ThreadPoolExecutor(MAX_COMPILATIONS, thread_name_prefix="guides")
-        self._kept = Kept[Future[None]](max_kept, max_kept_chars)
+        compiler = GuideCompiler(lambda: vocabulary, vocab_size, max_compile_s)
+        self.outcomes = GuideOutcomes(compiler, compiler.check, max_kept, max_kept_chars)
 
     def follow(self, sequence: Sequence) -> None:
         """Let the tokenizer's end tokens end a sequence: the engine closes its structure with one of them."""
         sequence.end_ids |= self._end_ids
 
-    async def check(self, params: GuidedDecodingParams) -> None:
+    async def check(self, params: GuidedDecodingParams, client: int | None = None) -> None:
         """Raise InvalidRequest for a structure that is wrong or too large, another LmiError if that is not found out.
 
         No other error leaves it: one would end the engine. Call it on one event loop.
         """
-        future = self._kept.get(params)
-        if future is None or (future.done() and (future.cancelled() or may_change(future.exception()))):
-            self.num_compiled += 1
-            future = self._pool.submit(self._compiler.check, params)
-            self._kept.put(params, future)
         try:
-            await asyncio.shield(asyncio.wrap_future(future))
+            await asyncio.shield(asyncio.wrap_future(self.outcomes.of(params, client)))
         except LmiError:
             raise
         except Exception as error:
@@ -112,5 +102,4 @@ class GuideChecks:
             raise GenerationFailed(f"the structure was not compiled: {cause_line(error)}") from error
 
     def close(self) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
-        self._compiler.close()
+        self.outcomes.close()

@@ -128,7 +128,9 @@ class Dispatcher:
         """
         for entry in self._queue.start(now):
             assert isinstance(entry, FrontEndEntry)
-            request = msgspec.structs.replace(entry.request, is_express=True) if entry.is_express else entry.request
+            request = entry.request
+            if entry.is_express or request.guided_decoding_params is not None:  # guides are compiled in clients' turns
+                request = msgspec.structs.replace(request, is_express=entry.is_express, client_id=hash(entry.client))
             try:
                 entry.engine_id = self._executor.enqueue_request(request)
             except Exception as error:

@@ -282,6 +282,15 @@ def test_an_exploding_guide_is_refused_and_holds_nobody_up(executor: Executor) -
     assert "to compile it takes more than" in response.error.message
 
 
+def test_a_first_guide_waits_behind_no_other_client_s_costly_ones(executor: Executor) -> None:
+    hogs = executor.enqueue_requests([exploding(number, client_id=1) for number in range(20, 40)])
+    assert text_of(result_of(executor, regex("b{7}", client_id=2)).output_token_ids[0]) == "b" * 7
+    assert sum(executor.get_num_responses_ready(one) for one in hogs) <= 8, "half of them must still wait"
+    for one in hogs:
+        executor.cancel_request(one)
+    collect_ids(executor, hogs)
+
+
 def test_a_guide_that_is_slow_to_follow_ends_only_its_request(executor: Executor) -> None:
     result_of(executor, regex("a"))
     compiled = executor._guides._kept.get(GuidedDecodingParams(GuideType.REGEX, "a"))

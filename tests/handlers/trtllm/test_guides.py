@@ -140,10 +140,10 @@ def test_a_structure_is_compiled_once_whether_it_is_good_or_bad(checked: Any) ->
         return set(await asyncio.gather(*(check(params) for _ in range(5))))
 
     for params in (GuidedDecodingParams(GuideType.REGEX, "x{3}"), GuidedDecodingParams(GuideType.REGEX, "x{3}(")):
-        before = checked.num_compiled
+        before = checked.outcomes.num_compiled
         [said] = asyncio.run(several(params))
         assert asyncio.run(check(params)) == said
-        assert checked.num_compiled == before + 1
+        assert checked.outcomes.num_compiled == before + 1
 
 
 def test_the_loop_goes_on_while_a_structure_is_compiled_and_a_waiter_may_leave(checked: Any) -> None:
@@ -172,18 +172,18 @@ def test_a_compiler_that_does_not_start_fails_only_the_request(compiling: Any, m
 
 
 def test_only_the_last_outcomes_are_kept(checked: Any) -> None:
-    before = checked.num_compiled
+    before = checked.outcomes.num_compiled
 
     async def check(*patterns: str) -> None:
         for pattern in patterns:
             await checked.check(GuidedDecodingParams(GuideType.REGEX, pattern))
 
     asyncio.run(check("a", "b", "a", "c", "a", "b"))
-    assert checked.num_compiled == before + 4
+    assert checked.outcomes.num_compiled == before + 4
 
 
 def test_many_characters_of_structures_push_the_oldest_out(checked: Any) -> None:
-    before = checked.num_compiled
+    before = checked.outcomes.num_compiled
     long = GuidedDecodingParams(GuideType.JSON_SCHEMA, json.dumps({"enum": ["x" * 150]}))
     other = GuidedDecodingParams(GuideType.JSON_SCHEMA, json.dumps({"enum": ["y" * 150]}))
 
@@ -192,4 +192,4 @@ def test_many_characters_of_structures_push_the_oldest_out(checked: Any) -> None
             await checked.check(params)
 
     asyncio.run(check())
-    assert checked.num_compiled == before + 3
+    assert checked.outcomes.num_compiled == before + 3

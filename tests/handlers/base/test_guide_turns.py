@@ -1,0 +1,89 @@
+"""The turns in which the guides of clients are compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
+from functools import partial
+from threading import Event
+
+import pytest
+
+from handlers.base.guide_turns import GuideTurns
+
+TIMEOUT_S = 120.0
+HOG, LIGHT = 1, 2
+
+
+class Bench:
+    """Guides that take until the test lets them end."""
+
+    def __init__(self, num_threads: int) -> None:
+        self.turns: GuideTurns[str] = GuideTurns(num_threads)
+        self.begun: list[str] = []
+        self.ends: dict[str, Event] = {}
+
+    def add(self, client: int, name: str, future: Future[str] | None = None) -> Future[str]:
+        self.ends.setdefault(name, Event())
+        return self.turns.submit(client, self.compile(name), future)
+
+    def compile(self, name: str) -> Callable[[], str]:
+        def run() -> str:
+            self.begun.append(name)
+            assert self.ends[name].wait(TIMEOUT_S)
+            return name
+
+        return run
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    bench = Bench(2)
+    yield bench
+    for end in bench.ends.values():
+        end.set()
+    bench.turns.close()
+
+
+def test_a_first_guide_waits_for_none_of_a_client_who_sent_many(bench: Bench) -> None:
+    hogs = [bench.add(HOG, f"costly {number}") for number in range(20)]
+    light = bench.add(LIGHT, "light")
+    bench.ends["light"].set()
+    assert light.result(TIMEOUT_S) == "light"
+    assert not any(future.done() for future in hogs)
+
+
+def test_guides_of_several_clients_begin_in_turns() -> None:
+    bench = Bench(1)
+    held = bench.add(HOG, "first")
+    futures = [bench.add(HOG, "a1"), bench.add(HOG, "a2"), bench.add(LIGHT, "b1"), bench.add(LIGHT, "b2")]
+    for end in bench.ends.values():
+        end.set()
+    wait([held, *futures], TIMEOUT_S)
+    assert bench.begun[1:] in (["a1", "b1", "a2", "b2"], ["b1", "a1", "b2", "a2"])
+    bench.turns.close()
+
+
+def test_a_guide_that_a_crowd_has_asked_for_begins_in_the_turn_of_the_first_client_who_may(bench: Bench) -> None:
+    for number in range(20):
+        shared = bench.add(HOG, f"costly {number}")
+    assert bench.add(LIGHT, "costly 19", shared) is shared
+    bench.ends["costly 19"].set()
+    assert shared.result(TIMEOUT_S) == "costly 19"
+    last = bench.add(HOG, "last")
+    for end in bench.ends.values():
+        end.set()
+    assert last.result(TIMEOUT_S) == "last"
+    assert bench.begun.count("costly 19") == 1
+
+
+def test_a_guide_that_nobody_waits_for_does_not_begin_and_one_that_fails_gives_its_place_back(bench: Bench) -> None:
+    bench.add(HOG, "costly")
+    gone = bench.add(HOG, "gone")
+    assert gone.cancel()
+    failed = bench.turns.submit(HOG, partial(int, "x"))  # type: ignore[arg-type]
+    last = bench.add(HOG, "last")
+    for end in bench.ends.values():
+        end.set()
+    assert isinstance(failed.exception(TIMEOUT_S), ValueError)
+    assert last.result(TIMEOUT_S) == "last" and "gone" not in bench.begun
