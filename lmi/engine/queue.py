@@ -16,12 +16,13 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from lmi.engine.estimates import ClientPatience, Speed
 from lmi.errors import DeadlineExceeded, LmiError, Overloaded
+from lmi.executor import DEFAULT_PRIORITY
 
 TARGET_S = 0.5  # a queue that is longer than this for OVERLOADED_AFTER_S stands
 OVERLOADED_AFTER_S = 2.0
@@ -42,7 +43,7 @@ class QueueEntry:
     num_sequences: int
     arrived_s: float
     deadline_s: float = math.inf
-    priority: float = 0.5  # 1 is the most urgent
+    priority: float = DEFAULT_PRIORITY  # 1 is the most urgent
     is_streaming: bool = False
     is_further: bool = False  # it belongs to an answer of which another request was let in
     is_express: bool = False
@@ -51,6 +52,15 @@ class QueueEntry:
     has_begun: bool = False  # a token was sent
     num_open: int = 0  # sequences in the engine
     charged_s: float = 0.0
+
+    @property
+    def priority_class(self) -> str:
+        return priority_class(self.priority)
+
+
+def priority_class(priority: float) -> str:
+    """One of `shared/state.py: PRIORITIES`."""
+    return "default" if priority == DEFAULT_PRIORITY else "high" if priority > DEFAULT_PRIORITY else "low"
 
 
 class Line:
@@ -235,6 +245,18 @@ class RequestQueue:
             return most
         num_tokens = self._answered_share * sum(entry.max_tokens for entry in self._running) / len(self._running)
         return min(most, self.speed.largest_step(PART * whole_s / num_tokens) or most)
+
+    def num_by_class(self) -> tuple[Counter[str], Counter[str]]:
+        """The requests of each class of priority that wait, and those that the engine has."""
+        waiting: Counter[str] = Counter()
+        for client in self._clients.values():
+            for priority, line in client.lines.items():
+                waiting[priority_class(priority)] += len(line.entries)
+        return waiting, Counter(entry.priority_class for entry in self._running)
+
+    @property
+    def num_busy_clients(self) -> int:
+        return sum(bool(client.lines or client.num_running) for client in self._clients.values())
 
     def _may_be_express(self, entry: QueueEntry) -> bool:
         client = self._clients.get(entry.client)

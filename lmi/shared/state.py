@@ -15,7 +15,7 @@ import mmap
 import os
 import time
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar, overload
@@ -112,7 +112,7 @@ class TextField(Field[str]):
 class Counters(Field["CounterView"]):
     """One total for each label of a fixed list. A label that is not on the list counts as the last."""
 
-    def __init__(self, labels: Sequence[str], metric: Counter) -> None:
+    def __init__(self, labels: Sequence[str], metric: Counter | Gauge) -> None:
         super().__init__(metric)
         self.labels = tuple(labels)
         self.index = {label: i for i, label in enumerate(self.labels)}
@@ -129,6 +129,11 @@ class CounterView:
     def add(self, label: str, amount: int = 1) -> None:
         last = len(self._counters.labels) - 1
         self._ints[self._start + self._counters.index.get(label, last)] += amount
+
+    def set(self, values: Mapping[str, int]) -> None:
+        """Show these values, and 0 for each other label."""
+        for i, label in enumerate(self._counters.labels):
+            self._ints[self._start + i] = values.get(label, 0)
 
     def items(self) -> Iterator[tuple[str, int]]:
         for i, label in enumerate(self._counters.labels):
@@ -200,6 +205,7 @@ class Record:
 
 
 MODEL = ("model",)  # the labels of what belongs to a model
+BY_PRIORITY = (*MODEL, "priority")
 LATENCY_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 # Those below are vLLM's, after a few smaller ones, so that its series can be made of ours (`server/metric_twins.py`).
 PHASE_BOUNDS_S = (
@@ -241,6 +247,9 @@ class SupervisorRecord(Record):
     num_log_lines_dropped_by_master = Int()  # gunicorn's, which writes this field and has no record
 
 
+PRIORITIES = ("high", "low", "default")  # over, under and at that of a request that names none
+
+
 class EngineRecord(Record):
     """One slot of an engine or of user code.
 
@@ -259,7 +268,13 @@ class EngineRecord(Record):
     step_s = Float(is_gauge=True)  # time.monotonic() of the last step, or when work came to an idle engine
     num_running = Int(Gauge("lmi_requests_running", "Requests in the batch", MODEL))
     num_waiting = Int(Gauge("lmi_requests_waiting", "Requests waiting for a place in the batch", MODEL))
-    num_refused = Int(Counter("lmi_queue_refusals", "Requests that would have waited, or have waited, too long", MODEL))
+    num_queued = Counters(PRIORITIES, Gauge("lmi_queue_requests", "Requests in front of the engine", BY_PRIORITY))
+    num_taken = Counters(PRIORITIES, Gauge("lmi_engine_requests", "Requests that the engine has", BY_PRIORITY))
+    num_clients = Int(Gauge("lmi_queue_clients", "Clients of whom a request waits or runs", MODEL))
+    num_refused = Counters(
+        PRIORITIES,
+        Counter("lmi_queue_refusals", "Requests that would have waited, or have waited, too long", BY_PRIORITY),
+    )
     wait_error_s = Float(
         Gauge("lmi_queue_wait_error_seconds", "How far expected waits were off, on average", MODEL, is_worst=True)
     )

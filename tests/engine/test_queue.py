@@ -193,6 +193,18 @@ def test_the_more_urgent_request_goes_first() -> None:
     assert sum(first_s < 0.5 + engine.first_s[urgent.entry] for first_s in engine.first_s.values()) <= 2 * PLACES
 
 
+def test_whatever_priorities_clients_name_the_queue_counts_three_classes() -> None:
+    queue = RequestQueue(1, 10.0)
+    for number, priority in enumerate((0.5, 0.5, 0.7, 1.0, 0.1, 0.49)):
+        queue.offer(arrival(0.0, f"client {number % 2}", priority=priority).entry, 0.0)
+    assert queue.num_by_class() == (Counter(high=2, default=2, low=2), Counter())
+    [first] = queue.start(0.0)
+    assert queue.num_by_class() == (Counter(high=1, default=2, low=2), Counter(high=1))
+    assert queue.num_busy_clients == 2
+    queue.remove(first, 1.0)
+    assert queue.num_by_class()[1] == Counter()
+
+
 def test_what_cannot_meet_its_deadline_is_refused_at_once_and_says_when_to_come_again() -> None:
     engine = Engine(max_wait_s=60.0)
     engine.run([arrival(0.0, f"client {i % 4}", is_further=True) for i in range(8 * PLACES)], 2.0)

@@ -69,6 +69,25 @@ def test_workers_are_summed(tmp_path: Path) -> None:
     assert samples["lmi_time_to_first_token_seconds_bucket{le=0.001}{model=demo}"] == 0
 
 
+def test_the_queue_is_shown_by_the_three_classes_of_priority(tmp_path: Path) -> None:
+    server, model = Block.create(tmp_path / "server", 0, 1), Block.create(tmp_path / "model", 2, 1)
+    for engine in model.engines:
+        engine.num_queued.set({"high": 2, "default": 3})
+        engine.num_taken.set({"low": 1})
+        engine.num_refused.add("low")
+    model.engines[0].num_queued.set({"default": 1})
+    samples = scrape(server, model)
+    of_class = {
+        name: [samples[f"lmi_{name}{{model=demo}}{{priority={label}}}"] for label in ("high", "low", "default")]
+        for name in ("queue_requests", "engine_requests", "queue_refusals_total")
+    }
+    assert of_class == {
+        "queue_requests": [2, 0, 4],
+        "engine_requests": [0, 2, 0],
+        "queue_refusals_total": [0, 2, 0],
+    }
+
+
 def test_a_scrape_has_the_type_that_prometheus_reads(tmp_path: Path) -> None:
     with host(tmp_path) as running:
         response, body = running.send("GET", "/metrics")
