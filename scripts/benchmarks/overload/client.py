@@ -126,20 +126,24 @@ class Clients:
         """Ask for the server's health at a steady pace. A late answer makes those due after it late too."""
         payload = f"GET {self._target.health} HTTP/1.1\r\nHost: x\r\n\r\n".encode()
         due_s, connection = time.perf_counter(), None
-        while True:
-            try:
-                async with asyncio.timeout(PING_TIMEOUT_S):
-                    connection = connection or await self.connection()
-                    await connection.send(payload)
-                self.num_bad_pings += connection.answer.status != 200
-            except OSError:  # TimeoutError too
-                self.num_bad_pings += 1
-                if connection:
-                    connection.close()
-                connection = None
-            self.pings_s.append(time.perf_counter() - due_s)
-            due_s += PING_EVERY_S
-            await asyncio.sleep(max(0.0, due_s - time.perf_counter()))
+        try:
+            while True:
+                try:
+                    async with asyncio.timeout(PING_TIMEOUT_S):
+                        connection = connection or await self.connection()
+                        await connection.send(payload)
+                    self.num_bad_pings += connection.answer.status != 200
+                except OSError:  # TimeoutError too
+                    self.num_bad_pings += 1
+                    if connection:
+                        connection.close()
+                    connection = None
+                self.pings_s.append(time.perf_counter() - due_s)
+                due_s += PING_EVERY_S
+                await asyncio.sleep(max(0.0, due_s - time.perf_counter()))
+        finally:
+            if connection:
+                connection.close()
 
     def close(self) -> None:
         for _, connection in self._idle:
