@@ -15,7 +15,7 @@ import pytest
 from lmi.client.bench.figures import quantile
 from scripts.benchmarks import servers
 from scripts.benchmarks.load import Answer
-from scripts.benchmarks.overload import records, report
+from scripts.benchmarks.overload import contest, records, report
 from scripts.benchmarks.overload.door import Asked, Door, poisson
 from scripts.benchmarks.overload.parts import Plan, Run
 from scripts.benchmarks.overload.records import Outcome, Record
@@ -217,6 +217,21 @@ def test_a_server_that_stops_answering_costs_only_the_figures_that_need_it(capfd
     found = report.measure(run, ["load", "hogs"], [1.0])
     assert found["load"] == [] and found["hogs"]["hogs"]["failed"] > 0 and math.isnan(found["hogs"]["light_ratio"])
     assert "left out: no tokens came" in capfd.readouterr().err
+
+
+def test_a_contest_has_a_column_for_each_server_and_says_what_never_came_back() -> None:
+    columns = {"ours": {"goodput 2": 0.93, "recovery_s": 1.5, "gap_s": 0.2}, "theirs": {"recovery_s": math.inf}}
+    rows = contest.table(columns).splitlines()
+    assert rows[0] == "| figure | ours | theirs | goal |"
+    assert "| same, load 2 | 0.93 |  | ≥ 0.8 |" in rows
+    assert "| seconds from a burst until goodput is back | 1.50 | never | ≤ 2 |" in rows
+    assert rows[-1] == "| what one tenant with a backlog got more than another, s of capacity | 0.20 |  |  |"
+
+
+def test_an_unknown_contestant_is_refused_by_name() -> None:
+    command = [sys.executable, "-m", "scripts.benchmarks.overload.contest", "--only", "loud"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and "no such server: loud" in done.stderr
 
 
 def test_unknown_parts_are_refused_by_name() -> None:

@@ -47,6 +47,7 @@ class Plan:
     num_tokens: int = 32
     burst_s: float = 10.0  # of work, that comes at once
     hog: tuple[int, int, int] = (128, 4, 200)  # prompts, answers to each, tokens of an answer
+    hog_requests: int = 4  # of each hog at a time
     tenants: tuple[Tenant, ...] = (Tenant("heavy", 1, 256, 48), Tenant("light", 1, 128, 16))
     settle_s: float = 60.0  # at most, between parts
     seed: str = "0"
@@ -92,7 +93,8 @@ class Run:
         self._settle()
         alone = self._keep([light], max(2.0, self.plan.seconds / 4)).records
         num_prompts, num_choices, num_tokens = self.plan.hog
-        hogs = [User(self._asks(name, num_tokens, num_prompts, num_choices)) for name in ("hog-1", "hog-2")]
+        names = [name for name in ("hog-1", "hog-2") for _ in range(self.plan.hog_requests)]
+        hogs = [User(self._asks(name, num_tokens, num_prompts, num_choices)) for name in names]
         beside = self._keep([*hogs, User(light.asks, HOG_LEAD_S, LIGHT_PAUSE_S)], self.plan.seconds).records
         settle_s = self._settle()
         (alone_s, _), (beside_s, is_open) = counted.waits_s(alone, "light"), counted.waits_s(beside, "light")

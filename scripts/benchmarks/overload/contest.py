@@ -1,0 +1,107 @@
+"""Loads lmi and `vllm serve`, one after another, with more than each can carry, and puts the figures side by side.
+
+    scripts/overload contest [--quick] [--write] [--only NAME,…] [--caps FLAGS]
+
+Each server has one model, its default settings and its own capacity, to which its figures relate. vLLM stands twice: at
+its defaults, and with the caps of its queue as an operator who knows the load would set them. `--write` puts the table
+into docs/performance.md between its marks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import shlex
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from scripts.benchmarks.overload.door import Door
+from scripts.benchmarks.overload.parts import Figures, Plan, Run, Tenant
+from scripts.benchmarks.overload.report import CLIENT, GOALS, PARTS, clean, closing, headlines, loads_table, measure
+from scripts.benchmarks.overload.target import started
+from scripts.benchmarks.table import PAGE, ROOT, machine, write
+
+MARKS = "<!-- overload figures -->", "<!-- end of overload figures -->"
+RESULTS = ROOT / "build" / "overload" / "contest.json"
+LOADS = 1.0, 2.0, 4.0
+# Ten keys of equal weight, of which one asks ten times as often and for answers three times as long.
+KEYS = (Tenant("key-0", 1, 160, 48), *(Tenant(f"key-{number}", 1, 16, 16) for number in range(1, 10)))
+WHOLE = Plan(seconds=60.0, tenants=KEYS)
+QUICK = replace(WHOLE, seconds=10.0, capacity_s=4.0, burst_s=5.0)
+CAPS = "--max-num-seqs 64 --max-num-queued-reqs 96 --max-num-queued-tokens 2048"
+MORE = {"gap_s": "what one tenant with a backlog got more than another, s of capacity"}  # figures without a goal
+
+
+@dataclass(frozen=True)
+class Contestant:
+    title: str
+    kind: str  # of `target.py: KINDS`
+    flags: tuple[str, ...] = ()
+
+
+def contestants(caps: str) -> dict[str, Contestant]:
+    return {
+        "lmi": Contestant("lmi", "35M"),
+        "lmi-vllm": Contestant("lmi, vLLM as engine", "35M", ("--set", "option.rolling_batch=vllm")),
+        "vllm": Contestant("`vllm serve`", "vllm"),
+        "vllm-caps": Contestant("`vllm serve`, capped", "vllm", tuple(shlex.split(caps))),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser("scripts/overload contest", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="10 s of each load in place of 60")
+    parser.add_argument("--write", action="store_true", help=f"put the table into {PAGE}")
+    parser.add_argument("--only", help="names, with commas between: lmi, lmi-vllm, vllm, vllm-caps")
+    parser.add_argument("--caps", default=CAPS, help=f"flags of vllm-caps; {CAPS}")
+    given = parser.parse_args()
+    servers = contestants(given.caps)
+    names = given.only.split(",") if given.only else list(servers)
+    if unknown := set(names) - set(servers):
+        parser.error(f"no such server: {', '.join(sorted(unknown))}")
+    plan, found, notes = QUICK if given.quick else WHOLE, {}, []
+    for name in names:
+        print(f"{name} ...", file=sys.stderr, flush=True)
+        found[name], note = measured(servers[name], plan)
+        notes.append(f"{servers[name].title}: {note}")
+        RESULTS.parent.mkdir(parents=True, exist_ok=True)
+        RESULTS.write_text(json.dumps(clean(found)) + "\n")
+        print(f"{name}\n\n{loads_table(found[name]['load'])}\n", flush=True)
+    text = table({servers[name].title: figures(found[name]) for name in names})
+    how = f"Loads of {plan.seconds:g} s, clients leave after {plan.patience_s:g} s. The caps: `{given.caps}`."
+    how += f" On {machine()}."
+    print("\n\n".join([text, how, *notes]))
+    if given.write:
+        write(f"{text}\n\n{how}", MARKS, ROOT / PAGE)
+
+
+def measured(contestant: Contestant, plan: Plan) -> tuple[Figures, str]:
+    with started(contestant.kind, contestant.flags) as target:
+        run = Run(target, Door("openai", target.model, dict(CLIENT)), plan)
+        found = measure(run, PARTS, LOADS)
+    return found, closing(run, found)
+
+
+def figures(found: Figures) -> dict[str, float]:
+    return headlines(found) | {name: found["tenants"][name] for name in MORE if "tenants" in found}
+
+
+def table(columns: Mapping[str, Mapping[str, float]]) -> str:
+    """A row for each figure, with its goal, and a column for each server."""
+    goals = {name: f"{'≤' if relation == '<=' else '≥'} {bound:g}" for name, _, relation, bound in GOALS}
+    texts = {name: text for name, text, _, _ in GOALS} | MORE
+    lines = ["| " + " | ".join(["figure", *columns, "goal"]) + " |", "|---" * (len(columns) + 2) + "|"]
+    for name, text in texts.items():
+        cells = [cell(column.get(name, math.nan)) for column in columns.values()]
+        lines.append("| " + " | ".join([text, *cells, goals.get(name, "")]) + " |")
+    return "\n".join(lines)
+
+
+def cell(value: float) -> str:
+    return "" if math.isnan(value) else "never" if math.isinf(value) else f"{value:.2f}"
+
+
+if __name__ == "__main__":
+    main()
