@@ -88,10 +88,10 @@ MAX_LINES = {
     "lmi/supervisor": 1870,
     "lmi/text": 1540,
     "lmi/user_code": 2820,
-    "handlers/base": 4320,
+    "handlers/base": 4350,
     "handlers/lmi_dist": 6890,
     "handlers/lmi_trtllm": 2210,
-    "handlers/lmi_vllm": 1660,
+    "handlers/lmi_vllm": 1900,
 }
 OURS = {module_name(path): path for top in ("lmi", "handlers") for path in sources(top) if "compat" not in path.parts}
 ROOMS = [path for top in ("lmi", "handlers") for path in sorted((ROOT / top).iterdir()) if any(path.glob("*.py"))]

@@ -17,7 +17,16 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 import msgspec
 
-from handlers.base.guide_process import COMPILED, PROBE, REFUSED, Start, over_limits, read_all
+from handlers.base.guide_process import (
+    COMPILED,
+    MAX_COMPILE_S,
+    PROBE,
+    REFUSED,
+    Start,
+    max_compile_bytes,
+    over_limits,
+    read_all,
+)
 from handlers.base.guide_vocabulary import Vocabulary
 from lmi.errors import InvalidRequest, Unavailable, cause_line
 from lmi.executor import GuidedDecodingConfig, GuidedDecodingParams
@@ -157,16 +166,22 @@ class GuideCompiler:
         max_compile_s: float = MAX_COMPILE_WAIT_S,
         *,
         is_compact: bool = True,
+        compiler: str = "handlers.base.guide_text",
+        backends: tuple[str, ...] = (),
+        max_cpu_s: int = MAX_COMPILE_S,
+        max_bytes: int | None = None,
     ) -> None:
         """`read_config` gives the vocabulary; it is called with the first guide. `vocab_size` is that of the logits.
 
         JSON that `is_compact` has no spaces between its values. A guide waits at most twice `max_compile_s` for the
-        start of the process, which goes on for the next guide.
+        start of the process, which goes on for the next guide. The rest is for the process: `guide_process.py: Start`.
         """
         self.max_compile_s = max_compile_s
         self._read_config = read_config
         self._vocab_size = vocab_size
         self._is_compact = is_compact
+        self._compiler, self._backends = compiler, backends
+        self._max_cpu_s, self._max_bytes = max_cpu_s, max_bytes or max_compile_bytes()
         self._config: GuidedDecodingConfig | None = None
         self._vocabulary: Vocabulary | None = None
         self._process: _Process | None = None
@@ -206,7 +221,7 @@ class GuideCompiler:
             raise Unavailable("the process that compiles guides has ended; the next guide starts it again")
         if time.monotonic() - asked_s >= self.max_compile_s:
             raise TooSlow(f"{RULE}: to compile it takes more than {self.max_compile_s:g} s here", FIELD)
-        raise _refusal(over_limits())
+        raise _refusal(over_limits(self._max_cpu_s, self._max_bytes))
 
     def close(self) -> None:
         """End the process, with all that it compiles."""
@@ -242,8 +257,9 @@ class GuideCompiler:
 
     def _start(self) -> _Process:
         self._config = self._config or self._read_config()
-        given = Start(self._config, self._vocab_size, self.max_compile_s, self._is_compact)
-        start = msgspec.msgpack.encode(given)
+        given = self._config, self._vocab_size, self.max_compile_s, self._is_compact
+        limits = self._max_cpu_s, self._max_bytes
+        start = msgspec.msgpack.encode(Start(*given, self._compiler, self._backends, *limits))
         ours, its = socket.socketpair()
         with its, os.fdopen(os.memfd_create("guides"), "wb+") as file:
             file.write(start)

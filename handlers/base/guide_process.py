@@ -13,15 +13,14 @@ import signal
 import socket
 import sys
 import threading
-from typing import TYPE_CHECKING, BinaryIO
+from collections.abc import Callable
+from importlib import import_module
+from typing import BinaryIO
 
 import msgspec
 
 from lmi.executor import GuidedDecodingConfig, GuidedDecodingParams
 from lmi.shared import linux
-
-if TYPE_CHECKING:
-    from llguidance import LLTokenizer
 
 MAX_COMPILATIONS = 4  # at a time
 MAX_COMPILE_S = 2  # of processor time
@@ -33,14 +32,24 @@ STACK_BYTES = 64 << 20  # less than in the engine, so that what ends with an ove
 NICENESS = 5  # the engine's step goes first
 PAGE_BYTES = resource.getpagesize()
 
+Compile = Callable[[GuidedDecodingParams], str]  # raises ValueError
+
 
 class Start(msgspec.Struct):
-    """What the process reads first. `vocab_size` is the width of the logits, `max_compile_s` the time of a guide."""
+    """What the process reads first.
+
+    `vocab_size` is the width of the logits, `max_compile_s` the time of a guide by the clock. `compiler` is a module
+    whose `new_compile` makes of this a function from a guide to its text for the engine; `backends` is for it alone.
+    """
 
     config: GuidedDecodingConfig
     vocab_size: int
     max_compile_s: float
     is_compact: bool
+    compiler: str
+    backends: tuple[str, ...]
+    max_cpu_s: int
+    max_bytes: int
 
 
 def max_compile_bytes() -> int:
@@ -48,10 +57,10 @@ def max_compile_bytes() -> int:
     return min(MAX_MEMORY_BYTES, linux.memory_bytes() // 8) // MAX_COMPILATIONS
 
 
-def over_limits() -> str:
+def over_limits(max_cpu_s: int, max_bytes: int) -> str:
     """Why a fork ended that gave no answer in time."""
     return (
-        f"to compile it takes more than {MAX_COMPILE_S} s, or {max_compile_bytes() >> 20} MiB, "
+        f"to compile it takes more than {max_cpu_s} s, or {max_bytes >> 20} MiB, "
         f"or it is larger than {MAX_TEXT_BYTES >> 20} MiB then"
     )
 
@@ -64,28 +73,26 @@ def read_all(connection: socket.socket) -> bytes:
     return b"".join(parts)
 
 
-def _answer(tokenizer: LLTokenizer, connection: socket.socket, start: Start, message: bytes) -> None:
-    from handlers.base.guide_text import text_of
-
+def _answer(compile: Compile, connection: socket.socket, message: bytes) -> None:
     params = msgspec.msgpack.decode(message, type=GuidedDecodingParams)
     try:
-        answer = COMPILED + text_of(tokenizer, params, is_compact=start.is_compact).encode()
+        answer = COMPILED + compile(params).encode()
     except ValueError as error:
         answer = REFUSED + str(error).encode("utf-8", "backslashreplace")
     if len(answer) <= MAX_TEXT_BYTES:
         connection.sendall(answer)
 
 
-def _compile(tokenizer: LLTokenizer, connection: socket.socket, start: Start) -> None:
+def _compile(compile: Compile, connection: socket.socket, start: Start) -> None:
     """Compile the guide of a connection within the limits, on a thread, and end this process."""
-    _limit(start.max_compile_s)
+    _limit(start)
     if (message := read_all(connection)) == PROBE:
         connection.sendall(COMPILED)
         return
 
     def answer() -> None:
         try:
-            _answer(tokenizer, connection, start, message)
+            _answer(compile, connection, message)
         finally:
             os._exit(0)
 
@@ -96,41 +103,39 @@ def _compile(tokenizer: LLTokenizer, connection: socket.socket, start: Start) ->
     poll.poll()  # until the other side is closed
 
 
-def _limit(max_compile_s: float) -> None:
-    signal.setitimer(signal.ITIMER_REAL, max_compile_s)  # its signal ends a process that does not handle it
+def _limit(start: Start) -> None:
+    signal.setitimer(signal.ITIMER_REAL, start.max_compile_s)  # its signal ends a process that does not handle it
     os.nice(NICENESS)
     with open("/proc/self/statm") as file:
         num_bytes = int(file.read().split()[0]) * PAGE_BYTES
-    resource.setrlimit(resource.RLIMIT_AS, (num_bytes + STACK_BYTES + max_compile_bytes(),) * 2)
-    resource.setrlimit(resource.RLIMIT_CPU, (MAX_COMPILE_S,) * 2)
+    resource.setrlimit(resource.RLIMIT_AS, (num_bytes + STACK_BYTES + start.max_bytes,) * 2)
+    resource.setrlimit(resource.RLIMIT_CPU, (start.max_cpu_s,) * 2)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what Rust says of each client's guide
 
 
-def _fork(tokenizer: LLTokenizer, connection: socket.socket, start: Start) -> None:
+def _fork(compile: Compile, connection: socket.socket, start: Start) -> None:
     parent_pid = os.getpid()
     if os.fork():
         return
     try:
         linux.die_with_parent(parent_pid, signal.SIGKILL)
-        _compile(tokenizer, connection, start)
+        _compile(compile, connection, start)
     finally:
         os._exit(0)
 
 
 def main(control: socket.socket, file: BinaryIO) -> None:
-    from handlers.base.guide_text import new_tokenizer
-
     linux.set_title("lmi-guides")
     linux.set_oom_score(1000)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal; the engine ends this process
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # forks leave no zombies
     with file:
         start = msgspec.msgpack.decode(file.read(), type=Start)
-    tokenizer = new_tokenizer(start.config, start.vocab_size)
+    compile: Compile = import_module(start.compiler).new_compile(start)
     while fds := socket.recv_fds(control, 1, 1)[1]:  # none when the engine has closed its end
         with socket.socket(fileno=fds[0]) as connection:
-            _fork(tokenizer, connection, start)
+            _fork(compile, connection, start)
 
 
 if __name__ == "__main__":

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
@@ -18,6 +19,8 @@ from lmi.executor import GuidedDecodingConfig, GuidedDecodingParams, GuideType
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
+
+    from handlers.base.guide_process import Start
 
 DEAD_END = "NoExtension"  # llguidance's word for it
 NO_TEXT = "no text of this vocabulary fits it"
@@ -44,6 +47,11 @@ LIMITS = LLParserLimits(
     max_grammar_size=100_000,
     verbose_errors=False,  # else an error would show the answer
 )
+
+
+def new_compile(start: Start) -> Callable[[GuidedDecodingParams], str]:
+    tokenizer = new_tokenizer(start.config, start.vocab_size)
+    return partial(text_of, tokenizer, is_compact=start.is_compact)
 
 
 def text_of(tokenizer: LLTokenizer, params: GuidedDecodingParams, *, is_compact: bool) -> str:

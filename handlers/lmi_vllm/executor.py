@@ -18,18 +18,21 @@ from typing import Any
 
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.exceptions import VLLMValidationError
-from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
 from handlers.base.configuration import AnyConfig, settled
 from handlers.base.driven import DrivenExecutor, name_of
 from handlers.base.driven_outputs import BeamRow
 from handlers.base.engine_arguments import refusal
+from handlers.base.guide_compiler import compile_limit_s
 from handlers.base.sequence import Sequence
+from handlers.base.stepped import Step
 from handlers.lmi_vllm import process_setup, vllm_log
 from handlers.lmi_vllm.about import ON_RAY, environment
 from handlers.lmi_vllm.arguments import engine_arguments, named_for
 from handlers.lmi_vllm.drivers import InProcess, MultiProcess, NodeHeartbeat
+from handlers.lmi_vllm.guides import GuideGate
 from handlers.lmi_vllm.translation import VllmWork, describe, lora_request, priority, row_params, sampling_params
 from handlers.lmi_vllm.vllm_log import START, StartupLog, new_file
 from lmi.errors import (
@@ -129,6 +132,8 @@ class VllmExecutor(DrivenExecutor[VllmWork]):
             max_resident_adapters=0 if lora is None else lora.max_loras,
             mixes_adapters=info.device != "cpu",  # on a CPU vLLM computes wrong rows for the base model beside adapters
         )
+        self._gate = GuideGate(engine.config, compile_limit_s(options.step_timeout_s), engine.wake)
+        self._structures: dict[Sequence, StructuredOutputsParams] = {}  # as they were checked
         progress("warm-up", 0.0)
         try:
             _warm_up(engine)
@@ -138,7 +143,8 @@ class VllmExecutor(DrivenExecutor[VllmWork]):
 
     def _work(self, sequence: Sequence) -> VllmWork:
         token_ids = list(sequence.request.input_token_ids)
-        return self._work_of(sequence, name_of(sequence), token_ids, sampling_params(sequence))
+        params = sampling_params(sequence, self._structures.get(sequence))
+        return self._work_of(sequence, name_of(sequence), token_ids, params)
 
     def _row_work(self, sequence: Sequence, row: BeamRow) -> VllmWork:
         work = self._work_of(sequence, row.name, row.token_ids, row_params(sequence, row.num_top))
@@ -154,6 +160,51 @@ class VllmExecutor(DrivenExecutor[VllmWork]):
             priority=priority(sequence.request),
             cache_salt=sequence.request.cache_salt,
         )
+
+    # A sequence with a structure waits for its check before vLLM gets it.
+
+    def _add(self, sequence: Sequence) -> None:
+        if (params := sequence.request.guided_decoding_params) is None:
+            super()._add(sequence)
+        else:
+            self._gate.add(sequence, params)
+
+    def _remove(self, sequence: Sequence) -> None:
+        self._structures.pop(sequence, None)
+        self._gate.forget(sequence)
+        super()._remove(sequence)
+
+    @property
+    def _queued(self) -> SequenceOf[Sequence]:
+        return [*super()._queued, *self._gate.waiting.copy()]
+
+    def _wake(self) -> None:
+        self._gate.wake()
+        super()._wake()
+
+    def _step(self) -> Step[Sequence] | None:
+        refused = []
+        for sequence, outcome in self._gate.take_checked():
+            if isinstance(outcome, StructuredOutputsParams):
+                self._structures[sequence] = outcome
+                super()._add(sequence)
+            else:
+                self._refuse(sequence, outcome)
+            refused += [sequence] * sequence.is_finished
+        if refused:
+            return Step(refused)
+        if self._gate.waiting and not (self._known or self._turns.waiting):
+            self._gate.wait()
+            return None
+        return super()._step()
+
+    @property
+    def is_waiting_for_guides(self) -> bool:
+        return self._gate.is_waiting
+
+    def _close(self) -> None:
+        self._gate.close()
+        super()._close()
 
     def _refuse(self, sequence: Sequence, error: Exception) -> None:
         """End a refused sequence. vLLM refuses only structures: the rest of a request was checked before."""

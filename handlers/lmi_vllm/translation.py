@@ -82,15 +82,22 @@ def lora_request(adapter: LoadedAdapter) -> LoRARequest:
     return LoRARequest(adapter.name, adapter.number, adapter.path)
 
 
-def sampling_params(sequence: Sequence) -> SamplingParams:
-    """Translate the request of a sequence. Raises what vLLM's check raises, e.g. for a structure it cannot follow."""
+class CheckedParams(SamplingParams):
+    """Parameters whose structure was checked: vLLM calls this on the thread that steps, and need not do it again."""
+
+    def _validate_structured_outputs(self, *args: object, **more: object) -> None:
+        return None
+
+
+def sampling_params(sequence: Sequence, structure: StructuredOutputsParams | None = None) -> SamplingParams:
+    """Translate the request of a sequence, whose structure is given as vLLM has checked it."""
     request, config, output = sequence.request, sequence.request.sampling_config, sequence.request.output_config
-    params = SamplingParams(
+    params = (SamplingParams if structure is None else CheckedParams)(
         max_tokens=int(sequence.max_tokens),
         min_tokens=min(int(config.min_tokens or 0), int(sequence.max_tokens)),
         ignore_eos=True,  # stop_token_ids has the end tokens of the request
         stop_token_ids=stop_token_ids(sequence),
-        structured_outputs=structure(request.guided_decoding_params),
+        structured_outputs=structure,
         logit_bias={int(token_id): float(bias) for token_id, bias in request.embedding_bias} or None,
         detokenize=False,
         output_kind=RequestOutputKind.DELTA,
@@ -149,9 +156,7 @@ def stop_token_ids(sequence: Sequence) -> list[int]:
     return [int(token_id) for token_id in dict.fromkeys([*ends, *words])]
 
 
-def structure(guide: GuidedDecodingParams | None) -> StructuredOutputsParams | None:
-    if guide is None:
-        return None
+def structure(guide: GuidedDecodingParams) -> StructuredOutputsParams:
     if guide.guide_type is GuideType.JSON:
         return StructuredOutputsParams(json_object=True)
     if guide.guide_type is GuideType.JSON_SCHEMA:

@@ -1,0 +1,118 @@
+"""The check of each structure before vLLM gets it, beside the steps and in a process with limits.
+
+vLLM itself checks a structure on the thread that steps, and compiles it with no limit of time or memory.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from concurrent.futures import Future
+from threading import Event
+
+from vllm.config import VllmConfig
+from vllm.exceptions import VLLMValidationError
+from vllm.sampling_params import SamplingParams, StructuredOutputsParams
+from vllm.tokenizers import cached_tokenizer_from_config
+
+from handlers.base.guide_checks import GuideOutcomes
+from handlers.base.guide_compiler import GuideCompiler
+from handlers.base.guide_process import MAX_COMPILATIONS
+from handlers.base.sequence import Sequence
+from handlers.lmi_vllm import vllm_log
+from handlers.lmi_vllm.guide_check import BACKENDS, XGRAMMAR
+from handlers.lmi_vllm.translation import structure
+from lmi.errors import GenerationFailed, InvalidRequest, LmiError, cause_line
+from lmi.executor import GuidedDecodingConfig, GuidedDecodingParams
+from lmi.shared import linux
+
+MAX_COMPILE_S = 10  # of processor time: with a large vocabulary xgrammar takes seconds for schemas that are in use
+MAX_MEMORY_BYTES = 4 << 30  # of all compilations together, and at most a quarter of the container's
+WAIT_S = 0.1  # a request may time out meanwhile
+
+log = logging.getLogger("lmi.vllm")
+
+
+class GuideGate:
+    """The sequences that wait for the check of their structures. One thread uses it; any thread may call `wake`."""
+
+    def __init__(self, config: VllmConfig, max_compile_s: float, wake_engine: Callable[[], None]) -> None:
+        """A structure gets `max_compile_s` by the clock. `wake_engine` ends a step that waits for another process."""
+        settings = config.structured_outputs_config
+        self.waiting: dict[Sequence, Future[StructuredOutputsParams]] = {}
+        self.is_waiting = False  # nothing else is to do
+        self._wake_engine = wake_engine
+        self._config, self._backends = config, BACKENDS.get(settings.backend, ())
+        self._changed = Event()
+        self._compiler = GuideCompiler(
+            self._read_config,
+            config.model_config.get_vocab_size(),
+            max_compile_s,
+            is_compact=settings.disable_any_whitespace,
+            compiler="handlers.lmi_vllm.guide_check",
+            backends=self._backends,
+            max_cpu_s=MAX_COMPILE_S,
+            max_bytes=min(MAX_MEMORY_BYTES, linux.memory_bytes() // 4) // MAX_COMPILATIONS,
+        )
+        self._outcomes: GuideOutcomes[StructuredOutputsParams] = GuideOutcomes(self._compiler, self._check)
+
+    def add(self, sequence: Sequence, params: GuidedDecodingParams) -> None:
+        future = self.waiting[sequence] = self._outcomes.of(params, sequence.request.client_id)
+        future.add_done_callback(self._wake_all)
+
+    def take_checked(self) -> list[tuple[Sequence, StructuredOutputsParams | Exception]]:
+        """The sequences whose structures were checked meanwhile, each with its structure or the error."""
+        done = {sequence: future for sequence, future in self.waiting.items() if future.done()}
+        for sequence in done:
+            del self.waiting[sequence]
+        return [(one, future.exception() or future.result()) for one, future in done.items()]
+
+    def forget(self, sequence: Sequence) -> None:
+        """Its check goes on for others, and ends by its limits."""
+        self.waiting.pop(sequence, None)
+
+    def wait(self) -> None:
+        """Sleep until a structure is checked, `wake` is called, or some time has passed."""
+        self.is_waiting = True
+        self._changed.wait(WAIT_S)
+        self._changed.clear()
+        self.is_waiting = False
+
+    def wake(self) -> None:
+        self._changed.set()
+
+    def _wake_all(self, _: Future[StructuredOutputsParams]) -> None:
+        self.wake()
+        self._wake_engine()
+
+    def close(self) -> None:
+        self._outcomes.close()
+
+    def _check(self, params: GuidedDecodingParams) -> StructuredOutputsParams:
+        """Let vLLM check a structure that has kept the limits, and return it as vLLM has marked it."""
+        config = self._config
+        try:
+            if self._backends:
+                self._compiler.check(params)
+            checked = SamplingParams(structured_outputs=structure(params))
+            tokenizer = cached_tokenizer_from_config(config.model_config)
+            checked.verify(config.model_config, None, config.structured_outputs_config, tokenizer)
+        except LmiError:
+            raise
+        except (VLLMValidationError, ValueError) as error:
+            raise InvalidRequest(vllm_log.refusal(error), vllm_log.GUIDE_FIELD) from error
+        except Exception as error:
+            log.exception("a structure was not checked")
+            raise GenerationFailed(f"the structure was not checked: {cause_line(error)}") from error
+        assert checked.structured_outputs is not None
+        return checked.structured_outputs
+
+    def _read_config(self) -> GuidedDecodingConfig:
+        """The vocabulary in the form in which vLLM gives it to xgrammar."""
+        if XGRAMMAR not in self._backends:
+            return GuidedDecodingConfig([])
+        from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend
+
+        model = self._config.model_config
+        backend = XgrammarBackend(self._config, cached_tokenizer_from_config(model), model.get_vocab_size())
+        return GuidedDecodingConfig([], backend.compiler.compile_regex("a").tokenizer_info.serialize_json())
