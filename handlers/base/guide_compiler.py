@@ -170,17 +170,20 @@ class GuideCompiler:
         backends: tuple[str, ...] = (),
         max_cpu_s: int = MAX_COMPILE_S,
         max_bytes: int | None = None,
+        max_start_wait_s: float | None = None,
     ) -> None:
         """`read_config` gives the vocabulary; it is called with the first guide. `vocab_size` is that of the logits.
 
-        JSON that `is_compact` has no spaces between its values. A guide waits at most twice `max_compile_s` for the
-        start of the process, which goes on for the next guide. The rest is for the process: `guide_process.py: Start`.
+        JSON that `is_compact` has no spaces between its values. A guide waits at most `max_start_wait_s`, or twice
+        `max_compile_s`, for the start of the process, which goes on for the next guide. `guide_process.py: Start` says
+        what the rest means.
         """
         self.max_compile_s = max_compile_s
         self._read_config = read_config
         self._vocab_size = vocab_size
         self._is_compact = is_compact
         self._compiler, self._backends = compiler, backends
+        self._max_start_wait_s = max_start_wait_s
         self._max_cpu_s, self._max_bytes = max_cpu_s, max_bytes or max_compile_bytes()
         self._config: GuidedDecodingConfig | None = None
         self._vocabulary: Vocabulary | None = None
@@ -231,7 +234,7 @@ class GuideCompiler:
 
     def _ready(self) -> _Process:
         """The process, which has started. Raises Unavailable if it has not in time, or if it has ended."""
-        max_wait_s = 2 * self.max_compile_s
+        max_wait_s = self._max_start_wait_s or 2 * self.max_compile_s
         deadline_s = time.monotonic() + max_wait_s
         still_starts = f"the process that compiles guides still starts after {max_wait_s:g} s; try again"
         if not self._lock.acquire(timeout=max_wait_s):

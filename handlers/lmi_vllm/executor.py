@@ -25,7 +25,6 @@ from handlers.base.configuration import AnyConfig, settled
 from handlers.base.driven import DrivenExecutor, name_of
 from handlers.base.driven_outputs import BeamRow
 from handlers.base.engine_arguments import refusal
-from handlers.base.guide_compiler import compile_limit_s
 from handlers.base.sequence import Sequence
 from handlers.base.stepped import Step
 from handlers.lmi_vllm import process_setup, vllm_log
@@ -132,7 +131,7 @@ class VllmExecutor(DrivenExecutor[VllmWork]):
             max_resident_adapters=0 if lora is None else lora.max_loras,
             mixes_adapters=info.device != "cpu",  # on a CPU vLLM computes wrong rows for the base model beside adapters
         )
-        self._gate = GuideGate(engine.config, compile_limit_s(options.step_timeout_s), engine.wake)
+        self._gate = GuideGate(engine.config, engine.wake)
         self._structures: dict[Sequence, StructuredOutputsParams] = {}  # as they were checked
         progress("warm-up", 0.0)
         try:

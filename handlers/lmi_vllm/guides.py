@@ -16,7 +16,7 @@ from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm.tokenizers import cached_tokenizer_from_config
 
 from handlers.base.guide_checks import GuideOutcomes
-from handlers.base.guide_compiler import GuideCompiler
+from handlers.base.guide_compiler import MAX_START_S, GuideCompiler
 from handlers.base.guide_process import MAX_COMPILATIONS
 from handlers.base.sequence import Sequence
 from handlers.lmi_vllm import vllm_log
@@ -36,8 +36,8 @@ log = logging.getLogger("lmi.vllm")
 class GuideGate:
     """The sequences that wait for the check of their structures. One thread uses it; any thread may call `wake`."""
 
-    def __init__(self, config: VllmConfig, max_compile_s: float, wake_engine: Callable[[], None]) -> None:
-        """A structure gets `max_compile_s` by the clock. `wake_engine` ends a step that waits for another process."""
+    def __init__(self, config: VllmConfig, wake_engine: Callable[[], None]) -> None:
+        """`wake_engine` ends a step that waits for another process."""
         settings = config.structured_outputs_config
         self.waiting: dict[Sequence, Future[StructuredOutputsParams]] = {}
         self.is_waiting = False  # nothing else is to do
@@ -47,11 +47,11 @@ class GuideGate:
         self._compiler = GuideCompiler(
             self._read_config,
             config.model_config.get_vocab_size(),
-            max_compile_s,
             is_compact=settings.disable_any_whitespace,
             compiler="handlers.lmi_vllm.guide_check",
             backends=self._backends,
             max_cpu_s=MAX_COMPILE_S,
+            max_start_wait_s=MAX_START_S,  # it imports torch
             max_bytes=min(MAX_MEMORY_BYTES, linux.memory_bytes() // 4) // MAX_COMPILATIONS,
         )
         self._outcomes: GuideOutcomes[StructuredOutputsParams] = GuideOutcomes(self._compiler, self._check)
