@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 from handlers.base.engine_arguments import fields_by_class
 from lmi.settings.config import EngineConfig
@@ -48,17 +49,29 @@ def check(config: EngineConfig) -> Mapping[str, str]:
 def environment(config: EngineConfig, environ: Mapping[str, str], slot: int, folder: str) -> Mapping[str, str]:
     """Forbid reports, put sockets into `folder`, join Ray's cluster, and give each rank on a CPU its cores.
 
-    A variable that the operator has set keeps its value.
+    What vLLM compiles is kept in `folder` too where its own place cannot be written, as in a container that is
+    read-only: so an engine that starts again finds it. A variable that the operator has set keeps its value.
     """
     wanted = NOTHING_IS_SENT | {"VLLM_ENGINE_READY_TIMEOUT_S": str(math.ceil(config.model_loading_timeout_s))}
     if 0 < len(os.fsencode(folder)) <= MAX_SOCKET_FOLDER_BYTES:
         wanted["VLLM_RPC_BASE_PATH"] = folder
+    if folder and not _has_cache(environ):
+        wanted["VLLM_CACHE_ROOT"] = os.path.join(folder, "vllm")
     if config.options.get(BACKEND) == ON_RAY:
         wanted |= JOINS_A_CLUSTER
     if config.tensor_parallel_degree > 1 and not config.device_ids:
         groups = rank_cores(config, slot, sorted(os.sched_getaffinity(0)))
         wanted["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(",".join(map(str, cores)) for cores in groups)
     return {name: value for name, value in wanted.items() if name not in environ}
+
+
+def _has_cache(environ: Mapping[str, str]) -> bool:
+    """Whether vLLM's own folder for what it compiles can be written."""
+    home = environ.get("HOME") or os.path.expanduser("~")
+    folder = os.path.join(environ.get("XDG_CACHE_HOME") or os.path.join(home, ".cache"), "vllm")
+    with suppress(OSError):
+        os.makedirs(folder, exist_ok=True)
+    return os.access(folder, os.W_OK)
 
 
 def rank_cores(config: EngineConfig, slot: int, cores: Sequence[int]) -> list[tuple[int, ...]]:

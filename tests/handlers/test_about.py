@@ -76,6 +76,17 @@ def test_vllm_sends_nothing_and_has_as_long_to_start_as_we_give_it() -> None:
     assert given["VLLM_ENGINE_READY_TIMEOUT_S"] == "91"
 
 
+def test_what_vllm_compiles_is_kept_for_as_long_as_the_server_where_its_own_place_cannot_be_written(
+    tmp_path: Path,
+) -> None:
+    def root(**environ: str) -> str | None:
+        return of_engine(vllm_config(), environ, slot=0, folder=str(tmp_path)).get("VLLM_CACHE_ROOT")
+
+    assert root(HOME=str(tmp_path)) is None and root(HOME="/proc/none", XDG_CACHE_HOME=str(tmp_path)) is None
+    assert root(HOME="/proc/none") == root(HOME=str(tmp_path), XDG_CACHE_HOME="/proc/none") == f"{tmp_path}/vllm"
+    assert root(HOME="/proc/none", VLLM_CACHE_ROOT="/kept") is None, "what the operator has set stays"
+
+
 def test_vllm_on_ray_joins_a_cluster_that_runs() -> None:
     on_ray = vllm_config(options={"distributed_executor_backend": "ray"})
     given = of_engine(on_ray, {}, slot=0)
