@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from operator import attrgetter
 
-from lmi.errors import InvalidParameter, PromptTooLong, UnknownAdapter, Unsupported, shorten
+from lmi.errors import InvalidParameter, InvalidRequest, PromptTooLong, UnknownAdapter, Unsupported, shorten
 from lmi.executor import Capabilities, EngineInfo, Request
 
 # A field of Request that a plain request leaves out, the flag of an engine that has it, what other engines have.
@@ -39,7 +39,11 @@ PLAIN = ASKED(Request((0,), 1))
 
 
 def check_request(request: Request, info: EngineInfo) -> None:
-    """Raise InvalidParameter for a value out of this engine's range, Unsupported for an ability that it lacks."""
+    """Raise InvalidParameter for a value out of this engine's range, Unsupported for an ability that it lacks.
+
+    Raises InvalidRequest for generation that an embedding model is asked for.
+    """
+    _check_purpose(request, info)
     _check_bounds(request, info)
     _check_token_ids(request, info)
     if request.guided_decoding_params is not None and info.capabilities.why_no_guides:
@@ -54,10 +58,27 @@ def unknown_adapter(name: str) -> UnknownAdapter:
     return UnknownAdapter(f"Adapter {shorten(name, 258)[1:-1]} is not registered")
 
 
+def _check_purpose(request: Request, info: EngineInfo) -> None:
+    gives, asked = info.capabilities.embeddings, request.pooling_params
+    if gives is None and asked is not None:
+        raise Unsupported("pooling_params", f"{info.name} has a model that generates text and gives no embeddings")
+    if gives is not None and asked is None:
+        raise InvalidRequest("this is an embedding model, which answers at /v1/embeddings and generates no text")
+    if gives is None or asked is None or asked.dimensions in (None, gives.size):
+        return
+    if gives.shorter is None:
+        raise Unsupported("dimensions", f"the model's embeddings have {gives.size} numbers and no shorter form")
+    if asked.dimensions > gives.size or (gives.shorter and asked.dimensions not in gives.shorter):
+        rule = "one of " + ", ".join(map(str, gives.shorter)) if gives.shorter else f"at most {gives.size}"
+        raise InvalidParameter("dimensions", rule, asked.dimensions)
+
+
 def _check_bounds(request: Request, info: EngineInfo) -> None:
     num_prompt_tokens, limit = len(request.input_token_ids), info.max_sequence_length
-    if num_prompt_tokens >= limit:
-        raise PromptTooLong(f"shorter than the model's context of {limit} tokens", f"{num_prompt_tokens} tokens")
+    has_answer = request.pooling_params is None  # which needs room for a token
+    if num_prompt_tokens > limit - has_answer:
+        rule = "shorter than" if has_answer else "no longer than"
+        raise PromptTooLong(f"{rule} the model's context of {limit} tokens", f"{num_prompt_tokens} tokens")
     temperature, max_temperature = request.sampling_config.temperature, info.capabilities.max_temperature
     if temperature is not None and temperature > max_temperature:
         raise InvalidParameter("temperature", f"at most {max_temperature:g}", temperature)

@@ -7,15 +7,17 @@ from typing import Any
 import pytest
 
 from lmi.capabilities import check_request
-from lmi.errors import InvalidParameter, UnknownAdapter, Unsupported
+from lmi.errors import InvalidParameter, InvalidRequest, UnknownAdapter, Unsupported
 from lmi.executor import (
     AdditionalModelOutput,
     Capabilities,
+    Embeddings,
     EngineInfo,
     GuidedDecodingParams,
     GuideType,
     LoraConfig,
     OutputConfig,
+    PoolingParams,
     Request,
     SamplingConfig,
 )
@@ -146,3 +148,39 @@ def test_a_temperature_over_the_engines_bound_is_refused() -> None:
     check_request(hot, info())
     with pytest.raises(InvalidParameter, match="^temperature must be at most 2, given 3$"):
         check_request(hot, info(Capabilities(max_temperature=2)))
+
+
+def embedding(dimensions: int | None = None, num_tokens: int = 2) -> Request:
+    return request(input_token_ids=(1,) * num_tokens, pooling_params=PoolingParams(dimensions))
+
+
+def gives(*shorter: int, size: int = 6, is_matryoshka: bool = True) -> EngineInfo:
+    return info(Capabilities(embeddings=Embeddings(size, shorter if is_matryoshka else None)))
+
+
+def test_an_embedding_model_gives_embeddings_and_generates_nothing() -> None:
+    check_request(embedding(), gives())
+    with pytest.raises(InvalidRequest, match="^this is an embedding model, which answers at /v1/embeddings and gen"):
+        check_request(request(), gives())
+    with pytest.raises(Unsupported, match="^pooling_params is not supported here: some-engine has a model that gen"):
+        check_request(embedding(), info())
+
+
+def test_an_embedding_may_fill_the_context() -> None:
+    check_request(embedding(num_tokens=8), gives())
+    with pytest.raises(InvalidParameter, match="no longer than the model's context of 8 tokens, given '9 tokens'"):
+        check_request(embedding(num_tokens=9), gives())
+
+
+def test_an_embedding_is_as_short_as_the_model_was_trained_for() -> None:
+    for dimensions in (6, None):
+        check_request(embedding(dimensions), gives(is_matryoshka=False))
+    check_request(embedding(1), gives())
+    check_request(embedding(4), gives(2, 4))
+    for dimensions, engine, why in [
+        (5, gives(is_matryoshka=False), "is not supported here: the model's embeddings have 6 numbers and no shorter"),
+        (7, gives(), "must be at most 6, given 7"),
+        (3, gives(2, 4), "must be one of 2, 4, given 3"),
+    ]:
+        with pytest.raises(InvalidRequest, match=f"^dimensions {why}"):
+            check_request(embedding(dimensions), engine)

@@ -75,7 +75,7 @@ MAX_LINES = {
     "lmi/apis": 6_410,
     "lmi/client": 1150,
     "lmi/engine": 1530,
-    "lmi/executor": 920,
+    "lmi/executor": 950,
     "lmi/gateway": 2260,
     "lmi/http": 1220,
     "lmi/ipc": 320,

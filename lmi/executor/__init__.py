@@ -11,7 +11,7 @@ The engine
     KvCacheConfig               the cache of keys and values: its size, and whether prompts share it
     LogitsPostProcessorConfig   functions that change logits: LogitsPostProcessor, LogitsPostProcessorBatched
     GuidedDecodingConfig        the vocabulary that guides need
-    EngineInfo, Capabilities    what a loaded engine is, and what it can do
+    EngineInfo, Capabilities    what a loaded engine is, and what it can do, as the Embeddings that it gives
     Progress                    takes how far a load is
 
 What it takes
@@ -22,6 +22,7 @@ What it takes
     GuidedDecodingParams        the structure that the output must have, of a GuideType
     LoraConfig                  the adapter to use
     KvCacheRetentionConfig      how long keys and values of a request are kept, by TokenRangeRetentionConfig
+    PoolingParams               asks for an embedding in place of tokens
     PromptTuningConfig, ExternalDraftTokensConfig   refused by every engine here
 
 What it answers
@@ -52,6 +53,7 @@ from lmi.executor.config import (
 )
 from lmi.executor.executor import (
     Capabilities,
+    Embeddings,
     EngineInfo,
     Executor,
     InflightBatchingStats,
@@ -77,6 +79,7 @@ from lmi.executor.request import (
     KvCacheRetentionConfig,
     LoraConfig,
     OutputConfig,
+    PoolingParams,
     PromptTuningConfig,
     Request,
     SamplingConfig,
@@ -95,11 +98,12 @@ from lmi.executor.response import (
 )
 
 __all__ = ["AdditionalModelOutput", "BatchingType", "Capabilities", "DEFAULT_PRIORITY", "DEFAULT_RETENTION_PRIORITY"]
-__all__ += ["EngineInfo", "ErrorKind", "Executor", "ExecutorConfig", "ExternalDraftTokensConfig", "FinishReason"]
-__all__ += ["GuideType", "GuidedDecodingConfig", "GuidedDecodingParams", "InflightBatchingStats", "IterationStats"]
-__all__ += ["KvCacheConfig", "KvCacheRetentionConfig", "KvCacheStats", "LogitsPostProcessor"]
+__all__ += ["Embeddings", "EngineInfo", "ErrorKind", "Executor", "ExecutorConfig", "ExternalDraftTokensConfig"]
+__all__ += ["FinishReason", "GuideType", "GuidedDecodingConfig", "GuidedDecodingParams", "InflightBatchingStats"]
+__all__ += ["IterationStats", "KvCacheConfig", "KvCacheRetentionConfig", "KvCacheStats", "LogitsPostProcessor"]
 __all__ += ["LogitsPostProcessorBatched", "LogitsPostProcessorConfig", "LoraConfig", "MAX_PENALTY", "MAX_SEED"]
-__all__ += ["MAX_TEMPERATURE", "OutputConfig", "PRIORITY_STEPS", "Progress", "PromptLogProb", "PromptTuningConfig"]
-__all__ += ["REPETITION_PENALTIES", "Request", "RequestPerfMetrics", "RequestStats", "RequestStatsPerIteration"]
-__all__ += ["Response", "ResponseError", "Result", "SamplingConfig", "SpecDecodingStats", "Tensor"]
+__all__ += ["MAX_TEMPERATURE", "OutputConfig", "PRIORITY_STEPS", "PoolingParams", "Progress", "PromptLogProb"]
+__all__ += ["PromptTuningConfig", "REPETITION_PENALTIES", "Request", "RequestPerfMetrics", "RequestStats"]
+__all__ += ["RequestStatsPerIteration", "Response", "ResponseError", "Result", "SamplingConfig", "SpecDecodingStats"]
+__all__ += ["Tensor"]
 __all__ += ["TokenLogProb", "TokenRangeRetentionConfig"]

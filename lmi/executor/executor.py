@@ -14,6 +14,16 @@ from lmi.executor.request import MAX_TEMPERATURE, AdditionalModelOutput, GuideTy
 from lmi.executor.response import Response
 
 
+class Embeddings(msgspec.Struct, frozen=True):
+    """The embeddings of a model: how many numbers one has, and how many a request may ask for instead.
+
+    With `shorter` None it may not, with () it may ask for any number below `size`.
+    """
+
+    size: int
+    shorter: tuple[int, ...] | None = None
+
+
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     """What an engine can do. A request that needs more is refused with a clear error, never served with less.
 
@@ -21,7 +31,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     whatever a logits post-processor does. `logits_post_processor_arrays` is the library, torch or numpy, whose arrays
     it gets. With `batch_invariant` a request gets the same ids in every batch, and with
     `log_probs_invariant` the same log-probs too, bit for bit. `max_top_log_probs` bounds `num_top_log_probs` and
-    `num_prompt_log_probs`, and `max_temperature` bounds `temperature`.
+    `num_prompt_log_probs`, and `max_temperature` bounds `temperature`. A model with `embeddings` does nothing else.
     """
 
     max_beam_width: int = 1  # 1: no beam search
@@ -52,6 +62,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     priority: bool = False
     batch_invariant: bool = False
     log_probs_invariant: bool = False
+    embeddings: Embeddings | None = None
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):

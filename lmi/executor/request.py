@@ -193,6 +193,18 @@ class ExternalDraftTokensConfig(msgspec.Struct, frozen=True):
     acceptance_threshold: float | None = None
 
 
+class PoolingParams(msgspec.Struct, frozen=True):
+    """Asks for the embedding of the prompt in place of an answer: its first `dimensions` numbers, None for all.
+
+    vLLM has this name; upstream has nothing like it.
+    """
+
+    dimensions: int | None = None
+
+    def __post_init__(self) -> None:
+        check_int("dimensions", self.dimensions, 1)
+
+
 class _Arguments(msgspec.Struct, frozen=True):
     """The positional arguments of a Request, in upstream's order."""
 
@@ -233,6 +245,7 @@ class Request(_Arguments, frozen=True, kw_only=True):
     prompt_tuning_config: PromptTuningConfig | None = None
     external_draft_tokens_config: ExternalDraftTokensConfig | None = None
     cache_salt: str | None = None  # prompts share what is cached only if they have the same; without one whole blocks
+    pooling_params: PoolingParams | None = None
 
     def __post_init__(self) -> None:
         if not self.input_token_ids:

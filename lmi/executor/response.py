@@ -90,6 +90,8 @@ class Result(msgspec.Struct, array_like=True):
     beams they are those of all tokens, with zeros behind a shorter beam. `context_logits` and `context_NAME` come with
     the first Result of sequence 0: a row for each prompt token that was computed for it, which are all but the first
     `num_cached_tokens`. The last of them is the first row of the generation.
+
+    The only Result of a request with `pooling_params` has no tokens, and the `embedding` (size,) in float32.
     """
 
     output_token_ids: list[list[int]]
@@ -106,6 +108,7 @@ class Result(msgspec.Struct, array_like=True):
     num_cached_tokens: int = 0
     context_logits: Tensor | None = None
     generation_logits: Tensor | None = None
+    embedding: Tensor | None = None
 
 
 class ResponseError(msgspec.Struct, frozen=True, array_like=True):

@@ -73,7 +73,7 @@ def _title(name: str) -> str:
     return name.removeprefix("test_").replace("_", " ")
 
 
-ABOUT_OTHERS = "why_no_guides", "logits_post_processor_arrays"  # fields that are no ability
+ABOUT_OTHERS = "why_no_guides", "logits_post_processor_arrays", "embeddings"  # fields that are no ability of an engine
 
 
 def abilities(can: Capabilities) -> dict[str, str]:

@@ -18,6 +18,7 @@ from lmi.executor import (
     KvCacheRetentionConfig,
     LoraConfig,
     OutputConfig,
+    PoolingParams,
     PromptTuningConfig,
     SamplingConfig,
 )
@@ -59,6 +60,7 @@ ASKING: dict[Need, tuple[str, dict[str, Any]]] = {
     },
 }
 NOWHERE: list[tuple[str, dict[str, Any]]] = [
+    asking("pooling_params", PoolingParams()),  # these engines have models that generate
     asking("prompt_tuning_config", PromptTuningConfig([[0.0]])),
     asking("external_draft_tokens_config", ExternalDraftTokensConfig((1,))),
     asking("output_config.return_encoder_output", True),
@@ -66,8 +68,8 @@ NOWHERE: list[tuple[str, dict[str, Any]]] = [
 
 
 def test_every_capability_has_a_request_that_needs_it() -> None:
-    """All but those that bound a number or say why or in what, and promises that no request asks for."""
-    bounds = {"max_top_log_probs", "max_temperature", "why_no_guides", "logits_post_processor_arrays"}
+    """All but those that bound a number or say why, in what or of what, and promises that no request asks for."""
+    bounds = {"max_top_log_probs", "max_temperature", "why_no_guides", "logits_post_processor_arrays", "embeddings"}
     promises = {"log_probs_before_processors", "adapter_pins", "batch_invariant", "log_probs_invariant"}
     assert {name for name, _ in ASKING} | bounds | promises == set(Capabilities.__struct_fields__)
 

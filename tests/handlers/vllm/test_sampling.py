@@ -23,6 +23,7 @@ from lmi.executor import (
     KvCacheRetentionConfig,
     LoraConfig,
     OutputConfig,
+    PoolingParams,
     PromptTuningConfig,
     Request,
     SamplingConfig,
@@ -90,6 +91,7 @@ REFUSED: dict[str, Any] = {
     "Request.lora_config": LoraConfig("style"),  # without option.enable_lora
     "Request.logits_post_processor_name": "mine",
     "Request.kv_cache_retention_config": KvCacheRetentionConfig(),
+    "Request.pooling_params": PoolingParams(),  # of a model that generates
     "Request.prompt_tuning_config": PromptTuningConfig([[0.0]]),
     "Request.external_draft_tokens_config": ExternalDraftTokensConfig((5, 6)),
 }
