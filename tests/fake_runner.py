@@ -37,7 +37,7 @@ class FakeRunner:
     """Keeps the state after each token of each slot."""
 
     dtype, device, kernels, is_batch_invariant = "float32", "cpu", "none", True
-    tokens_per_block, shares_blocks, adapters = 16, False, None
+    tokens_per_block, shares_blocks, adapters, pooling = 16, False, None, None
 
     def __init__(self, vocab_size: int = 50, context_length: int = 512, poison: dict[int, float] | None = None) -> None:
         """`poison`: a value of the logits after a token. Such tokens come only in prompts, never in an answer."""

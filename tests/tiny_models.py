@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import json
 import shutil
 import tempfile
 from pathlib import Path
@@ -96,6 +97,42 @@ def tiny_model(family: str) -> Path:
     folder = _folder() / family
     model.save_pretrained(folder)
     save_tokenizer(folder)
+    return folder
+
+
+def embedding_model(
+    folder: Path, family: str, mode: str = "lasttoken", *, has_head: bool = True, **config: object
+) -> Path:
+    """Make the tiny model of a family one of sentence-transformers in `folder`, which normalises what it pools.
+
+    With `mode` "" it has no modules. `config` are further values of its config.json. Its tokenizer ends each text.
+    """
+    import transformers
+
+    shutil.copytree(tiny_model(family), folder, dirs_exist_ok=True)
+    if not has_head:
+        transformers.AutoModel.from_pretrained(folder).save_pretrained(folder)
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | config))
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    end = {"id": "<|end|>", "type_id": 0}
+    tokenizer["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": [{"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": end}],
+        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": {"<|end|>": {"id": "<|end|>", "ids": [END_ID], "tokens": ["<|end|>"]}},
+    }
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    if mode:
+        paths = {"Transformer": "", "Pooling": "1_Pooling", "Normalize": "2_Normalize"}
+        modules = [
+            {"idx": n, "name": str(n), "path": path, "type": f"sentence_transformers.models.{kind}"}
+            for n, (kind, path) in enumerate(paths.items())
+        ]
+        (folder / "modules.json").write_text(json.dumps(modules))
+        (folder / "1_Pooling").mkdir(exist_ok=True)
+        pooling = {f"pooling_mode_{one}": one == mode for one in ("cls_token", "mean_tokens", "lasttoken")}
+        (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling | {"include_prompt": True}))
     return folder
 
 

@@ -24,6 +24,7 @@ from lmi.executor import (
     Response,
     ResponseError,
     Result,
+    Tensor,
     TokenLogProb,
 )
 
@@ -82,6 +83,8 @@ class Sequence:
     beams: list[Beam] = field(default_factory=list)  # those that the last Response has carried
     rows: object = None  # what computes its beams, a type of the engine
     captured: Captured | None = None  # rows of logits and other tensors, where the request wants them
+    is_pooled_whole: bool = False  # the request wants an embedding of all its tokens, not only of the last one
+    embedding: Tensor | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -116,14 +119,14 @@ class Sequence:
 
     @property
     def lacks_prompt_rows(self) -> bool:
-        """Whether the logits of all tokens of the prompt are needed, not only of its last one."""
-        return self.lacks_prompt_log_probs or self.lacks_context
+        """Whether the rows of all tokens of the prompt are needed, not only of its last one."""
+        return self.lacks_prompt_log_probs or self.lacks_context or self.is_pooled_whole
 
     @property
     def can_reuse(self) -> bool:
         """Whether it may take keys and values from the cache now: captured rows of a prompt have no gap."""
         has_begun = self.captured is not None and self.captured.has_begun and self.num_generated == 0
-        return not (self.lacks_prompt_log_probs or has_begun)
+        return not (self.lacks_prompt_log_probs or self.is_pooled_whole or has_begun)
 
     def append(self, token_id: int, log_prob: float | None = None, top: list[TokenLogProb] | None = None) -> None:
         """Append a generated token. Sets `finish_reason` if it is the last."""
@@ -195,6 +198,12 @@ class Sequence:
         del self.log_probs[self.num_sent :]
         self.cum_log_prob = sum(self.log_probs)
         del self.top_log_probs[self.num_sent :]
+
+    def embed(self, embedding: Tensor) -> None:
+        """End a sequence whose request asks for the embedding of its prompt."""
+        self.embedding, self.finish_reason = embedding, FinishReason.END_ID
+        if self.perf_metrics is not None:
+            self._note_time(self.perf_metrics)
 
     def fail(self, message: str, kind: ErrorKind = ErrorKind.GENERATION, field: str | None = None) -> None:
         """End every sequence of the request with an error."""
@@ -275,7 +284,7 @@ class Sequence:
         output, reason, is_final = self.request.output_config, self.finish_reason, self.group.num_owed == 0
         start = 0 if self.request.return_all_generated_tokens else num_sent
         token_ids = self.token_ids[self.first_told + start :]
-        result = Result([token_ids], is_final, reason is not _NOT_FINISHED, index, [reason])
+        result = Result([token_ids], is_final, reason is not _NOT_FINISHED, index, [reason], embedding=self.embedding)
         if output.return_log_probs:
             result.log_probs, result.cum_log_probs = [self.log_probs[start:]], [self.cum_log_prob]
         if output.num_top_log_probs:

@@ -117,6 +117,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
     },
 }
+HEADLESS = {name.replace("ForCausalLM", "Model").replace("LMHeadModel", "Model"): name for name in DEFAULTS}
+"""The classes of DEFAULTS by their names without a head, as embedding models have them."""
 _GPT2_NAMES = {
     "n_embd": "hidden_size",
     "n_positions": "max_position_embeddings",
@@ -212,9 +214,14 @@ def check_config(file: Path, config: Mapping[str, Any]) -> None:
 
 
 def class_name(architectures: object) -> str:
-    """Return the first class that a configuration names, or ""."""
+    """Return the first class that a configuration names, with its head, or ""."""
     first = architectures[0] if isinstance(architectures, list) and architectures else ""
-    return first if isinstance(first, str) else ""
+    return HEADLESS.get(first, first) if isinstance(first, str) else ""
+
+
+def is_headless(architectures: Any) -> bool:
+    """Whether the class that a configuration names is one of DEFAULTS without its head."""
+    return class_name(architectures) in DEFAULTS and architectures[0] not in DEFAULTS
 
 
 def unsupported(place: object, why: str) -> ModelUnusable:

@@ -147,6 +147,8 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
         Returns the sequences with a new token or an error. Tokens are added only after all are computed, so that a step
         that ran out of memory can be repeated.
         """
+        if self._runner.pooling is not None:
+            return self._runner.pooling.take(batch, logits)
         failed = self._note_prompts(batch, logits)
         sequences, rows = _drawing(batch, failed)
         has_beams = bool(sequences) and sequences[0].rows is not None
@@ -185,6 +187,7 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
     # Sequences come and go. One may wait for its guide before it is scheduled.
 
     def _add(self, sequence: EmbeddedSequence) -> None:
+        sequence.is_pooled_whole = (pooling := self._runner.pooling) is not None and pooling.is_mean
         if self._lora is not None and not self._lora.admit(sequence):
             return
         if self._guides is None or self._guides.admit(sequence):
@@ -399,7 +402,7 @@ def _step_of(batch: Batch, touched: list[EmbeddedSequence]) -> Step[EmbeddedSequ
             num_ctx_tokens=num_context_tokens,
         ),
         num_context_tokens=num_context_tokens,
-        num_generation_tokens=len(batch.plan.decodes),
+        num_generation_tokens=len(batch.plan.decodes) + sum(one.embedding is not None for one in touched),
         num_reused_tokens=batch.num_reused_tokens,
         num_preemptions=batch.num_preemptions,
         drafts=batch.drafts,

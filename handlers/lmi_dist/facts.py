@@ -12,6 +12,7 @@ from typing import Any
 
 from handlers.lmi_dist.config_file import DEFAULTS, check_config, check_extra, class_name, read_config, unsupported
 from handlers.lmi_dist.families import Architecture, describe
+from handlers.lmi_dist.pooling import Pooling, read_pooling
 from handlers.lmi_dist.rotary import stable_context_length
 from handlers.lmi_dist.weights import existing_file, read_json
 from lmi.errors import ModelUnusable, cause_line, shorten
@@ -34,6 +35,7 @@ class ModelFacts:
     num_kv_heads: int
     head_dim: int
     is_tied: bool  # the head is the table of embeddings
+    pooling: Pooling | None = None  # of an embedding model
 
     def kv_bytes_per_token(self, itemsize: int) -> int:
         """The bytes of cache that one token needs over all layers, with keys and values of `itemsize` bytes."""
@@ -47,6 +49,7 @@ def read_facts(path: str) -> ModelFacts:
         raise ModelUnusable(f"{file}: no architectures, so this is not the configuration of a language model")
     check_config(file, raw)
     architecture = _describe(file, raw)
+    pooling = read_pooling(file, raw, architecture)
     if architecture is None:
         return _facts_of_modules(file, raw)
     for rotary in filter(None, architecture.rotaries):
@@ -60,11 +63,12 @@ def read_facts(path: str) -> ModelFacts:
         architecture=architecture,
         config=None,
         vocab_size=architecture.vocab_size,
-        context_length=architecture.context_length,
+        context_length=architecture.context_length if pooling is None else pooling.max_length,
         num_layers=architecture.num_layers,
         num_kv_heads=architecture.num_kv_heads,
         head_dim=architecture.head_dim,
         is_tied=architecture.is_tied,
+        pooling=pooling,
     )
 
 

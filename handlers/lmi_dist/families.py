@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from handlers.lmi_dist.config_file import class_name
 from handlers.lmi_dist.rotary import Rotary, rotaries_of, stable_context_length
 
 Names = Mapping[str, str]
@@ -124,7 +125,7 @@ class Architecture:
 
 def describe(config: Any) -> Architecture | None:
     """The Architecture of a configuration, or None if only the modules of transformers can run it."""
-    family = _FAMILIES.get(config.architectures[0])
+    family = _FAMILIES.get(class_name(config.architectures))
     return None if family is None else family(config)
 
 

@@ -125,6 +125,8 @@ def load(
 def load_runner(path: str, config: EngineConfig, progress: Progress) -> tuple[Runner, Limits]:
     """Load the checkpoint in folder `path` for the native kernels, or for torch where they cannot run it."""
     facts = read_facts(path)
+    if facts.pooling is not None:
+        facts.pooling.check(config)
     device = choose_device(config)
     library = choose_library(facts, device, config)
     if library is None:
@@ -218,7 +220,9 @@ def describe(
         device=runner.device,
         kernels=runner.kernels,
         max_kv_cache_tokens=limits.num_cache_tokens,
-        capabilities=Capabilities(
+        capabilities=Capabilities(perf_metrics=True, priority=True, embeddings=runner.pooling.embeddings)
+        if runner.pooling is not None
+        else Capabilities(
             max_beam_width=min(settings.max_beam_width, limits.num_slots),
             num_return_sequences=True,
             guided_decoding=() if why_no_guides else tuple(GuideType),

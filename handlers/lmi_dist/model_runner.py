@@ -47,7 +47,7 @@ class ModelRunner:
             )
         self.vocab_size, self.context_length = facts.vocab_size, facts.context_length
         self.dtype, self.device = str(placement.dtype).removeprefix("torch."), str(placement.device)
-        self._device = placement.device
+        self._device, self.pooling = placement.device, facts.pooling
         with torch.inference_mode():
             self._kv = KvSlots(facts, placement, num_slots, max_length)
             checkpoint = Checkpoint(facts.path, allow_pickle=config.allow_pickle, progress=progress)  # refuses pickles
@@ -74,7 +74,10 @@ class ModelRunner:
         adaptable: Adaptable[Tensor] | None
         if (a := facts.architecture) is not None:
             outputs = declared_names(config, hidden_names(facts.num_layers))
-            program = build(a, checkpoint, lambda weight: pack(to_tensor(weight)), max_length, place, outputs)
+            has_head = facts.pooling is None
+            program = build(
+                a, checkpoint, lambda weight: pack(to_tensor(weight)), max_length, place, outputs, has_head=has_head
+            )
             program = program if limits is None else adapted(program, limits.max_rank)
             model = adaptable = TorchModel(program, placement.dtype)
             sites = sites_of(a)

@@ -40,6 +40,7 @@ class NativeRunner:
         progress: Progress = lambda stage, share: None,
     ) -> None:
         assert facts.architecture is not None
+        self.pooling = facts.pooling
         outputs = declared_names(config, hidden_names(facts.num_layers))
         checkpoint = Checkpoint(facts.path, allow_pickle=config.allow_pickle, progress=progress)  # refuses pickles
         formats, limits = _Formats(config), LoraLimits.of(config.options)
@@ -49,6 +50,7 @@ class NativeRunner:
             lambda weight: library.pack(weight, formats.choose(weight)),
             max_length,
             outputs=outputs,
+            has_head=facts.pooling is None,
         )
         self.program = program if limits is None else adapted(program, limits.max_rank)
         self._model = NativeModel(library, self.program, num_blocks, num_threads())

@@ -126,7 +126,7 @@ Operation: TypeAlias = "Embed | Norm | Linear[Packed] | Attend | Gather | Cap | 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program(Generic[Packed]):
-    """A whole decoder. The last operation leaves the logits in the last buffer, whose rows are the wanted ones."""
+    """A whole decoder. The last operation leaves the logits, or hidden states, in the last buffer, of wanted rows."""
 
     operations: tuple[Operation[Packed], ...]
     widths: tuple[int, ...]  # floats in a row of each buffer

@@ -64,11 +64,13 @@ def build(
     max_length: int,
     place: PlaceArray = in_float32,
     outputs: Collection[str] = (),
+    *,
+    has_head: bool = True,
 ) -> Program[Packed]:
     """Read every tensor once, in the order of the operations, and pack or place it before the next one is read.
 
     `outputs` are the names of those that each step gives beside the logits; a hidden state that the layers write over
-    is gathered for the wanted rows.
+    is gathered for the wanted rows. Without a head the states behind the last norm stand in the place of the logits.
     """
     a = architecture
     kept = _buffers_of(a, outputs)
@@ -79,11 +81,14 @@ def build(
         operations += _layer(reader, layer)
         if (output := kept.get(layer_name(layer), _ALL.x)) >= _GATHERED:
             operations.append(Gather(_ALL.x, output))
-    operations += _head(reader, logits)
+    operations += _head(reader, logits) if has_head else [reader.norm("norm", _WANTED.x, logits)]
     row = (a.hidden_size, a.hidden_size, a.num_heads * a.head_dim, a.intermediate_size)
     return Program(
         operations=tuple(operations),
-        widths=(*row, sum(_qkv_widths(a)), *row, *[a.hidden_size] * (logits - _GATHERED), a.vocab_size),
+        widths=(
+            *(*row, sum(_qkv_widths(a)), *row, *[a.hidden_size] * (logits - _GATHERED)),
+            a.vocab_size if has_head else a.hidden_size,
+        ),
         wanted=frozenset(range(_WANTED.x, logits + 1)),
         outputs=kept,
         num_layers=a.num_layers,

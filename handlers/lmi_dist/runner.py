@@ -9,6 +9,7 @@ from typing import Protocol
 import msgspec
 
 from handlers.lmi_dist.lora import AnyLoader
+from handlers.lmi_dist.pooling import Pooling
 from handlers.lmi_dist.weights import Array
 
 
@@ -66,6 +67,7 @@ class Runner(Protocol):
     tokens_per_block: int
     shares_blocks: bool  # keys and values lie in the blocks of a chunk's table; otherwise in its slot
     adapters: AnyLoader | None  # None: the runner was made without adapters
+    pooling: Pooling | None  # of an embedding model: it gives hidden states (num_logits, size) in place of logits
 
     def forward(self, plan: Plan) -> Array:
         """Logits in the host's memory, float32 (num_logits, vocab), valid until the next call.

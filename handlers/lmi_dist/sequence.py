@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from handlers.lmi_dist.guides import Guide
     from handlers.lmi_dist.ngram import Drafter
     from handlers.lmi_dist.sampler import SamplerState
+    from handlers.lmi_dist.weights import Array
 
 
 @dataclass(slots=True, eq=False)
@@ -34,6 +35,7 @@ class EmbeddedSequence(base.Sequence):
     guide: Guide | None = None  # says which tokens may come next
     must_end: bool = False  # its guide allows only end ids, before `min_tokens` too
     rows: BeamRows | None = None  # where it runs and has beams
+    pooled: Array | None = None  # of its prompt so far, where the request wants its embedding
 
     @property
     def width(self) -> int:

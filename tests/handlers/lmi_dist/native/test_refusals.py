@@ -153,7 +153,6 @@ def test_a_wrong_field_of_an_operation_is_refused(op: int, field: str, value: An
         ("num_kv_heads", 4),
         ("head_dim", 513),
         ("head_dim", 17),
-        ("vocab_size", 97),
     ],
 )
 def test_a_wrong_field_of_a_model_is_refused(field: str, value: int) -> None:
