@@ -256,6 +256,7 @@ class Pipeline:
             logits_post_processor_name=request.logits_post_processor_name,
             priority=request.priority,
             cache_salt=request.cache_salt,
+            pooling_params=request.pooling,
         )
 
 
@@ -361,7 +362,8 @@ def read_result(answer: AnswerText, result: Result) -> Delta:
     if answer.stopped:
         return Delta(tokens, AnswerEnd.STOP_SEQUENCE, stop_reason=answer.stop_string)
     stop_id = ids[-1] if ids and reason is FinishReason.STOP_WORDS else None
-    return Delta(tokens, REASONS[reason], stop_reason=stop_id, times=result.request_perf_metrics)
+    times, embedding = result.request_perf_metrics, result.embedding
+    return Delta(tokens, REASONS[reason], stop_reason=stop_id, times=times, embedding=embedding)
 
 
 def comes_in_parts(request: GenerationRequest) -> bool:

@@ -14,7 +14,14 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from lmi.executor import DEFAULT_PRIORITY, GuidedDecodingParams, RequestPerfMetrics, SamplingConfig
+from lmi.executor import (
+    DEFAULT_PRIORITY,
+    GuidedDecodingParams,
+    PoolingParams,
+    RequestPerfMetrics,
+    SamplingConfig,
+    Tensor,
+)
 
 
 class AnswerEnd(enum.StrEnum):
@@ -94,7 +101,7 @@ class GenerationRequest:
     there are no others. `is_streaming` asks for the answer piece by piece. `token_biases` holds pairs of a token id and
     the bias that is added to its logit. All requests of a `session` go to one engine. Prompts with different values of
     `cache_salt` share nothing in an engine's cache, so no user can find out by its time what another one asked. Without
-    one they share whole blocks.
+    one they share whole blocks. With `pooling` the answer is the embedding of the prompt, and no text.
     """
 
     prompt: str = ""
@@ -123,6 +130,7 @@ class GenerationRequest:
     logits_post_processor_name: str | None = None
     priority: float = DEFAULT_PRIORITY  # the contract's: 1 is the most urgent
     origin: Origin = Origin()
+    pooling: PoolingParams | None = None
 
     @property
     def num_sequences(self) -> int:
@@ -190,6 +198,7 @@ class Delta(msgspec.Struct, gc=False):
     stop_reason: str | int | None = None
     times: RequestPerfMetrics | None = None
     is_followed: bool = False
+    embedding: Tensor | None = None
 
 
 @dataclass(slots=True)

@@ -10,6 +10,7 @@ The tokenizer has one token for each byte, so prompts and answers are readable i
     lose TEXT       answer TEXT, then close the engine's connections as a dying engine does
     hang TEXT       answer TEXT, then nothing more
     lack TEXT       answer TEXT without end, one beam too few
+    embed TEXT      an embedding whose numbers are the first ids of the prompt, where the request asks for one
     trip            raise an error that no engine should, when the request comes
     refuse FIELD    refuse the request when it comes, for that field of the contract
     reject FIELD    refuse it for that field in the first step
@@ -25,6 +26,7 @@ import json
 import os
 import threading
 import time
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -43,6 +45,7 @@ from lmi.engine.server import Dispatcher, FrontEndConnection
 from lmi.errors import InvalidParameter, PromptTooLong
 from lmi.executor import (
     Capabilities,
+    Embeddings,
     EngineInfo,
     ErrorKind,
     Executor,
@@ -55,6 +58,7 @@ from lmi.executor import (
     Response,
     ResponseError,
     Result,
+    Tensor,
     TokenLogProb,
 )
 from lmi.http.protocol import GuardedProtocol
@@ -75,6 +79,7 @@ from lmi.user_code.runner import UserCode
 from tests import machine
 
 CAPABILITIES = Capabilities(max_top_log_probs=5, typical_p=True, perf_metrics=True)
+EMBEDDING = Capabilities(perf_metrics=True, embeddings=Embeddings(4, ()))
 END_ID = 256
 CONTEXT = 200
 STEP_S = 0.002
@@ -235,6 +240,8 @@ class ScriptedExecutor(Executor):
         if turn.order == "reject":
             field = bytes(turn.left).decode()
             return Response(turn.request_id, error=ResponseError("must be another", ErrorKind.INVALID, field))
+        if request.pooling_params is not None and turn.order == "embed":
+            return self._embedding(turn, request.pooling_params.dimensions)
         if turn.order == "flood":
             return self._result(turn, turn.left * 100, FinishReason.NOT_FINISHED)
         if turn.left:
@@ -254,6 +261,14 @@ class ScriptedExecutor(Executor):
         if turn.order == "lose":
             self.lost.set()
         return None
+
+    def _embedding(self, turn: Turn, dimensions: int | None) -> Response:
+        """The numbers of an embedding are the first tokens."""
+        numbers = array("f", turn.request.input_token_ids)[: dimensions or 4]
+        result = Result([[]], True, True, finish_reasons=[FinishReason.END_ID])
+        result.embedding = Tensor((len(numbers),), "float32", numbers.tobytes())
+        result.request_perf_metrics = turn.times
+        return Response(turn.request_id, result)
 
     def _result(self, turn: Turn, new: list[int], reason: FinishReason) -> Response:
         is_final, output = reason is not FinishReason.NOT_FINISHED, turn.request.output_config

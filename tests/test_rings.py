@@ -80,7 +80,7 @@ MAX_LINES = {
     "lmi/http": 1220,
     "lmi/ipc": 320,
     "lmi/models": 850,
-    "lmi/server": 2710,
+    "lmi/server": 2720,
     "lmi/settings": 3070,
     "lmi/sessions": 370,
     "lmi/shared": 1790,

@@ -7,6 +7,7 @@ from dataclasses import replace
 from lmi.apis.anthropic.api import ANTHROPIC
 from lmi.apis.base.api import AnyApi
 from lmi.apis.batch.api import DYNAMIC_BATCH
+from lmi.apis.embeddings.api import EMBEDDINGS
 from lmi.apis.lmi.api import LMI
 from lmi.apis.openai.api import OPENAI_CHAT, OPENAI_CHAT_LINES, OPENAI_COMPLETIONS, OPENAI_TEXT_LINES
 from lmi.apis.responses.api import RESPONSES
@@ -18,7 +19,7 @@ ROWS: tuple[AnyApi, ...] = (
     *(LMI, DYNAMIC_BATCH, TRITON, TRITON_STREAM),
     *(OPENAI_CHAT, OPENAI_CHAT_LINES, OPENAI_COMPLETIONS, OPENAI_TEXT_LINES),
     *(TGI, TGI_GENERATE, TGI_STREAM),
-    *(RESPONSES, ANTHROPIC),
+    *(RESPONSES, ANTHROPIC, EMBEDDINGS),
 )
 APIS = {api.name: api for api in ROWS}
 BY_ROUTE = {path: replace(api, json_end=b"\n") for api in ROWS for path in api.paths if path != "/" and "{" not in path}

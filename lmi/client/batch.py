@@ -20,7 +20,7 @@ from lmi.client.talk import base_of, headers_of
 
 BUSY = (429, 503)
 MAX_TRIES, PAUSE_S = 20, 1.0
-ROUTES = ("/v1/chat/completions", "/v1/completions")
+ROUTES = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
 
 
 async def run_batch(source: BinaryIO, target: BinaryIO, url: str, api_key: str | None, num_at_once: int) -> int:

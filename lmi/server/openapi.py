@@ -14,6 +14,7 @@ from typing import Any
 from lmi.adapters import openapi as adapters
 from lmi.apis.anthropic import openapi as anthropic
 from lmi.apis.base.openapi import STRING, ApiDescription, Content, Form, Operation, content, struct
+from lmi.apis.embeddings import openapi as embeddings
 from lmi.apis.lmi import openapi as lmi
 from lmi.apis.openai import openapi as openai
 from lmi.apis.responses import openapi as responses
@@ -29,7 +30,7 @@ def document(config: Config) -> dict[str, Any]:
     """Return the whole document, as JSON's objects."""
     apis = [lmi.describe(config), adapters.describe(config), models.describe(config), server(config)]
     if not config.is_user_code:
-        apis[1:1] = [each.describe(config) for each in (triton, tgi, openai, responses, anthropic)]
+        apis[1:1] = [each.describe(config) for each in (triton, tgi, openai, responses, anthropic, embeddings)]
     paths: dict[str, dict[str, Operation]] = {}
     for path, methods in ((path, methods) for api in apis for path, methods in api.paths.items()):
         paths.setdefault(path, {}).update(methods)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+from array import array
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from lmi import errors
 from lmi.apis.base.api import AnyApi
 from lmi.apis.table import APIS
 from lmi.errors import LmiError
+from lmi.executor import Tensor
 from lmi.settings.config import ModelConfig
 from lmi.types import AnswerEnd, Delta, Token
 
@@ -28,6 +30,10 @@ CASES = sorted(f"{path.parent.name}/{path.stem}" for path in GOLDEN.glob("*/*.re
 def _token(fields: dict[str, Any]) -> Token:
     top = fields.get("top")
     return Token(**fields | {"top": None if top is None else [_token(alternative) for alternative in top]})
+
+
+def _embedding(numbers: list[float]) -> Tensor:
+    return Tensor((len(numbers),), "float32", array("f", numbers).tobytes())
 
 
 def _delta(fields: dict[str, Any]) -> Delta:
@@ -43,6 +49,7 @@ def _delta(fields: dict[str, Any]) -> Delta:
         prompt_token_ids=fields.get("prompt_token_ids", ()),
         is_followed=fields.get("is_followed", False),
         stop_reason=fields.get("stop_reason"),
+        embedding=_embedding(fields["embedding"]) if "embedding" in fields else None,
     )
 
 

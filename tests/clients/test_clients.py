@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
+import torch
+from tokenizers import Tokenizer
+from transformers import AutoModel
 
 from tests.clients.venvs import run
-from tests.served import Server
+from tests.served import Server, serve
+from tests.tiny_models import embedding_model
 
 pytestmark = pytest.mark.timeout(500)  # including the installation of a venv
 PROMPT = "The quick brown"
@@ -78,6 +83,27 @@ def test_openai(demo: Server, said: str) -> None:
     assert vllm["ids"] and vllm["ids"] == vllm["streamed_ids"]
     refused, unknown, previous = found["refusals"]
     assert "max_tokens" in refused and "nobody" in unknown and "previous_response_id" in previous
+
+
+def test_openai_at_an_embedding_model_gets_what_transformers_computes(tmp_path: Path) -> None:
+    folder = embedding_model(tmp_path / "embedder", "qwen3", is_matryoshka=True)
+    with serve(folder, "option.model_name=embedder", "option.dtype=fp32", "frontend_workers=1") as server:
+        found = run("current", "openai_embeddings.py", url(server), "embedder")
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    model = AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
+
+    def expected(ids: list[int], size: int | None = None) -> list[float]:
+        with torch.inference_mode():
+            state = model(torch.tensor([ids])).last_hidden_state[0, -1, :size]
+        return torch.nn.functional.normalize(state, dim=0).tolist()  # type: ignore[no-any-return]
+
+    texts = [tokenizer.encode(text).ids for text in found["texts"]]
+    for got, ids in zip(found["whole"] + found["of_ids"], [*texts, [5, 6, 7], [8]], strict=True):
+        assert got == pytest.approx(expected(ids), abs=2e-5)
+    assert found["as_numbers"] == found["whole"] and found["num_tokens"] == 4
+    assert found["short"][0] == pytest.approx(expected(texts[0], 8), abs=2e-5)
+    generation, nothing, long = found["refusals"]
+    assert "embedding model" in generation and nothing.startswith("input ") and long.startswith("dimensions ")
 
 
 def test_anthropic(demo: Server) -> None:

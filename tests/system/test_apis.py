@@ -23,6 +23,7 @@ ELSEWHERE = {
     "openai_chat_lines": "takes messages, no raw prompt",
     "responses": "takes messages, no raw prompt",
     "anthropic": "takes messages, no raw prompt",
+    "embeddings": "answers with no text",
     "dynamic_batch": "is there only without a rolling batch: the last test",
 }
 

@@ -112,7 +112,7 @@ def test_a_batch_has_one_answer_for_each_request(server: Server, tmp_path: Path)
     [
         ("{}", "line 2: not a request with custom_id, url and body"),
         ("not json", "line 2: not a request"),
-        ('{"custom_id": "a", "url": "/v1/embeddings", "body": {}}', "line 2: url='/v1/embeddings': allowed is"),
+        ('{"custom_id": "a", "url": "/v1/rerank", "body": {}}', "line 2: url='/v1/rerank': allowed is"),
     ],
 )
 def test_a_line_that_is_no_request_is_named(server: Server, tmp_path: Path, line: str, said: str) -> None:

@@ -28,6 +28,7 @@ class BodyOutline(msgspec.Struct):
     messages: msgspec.Raw = msgspec.Raw()
     prompt: msgspec.Raw = msgspec.Raw()
     text_input: msgspec.Raw = msgspec.Raw()
+    input: msgspec.Raw = msgspec.Raw()
     model: msgspec.Raw = msgspec.Raw()
     request_type: msgspec.Raw = msgspec.field(name="requestType", default=msgspec.Raw())
 

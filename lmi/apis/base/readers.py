@@ -106,7 +106,7 @@ def check_size(body: bytes, num_text_bytes: Callable[[bytes], int], kind: str, t
 
 def _num_prompt_bytes(body: bytes, max_texts: int) -> int:
     outline = msgspec.json.decode(body, type=BodyOutline)
-    prompts = (outline.inputs, outline.text_input, outline.prompt)
+    prompts = (outline.inputs, outline.text_input, outline.prompt, outline.input)
     return max(_num_text_bytes(bytes(prompt), max_texts) for prompt in prompts)
 
 

@@ -72,7 +72,7 @@ SESSIONS = {
     "SessionRequest": asked({"requestType": (NEW_SESSION, CLOSE)}, "requestType", example={"requestType": NEW_SESSION}),
     "SessionAnswer": struct(result=str),
 }
-ANSWERS = ("OpenAIChat", "OpenAIText", "Response", "AnthropicMessage", "TgiAnswer", "SessionAnswer")
+ANSWERS = ("OpenAIChat", "OpenAIText", "Response", "AnthropicMessage", "TgiAnswer", "Embeddings", "SessionAnswer")
 EVENTS = ("TgiEvent", "TgiError", "ResponseEvent", "AnthropicEvent", "AnthropicError")
 ABOUT = (
     "SageMaker's paths: `inputs` is read by the LMI schema, `messages` and `prompt` by OpenAI's. A stream is "

@@ -229,7 +229,7 @@ def parse(message: Message[OpenAIFormat]) -> Parsed[OpenAIFormat]:
     given = COMPLETION.read(message.fields, ignored)
     if given.get("suffix"):
         raise Unsupported("suffix", "models here write on from a prompt and fill no gap")
-    prompts = _prompts(given.get("prompts"))
+    prompts = prompts_of("prompt", given.get("prompts"), MAX_PROMPTS)
     _check_together(given)
     forget_unused(given, COMPLETION, message.format, ignored)
     guide, field_names = asked_guide(given)
@@ -279,25 +279,25 @@ def _completion_format(given: Given, format: OpenAIFormat) -> OpenAIFormat:
     )
 
 
-def _prompts(value: object) -> list[dict[str, Any]]:
+def prompts_of(name: str, value: object, max_prompts: int) -> list[dict[str, Any]]:
     """Read a text, token ids, or a list of these. Returns the fields of each prompt's request."""
     if isinstance(value, str) and value:
         return [{"prompt": value}]
     rule = "a non-empty string, a list of token ids, or a list of such"
     if not isinstance(value, list) or not value:
-        raise InvalidParameter("prompt", rule, value)
+        raise InvalidParameter(name, rule, value)
     if all(isinstance(item, int) for item in value):
-        return [{"prompt_token_ids": PROMPT_IDS("prompt", value)}]
-    if len(value) > MAX_PROMPTS:
-        raise InvalidParameter("prompt", f"a list of at most {MAX_PROMPTS} prompts", value)
+        return [{"prompt_token_ids": PROMPT_IDS(name, value)}]
+    if len(value) > max_prompts:
+        raise InvalidParameter(name, f"a list of at most {max_prompts} prompts", value)
     prompts: list[dict[str, Any]] = []
     for n, item in enumerate(value):
         if isinstance(item, str) and item:
             prompts.append({"prompt": item})
         elif isinstance(item, list) and item:
-            prompts.append({"prompt_token_ids": PROMPT_IDS(f"prompt[{n}]", item)})
+            prompts.append({"prompt_token_ids": PROMPT_IDS(f"{name}[{n}]", item)})
         else:
-            raise InvalidParameter(f"prompt[{n}]", "a non-empty string or list of token ids", item)
+            raise InvalidParameter(f"{name}[{n}]", "a non-empty string or list of token ids", item)
     return prompts
 
 

@@ -168,7 +168,7 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
     *((name, {"prompt": "hi"}) for name in ("openai_completions", "openai_completions_lines")),
     *((name, {"messages": [{"role": "user", "content": "hi"}]}) for name in ("openai_chat", "openai_chat_lines")),
     ("openai_completions", {"prompt": "hi", "temperature": 0}),
-    ("responses", {"input": "hi"}),
+    *((name, {"input": "hi"}) for name in ("responses", "embeddings")),
     ("anthropic", {"max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]}),
 ]  # fmt: skip
 

@@ -1,0 +1,29 @@
+"""OpenAI's embeddings."""
+
+from __future__ import annotations
+
+from lmi.apis.base.openapi import OF_INFERENCE, ApiDescription, asked, content, either, struct, taken
+from lmi.apis.embeddings.api import EMBEDDINGS as API
+from lmi.apis.embeddings.schema import EMBEDDINGS
+from lmi.apis.openai.openapi import PROMPT
+from lmi.settings.config import Config
+
+EXAMPLE = {"input": "What is the capital of France?"}
+
+
+def describe(config: Config) -> ApiDescription:
+    about, rules = "OpenAI's embeddings, of an embedding model.", [API.errors]
+    api = ApiDescription("Embeddings", about, config.model, SCHEMAS, content("OpenAIError"), rules)
+    api.add("post", "/v1/embeddings", "Embed texts", "Embeddings", OF_INFERENCE, body="EmbeddingsRequest")
+    return api
+
+
+SCHEMAS = {
+    "EmbeddingsRequest": asked(taken(EMBEDDINGS) | {"input": PROMPT}, "input", example=EXAMPLE),
+    "Embeddings": struct(
+        object={"const": "list"},
+        data=[struct(object={"const": "embedding"}, index=int, embedding=either([float], str))],
+        model=str,
+        usage=struct(prompt_tokens=int, total_tokens=int),
+    ),
+}
