@@ -250,7 +250,7 @@ class DrivenExecutor(SteppedExecutor[Sequence], Generic[Work]):
         if is_first and not sequence.is_prefilling:
             step.num_context_tokens += sequence.num_prompt_tokens
             num_new -= num_new > 0  # the first comes with the prompt
-        step.num_generation_tokens += max(0, num_new)
+        step.num_generation_tokens += max(0, num_new) + (output.embedding is not None)
         if isinstance(output.end, Exception) and not sequence.is_finished:
             self._fail(sequence, output.end, f"{self.title} gave the request up: {output.end}")
         if output.end is not None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from handlers.base.beams import Beam, Candidate, num_candidates
 from handlers.base.sequence import Sequence
 from lmi.errors import InvalidParameter, Unsupported
-from lmi.executor import EngineInfo, FinishReason, PromptLogProb, Request, TokenLogProb
+from lmi.executor import EngineInfo, FinishReason, PromptLogProb, Request, Tensor, TokenLogProb
 
 
 @dataclass(slots=True)
@@ -45,6 +45,7 @@ class SequenceOutput:
     end: FinishReason | Exception | None = None
     num_cached_tokens: int = 0  # of the prompt, reported with its first token
     beams: list[Beam] | None = None
+    embedding: Tensor | None = None  # of a request that asks for that of its prompt
 
 
 def feed(sequence: Sequence, output: SequenceOutput) -> None:
@@ -62,6 +63,8 @@ def feed(sequence: Sequence, output: SequenceOutput) -> None:
         else:
             top = best(known, position, num_top) if num_top else None
             sequence.append(token_id, known.values[position][0], top)
+    if output.embedding is not None:
+        sequence.embed(output.embedding)
     if isinstance(output.end, FinishReason) and not sequence.is_finished:
         sequence.finish_reason = output.end
 

@@ -19,6 +19,7 @@ import torch
 from torch.distributed import TCPStore
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.pooling_params import PoolingParams
 from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
@@ -32,7 +33,15 @@ from handlers.base.driven_outputs import SequenceOutput
 from handlers.base.engine_loop import EngineLoop, Processes
 from handlers.base.stepped import EngineStopped
 from handlers.lmi_vllm import process_setup
-from handlers.lmi_vllm.translation import VllmWork, check_adapter, kv_cache_stats, lora_request, of_core, of_request
+from handlers.lmi_vllm.translation import (
+    VllmWork,
+    check_adapter,
+    kv_cache_stats,
+    lora_request,
+    of_core,
+    of_pooling,
+    of_request,
+)
 from lmi.errors import cause_line
 from lmi.shared import linux
 
@@ -59,7 +68,7 @@ class InProcess:
         shorten_allocation(self._scheduler)
         self._preempted: dict[str, int] = {}
         self._num_preemptions = 0
-        self.config = self._engine.vllm_config
+        self.config, self.tasks = self._engine.vllm_config, self._engine.get_supported_tasks()
         InProcess.num_open += 1
 
     def add(self, work: VllmWork) -> None:
@@ -181,7 +190,7 @@ class MultiProcess:
         self._processes = Processes(pids)
         self._num_steps = 0  # of the core, as far as `step` has reported them
         self._loop = EngineLoop("vllm")
-        self.config = self._llm.vllm_config
+        self.config, self.tasks = self._llm.vllm_config, self._loop.run(self._llm.get_supported_tasks())
         self._heartbeat: NodeHeartbeat | None = None
         if arguments.nnodes > 1:  # not on Ray, whose own nodes watch each other
             port = self.config.parallel_config.master_port
@@ -193,6 +202,10 @@ class MultiProcess:
     async def _follow(self, work: VllmWork) -> None:
         how = {"lora_request": work.adapter, "priority": work.priority}
         try:
+            if isinstance(work.params, PoolingParams):
+                async for pooled in self._llm.encode(work.prompt, work.params, work.id, **how):
+                    self._loop.put(of_pooling(pooled))
+                return
             async for output in self._llm.generate(work.prompt, work.params, work.id, **how):
                 self._loop.put(of_request(output))
         except Exception as error:

@@ -18,6 +18,7 @@ from typing import Any
 
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.exceptions import VLLMValidationError
+from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
@@ -32,7 +33,7 @@ from handlers.lmi_vllm.about import ON_RAY, environment
 from handlers.lmi_vllm.arguments import engine_arguments, named_for
 from handlers.lmi_vllm.drivers import InProcess, MultiProcess, NodeHeartbeat
 from handlers.lmi_vllm.guides import GuideGate
-from handlers.lmi_vllm.translation import VllmWork, describe, lora_request, priority, row_params, sampling_params
+from handlers.lmi_vllm.translation import VllmWork, describe, lora_request, params_of, priority, row_params
 from handlers.lmi_vllm.vllm_log import START, StartupLog, new_file
 from lmi.errors import (
     BadConfiguration,
@@ -124,6 +125,10 @@ class VllmExecutor(DrivenExecutor[VllmWork]):
                 is_multi_process = num_ranks > 1 or arguments.distributed_executor_backend == ON_RAY
             engine = MultiProcess(arguments) if is_multi_process else InProcess(arguments)
         info, lora = describe(engine.config, settings.max_beam_width), engine.config.lora_config
+        if info.capabilities.embeddings is not None and "embed" not in engine.tasks:
+            raise ModelUnusable(
+                f"{folder}: vLLM runs it for {', '.join(engine.tasks)}, and lmi serves only embeddings so"
+            )
         super().__init__(
             engine,
             info,
@@ -135,21 +140,23 @@ class VllmExecutor(DrivenExecutor[VllmWork]):
         self._structures: dict[Sequence, StructuredOutputsParams] = {}  # as they were checked
         progress("warm-up", 0.0)
         try:
-            _warm_up(engine)
+            _warm_up(engine, is_pooling=info.capabilities.embeddings is not None)
         except Exception as error:  # only a step shows that a kernel cannot do what the model needs
             raise explained(error, folder, options) from error
         self._start()
 
     def _work(self, sequence: Sequence) -> VllmWork:
         token_ids = list(sequence.request.input_token_ids)
-        params = sampling_params(sequence, self._structures.get(sequence))
+        params = params_of(sequence, self.capabilities.embeddings, self._structures.get(sequence))
         return self._work_of(sequence, name_of(sequence), token_ids, params)
 
     def _row_work(self, sequence: Sequence, row: BeamRow) -> VllmWork:
         work = self._work_of(sequence, row.name, row.token_ids, row_params(sequence, row.num_top))
         return replace(work, arrival_time=row.arrival_time)
 
-    def _work_of(self, sequence: Sequence, name: str, token_ids: list[int], params: SamplingParams) -> VllmWork:
+    def _work_of(
+        self, sequence: Sequence, name: str, token_ids: list[int], params: SamplingParams | PoolingParams
+    ) -> VllmWork:
         adapter = self._adapters.used_by(sequence)
         return VllmWork(
             id=name,
@@ -216,7 +223,7 @@ class VllmExecutor(DrivenExecutor[VllmWork]):
         return ErrorKind.INVALID if isinstance(error, VLLMValidationError) else super()._kind_of(error)
 
 
-def _warm_up(engine: InProcess | MultiProcess) -> None:
+def _warm_up(engine: InProcess | MultiProcess, *, is_pooling: bool) -> None:
     """Run the first steps, which set up kernels and so take as long as many steps."""
     kinds: list[dict[str, Any]] = [
         {"temperature": 0.0},
@@ -224,7 +231,8 @@ def _warm_up(engine: InProcess | MultiProcess) -> None:
     ]
     for number, kind in enumerate(kinds):
         kind |= {"max_tokens": NUM_WARM_UP_TOKENS, "ignore_eos": True, "detokenize": False}
-        params = SamplingParams(output_kind=RequestOutputKind.DELTA, **kind)
+        sampling = SamplingParams(output_kind=RequestOutputKind.DELTA, **kind)
+        params = PoolingParams(task="embed") if is_pooling else sampling
         engine.add(VllmWork(f"warm-up.{number}", [0] * 8, params))
     num_open = len(kinds)
     while num_open:

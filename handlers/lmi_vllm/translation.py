@@ -9,12 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, cast
 
-from vllm.config import VllmConfig
+import torch
+from vllm.config import ModelConfig, VllmConfig
 from vllm.inputs import TokensInput, tokens_input
 from vllm.logprobs import FlatLogprobs
 from vllm.lora.peft_helper import PEFTHelper
 from vllm.lora.request import LoRARequest
-from vllm.outputs import RequestOutput
+from vllm.outputs import PoolingRequestOutput, RequestOutput
+from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.outputs import LogprobsLists, LogprobsTensors
@@ -30,6 +32,7 @@ from lmi.executor import (
     DEFAULT_PRIORITY,
     PRIORITY_STEPS,
     Capabilities,
+    Embeddings,
     EngineInfo,
     FinishReason,
     GuidedDecodingParams,
@@ -38,6 +41,7 @@ from lmi.executor import (
     OutputConfig,
     Request,
     SamplingConfig,
+    Tensor,
 )
 
 MAX_TEMPERATURE = 2.0  # of SamplingParams
@@ -50,7 +54,7 @@ REASONS = {"stop": FinishReason.END_ID, "length": FinishReason.LENGTH, "repetiti
 class VllmWork:
     id: str
     token_ids: list[int]
-    params: SamplingParams
+    params: SamplingParams | PoolingParams
     adapter: LoRARequest | None = None
     priority: int = 0
     cache_salt: str | None = None
@@ -89,8 +93,19 @@ class CheckedParams(SamplingParams):
         return None
 
 
-def sampling_params(sequence: Sequence, structure: StructuredOutputsParams | None = None) -> SamplingParams:
+def params_of(
+    sequence: Sequence, embeddings: Embeddings | None, structure: StructuredOutputsParams | None
+) -> SamplingParams | PoolingParams:
     """Translate the request of a sequence, whose structure is given as vLLM has checked it."""
+    asked = sequence.request.pooling_params
+    if asked is None or embeddings is None:
+        return sampling_params(sequence, structure)
+    is_whole = asked.dimensions in (None, embeddings.size)  # vLLM refuses the number if the model has no other
+    return PoolingParams(task="embed", dimensions=None if is_whole else asked.dimensions)
+
+
+def sampling_params(sequence: Sequence, structure: StructuredOutputsParams | None = None) -> SamplingParams:
+    """Translate a request for tokens."""
     request, config, output = sequence.request, sequence.request.sampling_config, sequence.request.output_config
     params = (SamplingParams if structure is None else CheckedParams)(
         max_tokens=int(sequence.max_tokens),
@@ -180,7 +195,20 @@ def of_core(name: str, output: EngineCoreOutput) -> SequenceOutput:
         _of_arrays(output.new_prompt_logprobs_tensors),
         None if output.finish_reason is None else _end(name, str(output.finish_reason)),
         0 if output.prefill_stats is None else output.prefill_stats.num_cached_tokens,
+        embedding=None if output.pooling_output is None else _embedding(output.pooling_output),
     )
+
+
+def of_pooling(output: PoolingRequestOutput[Any]) -> SequenceOutput:
+    """Translate an output of AsyncLLM's encode."""
+    embedding, num_cached = _embedding(output.outputs.data), output.num_cached_tokens or 0
+    return SequenceOutput(
+        output.request_id, [], end=FinishReason.END_ID, num_cached_tokens=num_cached, embedding=embedding
+    )
+
+
+def _embedding(vector: torch.Tensor) -> Tensor:
+    return Tensor(tuple(vector.shape), "float32", vector.float().numpy().tobytes())
 
 
 def of_request(output: RequestOutput) -> SequenceOutput:
@@ -258,5 +286,11 @@ def describe(config: VllmConfig, max_beam_width: int) -> EngineInfo:
             lora=config.lora_config is not None,
             adapter_pins=True,
             priority=config.scheduler_config.policy == "priority",
+            embeddings=embeddings_of(model) if model.runner_type == "pooling" else None,
         ),
     )
+
+
+def embeddings_of(model: ModelConfig) -> Embeddings:
+    shorter = tuple(model.matryoshka_dimensions or ()) if model.is_matryoshka else None
+    return Embeddings(model.embedding_size, shorter)
