@@ -81,7 +81,7 @@ MAX_LINES = {
     "lmi/ipc": 320,
     "lmi/models": 850,
     "lmi/server": 2720,
-    "lmi/settings": 3070,
+    "lmi/settings": 3080,
     "lmi/sessions": 370,
     "lmi/shared": 1790,
     "lmi/sources": 2040,

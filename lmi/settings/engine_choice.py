@@ -16,7 +16,10 @@ from lmi.settings.values import Given, Values, closest
 NO_ROLLING_BATCH = "disable"  # the dynamic-batch schema, over any engine
 KEY, BATCH = "option.rolling_batch", "option.max_rolling_batch_size"
 TENSOR, PIPELINE = "option.tensor_parallel_degree", "option.pipeline_parallel_degree"
-TASKS = ("auto", "text-generation", "text2text-generation", "conversational", "generate")  # of option.task
+TASKS = (  # of option.task; the checkpoint says which of them the model is for
+    *("auto", "text-generation", "text2text-generation", "conversational", "generate"),
+    *("feature-extraction", "text-embedding"),
+)
 USUAL = ("option.adapters", "adapters")  # what is so without it
 NEURON = "Neuron devices are not served here"
 ENGINES_ELSEWHERE = {  # that option.rolling_batch can name in the reference and that have no handler here
@@ -172,7 +175,7 @@ def choose_gpus(values: Values) -> tuple[str, ...]:
 def refuse_other_tasks(values: Values, engine: ChosenEngine) -> None:
     task = values.given("option.task", "auto")
     if task.lower().replace("_", "-") not in TASKS and engine.handler is not USER_CODE:
-        only = "engines here generate text and do nothing else; a model.py can"
+        only = "engines here generate text or give embeddings, and do nothing else; a model.py can"
         values.refuse("option.task", f"{', '.join(TASKS)} ({only})")
 
 

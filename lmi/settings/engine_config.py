@@ -224,7 +224,7 @@ class EngineConfig:
     task: ClassVar = Option(
         None,
         kinds.TEXT,
-        "what the model is for; anything but generating text is refused",
+        "what the model is for; anything but generating text and embeddings is refused",
         key="option.task",
         env=("HF_TASK",),
         has_flag=False,

@@ -133,6 +133,7 @@ CASES = {
         warned_on_cpu=(USES_NOT,) * 3,
     ),
     "tasks that generate text": Case(text="option.task=Text_Generation"),
+    "a task of embeddings": Case(environ={"HF_TASK": "feature-extraction"}),
     "text to text": Case(environ={"HF_TASK": "text2text-generation"}),
     "a slip of the pen": Case(
         environ={"OPTION_ROLLING_BACK": "auto"}, warned=("the closest known key is option.rolling_batch",)
@@ -146,11 +147,11 @@ CASES = {
     ),
     # They stop with what to write instead.
     "another task": Case(
-        environ={"HF_TASK": "feature-extraction"},
-        refused="option.task='feature-extraction' (HF_TASK): allowed is auto, text-generation,",
+        environ={"HF_TASK": "fill-mask"},
+        refused="option.task='fill-mask' (HF_TASK): allowed is auto, text-generation,",
     ),
     "another task in the file": Case(
-        text="option.task=text-classification", refused="engines here generate text and do nothing else"
+        text="option.task=text-classification", refused="engines here generate text or give embeddings"
     ),
     "TensorRT-LLM": Case(
         text="engine=MPI\noption.rolling_batch=trtllm\noption.tensor_parallel_degree=4",

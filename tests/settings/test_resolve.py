@@ -587,20 +587,21 @@ def test_a_malformed_option_env_is_refused_without_its_values(folder: Path) -> N
     assert fault == "option.env=*** (serving.properties:1): allowed is NAME=VALUE, several with , between"
 
 
-@pytest.mark.parametrize("task", ["feature-extraction", "text-classification", "summarization"])
-def test_another_task_than_generation_is_refused_except_for_user_code(folder: Path, task: str) -> None:
+@pytest.mark.parametrize("task", ["fill-mask", "text-classification", "summarization"])
+def test_another_task_than_generation_or_embedding_is_refused_except_for_user_code(folder: Path, task: str) -> None:
     for refusal in (faults(folder, f"option.task={task}"), faults(folder, "", environ={"HF_TASK": task})):
         [line] = refusal
         assert line.startswith(f"option.task='{task}' (") and "allowed is auto, text-generation, " in line
-        assert line.endswith("(engines here generate text and do nothing else; a model.py can)")
+        assert line.endswith("(engines here generate text or give embeddings, and do nothing else; a model.py can)")
     (folder / "model.py").write_text("def handle(inputs): ...")
     assert settle(folder, f"option.task={task}").warnings == ()
 
 
 @pytest.mark.parametrize(
-    "task", ["text-generation", "auto", "Text-Generation", "", "text_generation", "conversational"]
+    "task",
+    ["text-generation", "auto", "Text-Generation", "", "text_generation", "conversational", "text_embedding"],
 )
-def test_the_task_of_generation_needs_no_word(folder: Path, task: str) -> None:
+def test_the_task_of_generation_or_embedding_needs_no_word(folder: Path, task: str) -> None:
     resolved = settle(folder, f"option.task={task}")
     assert (resolved.warnings, resolved.config.engine.options) == ((), {})
 
