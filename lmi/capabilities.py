@@ -33,6 +33,7 @@ NEEDS = (
     ("kv_cache_retention_config", "kv_cache_retention", "no priorities of its cache"),
     ("prompt_tuning_config", "", "no prompt tuning"),
     ("external_draft_tokens_config", "", "no drafts but its own"),
+    ("images", "max_images", "no vision"),
 )
 ASKED = attrgetter(*(path for path, _, _ in NEEDS))
 PLAIN = ASKED(Request((0,), 1))
@@ -90,6 +91,10 @@ def _check_bounds(request: Request, info: EngineInfo) -> None:
         num = getattr(request.output_config, name)
         if num is not None and num > max_top:
             raise InvalidParameter(name, f"at most {max_top}", num)
+    num_images, max_images = len(request.images), info.capabilities.max_images
+    if num_images > max_images > 0:
+        said = f"must have at most {max_images} images (option.limit_mm_per_prompt), given {num_images}"
+        raise InvalidRequest(said, "images")
 
 
 def _check_token_ids(request: Request, info: EngineInfo) -> None:

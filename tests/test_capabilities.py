@@ -38,6 +38,7 @@ CAN_ALL = Capabilities(
     lora=True,
     kv_cache_retention=True,
     priority=True,
+    max_images=2,
 )
 CAN_NOTHING = Capabilities(
     min_p=False, seed=False, bad_words=False, stop_words=False, log_probs=False, prompt_log_probs=False
@@ -184,3 +185,11 @@ def test_an_embedding_is_as_short_as_the_model_was_trained_for() -> None:
     ]:
         with pytest.raises(InvalidRequest, match=f"^dimensions {why}"):
             check_request(embedding(dimensions), engine)
+
+
+def test_more_images_than_a_prompt_may_have_are_refused() -> None:
+    check_request(request(images=(b"", b"")), info())
+    with pytest.raises(
+        InvalidRequest, match=r"^images must have at most 2 images \(option.limit_mm_per_prompt\), given 3$"
+    ):
+        check_request(request(images=(b"", b"", b"")), info())

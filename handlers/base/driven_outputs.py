@@ -96,6 +96,7 @@ def check_beams(request: Request, info: EngineInfo) -> None:
     config = request.sampling_config
     for name, noun, is_given in (
         ("embedding_bias", "biases", bool(request.embedding_bias)),
+        ("images", "images", bool(request.images)),
         ("bad_words", "bad words", bool(request.bad_words)),
         ("repetition_penalty", "penalties", config.repetition_penalty not in (None, 1)),
         ("presence_penalty", "penalties", bool(config.presence_penalty)),

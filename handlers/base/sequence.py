@@ -14,6 +14,7 @@ from typing import Self, TypeVar, cast
 
 from handlers.base.beams import AnyCandidate, Beam, BeamSearch, Continuation
 from handlers.base.captured import Captured, new_captured
+from lmi.errors import PromptTooLong
 from lmi.executor import (
     MAX_SEED,
     ErrorKind,
@@ -82,6 +83,7 @@ class Sequence:
     search: BeamSearch | None = None  # where the request wants beams
     beams: list[Beam] = field(default_factory=list)  # those that the last Response has carried
     rows: object = None  # what computes its beams, a type of the engine
+    prompt: object = None  # what the engine made of a prompt with images, a type of the engine
     captured: Captured | None = None  # rows of logits and other tensors, where the request wants them
     is_pooled_whole: bool = False  # the request wants an embedding of all its tokens, not only of the last one
     embedding: Tensor | None = None
@@ -127,6 +129,16 @@ class Sequence:
         """Whether it may take keys and values from the cache now: captured rows of a prompt have no gap."""
         has_begun = self.captured is not None and self.captured.has_begun and self.num_generated == 0
         return not (self.lacks_prompt_log_probs or self.is_pooled_whole or has_begun)
+
+    def replace_prompt(self, token_ids: list[int], max_sequence_length: int) -> None:
+        """Take the tokens that the prompt has with its images. Raises PromptTooLong."""
+        num_tokens = len(token_ids)
+        if num_tokens >= max_sequence_length:
+            rule = f"shorter than the model's context of {max_sequence_length} tokens"
+            raise PromptTooLong(rule, f"{num_tokens} tokens, with those of its images")
+        self.first_told = num_tokens if self.first_told else 0
+        self.token_ids, self.num_prompt_tokens, self.num_prefill = list(token_ids), num_tokens, num_tokens
+        self.max_tokens = min(self.max_tokens, max_sequence_length - num_tokens)
 
     def append(self, token_id: int, log_prob: float | None = None, top: list[TokenLogProb] | None = None) -> None:
         """Append a generated token. Sets `finish_reason` if it is the last."""
@@ -269,6 +281,8 @@ class Sequence:
             result = self._result(start, index) if self.search is None else self._beam_result(start)
             if start == 0:
                 result.num_cached_tokens = self.num_cached_tokens
+                if request.images:
+                    result.prompt_token_ids = self.token_ids[: self.num_prompt_tokens]
                 wants_log_probs = request.output_config.num_prompt_log_probs is not None
                 if result.sequence_index == 0 and wants_log_probs and not self.lacks_prompt_log_probs:
                     result.prompt_log_probs = self.prompt_log_probs

@@ -44,9 +44,9 @@ class Prefixes:
 
 
 def keys_of(request: Request) -> list[int]:
-    """Return the hash of each whole block of a prompt with all before it, with the adapter and the `cache_salt`."""
+    """Return the hash of each whole block of a prompt with all before it, the adapter, the `cache_salt` and images."""
     token_ids, adapter = request.input_token_ids, request.lora_config
-    keys = [hash((None if adapter is None else adapter.name, request.cache_salt))]
+    keys = [hash((None if adapter is None else adapter.name, request.cache_salt, request.images))]
     for start in range(0, min(len(token_ids) // BLOCK_SIZE, MAX_PROMPT_BLOCKS) * BLOCK_SIZE, BLOCK_SIZE):
         keys.append(hash((keys[-1], tuple(token_ids[start : start + BLOCK_SIZE]))))
     return keys[1:]

@@ -300,6 +300,11 @@ class RequestQueue:
         if entry.is_streaming:
             self.first_token_patience.note(now - entry.arrived_s, has_left=False, now=now)
 
+    def note_prompt(self, entry: QueueEntry, num_prompt_tokens: int) -> None:
+        """The engine has read the images of a running request and knows the length of its prompt: its client pays."""
+        self._clients[entry.client].had_s += self._cost_s(num_prompt_tokens - entry.num_prompt_tokens, 0)
+        entry.num_prompt_tokens = num_prompt_tokens
+
     def note_sequence_end(self, entry: QueueEntry) -> None:
         """One of several sequences of a request has ended."""
         entry.num_open -= 1

@@ -191,6 +191,8 @@ class Dispatcher:
             response.request_id = entry.request_id
             if response.result is not None and response.result.request_perf_metrics is not None:
                 self._note_times(entry, response.result.request_perf_metrics)
+            if response.result is not None and response.result.prompt_token_ids is not None:
+                self._queue.note_prompt(entry, len(response.result.prompt_token_ids))
             if response.is_final:
                 is_answered = response.error is None and not entry.has_left
                 self._end(entry, now, has_left=entry.has_left, is_answered=is_answered)

@@ -31,7 +31,8 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     whatever a logits post-processor does. `logits_post_processor_arrays` is the library, torch or numpy, whose arrays
     it gets. With `batch_invariant` a request gets the same ids in every batch, and with
     `log_probs_invariant` the same log-probs too, bit for bit. `max_top_log_probs` bounds `num_top_log_probs` and
-    `num_prompt_log_probs`, and `max_temperature` bounds `temperature`. A model with `embeddings` does nothing else.
+    `num_prompt_log_probs`, and `max_temperature` bounds `temperature`. `max_images` bounds the images of a prompt. A model
+    with `embeddings` does nothing else.
     """
 
     max_beam_width: int = 1  # 1: no beam search
@@ -63,12 +64,14 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     batch_invariant: bool = False
     log_probs_invariant: bool = False
     embeddings: Embeddings | None = None
+    max_images: int = 0  # 0: it reads none
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Facts about a loaded engine, with which a front end checks a request before it sends it.
 
-    Beside `max_num_sequences` in a batch it may run `num_express_places` of requests that say so.
+    Beside `max_num_sequences` in a batch it may run `num_express_places` of requests that say so. `image_placeholder`
+    is the text of an image where the chat template writes none, with `{n}` for its number from 1 on.
 
     Only `adapters` changes while the engine runs.
     """
@@ -83,6 +86,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     kernels: str = ""  # what computes, where an engine has a choice
     max_kv_cache_tokens: int = 0
     capabilities: Capabilities = Capabilities()
+    image_placeholder: str = ""
     adapters: tuple[str, ...] = ()  # names of the LoRA adapters that requests may use now
 
 

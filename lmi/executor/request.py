@@ -219,9 +219,9 @@ class Request(_Arguments, frozen=True, kw_only=True):
     """One prompt and everything an engine needs to continue it.
 
     `end_ids` holds further end tokens beside `end_id`, and `ignore_eos` lets generation continue past all of them;
-    upstream has neither, and no `is_express`. `stop_words` and `bad_words` are token id sequences. Stop words are
-    matched only on generated tokens and stay in the output. `allotted_time_ms` counts from enqueue. Every Response
-    carries the `client_id`. `num_return_sequences` becomes the SamplingConfig's, where it may stand instead.
+    upstream has neither, no `is_express` and no `images`. `stop_words` and `bad_words` are token id sequences. Stop
+    words are matched only on generated tokens and stay in the output. `allotted_time_ms` counts from enqueue. Every
+    Response carries the `client_id`. `num_return_sequences` becomes the SamplingConfig's, where it may stand instead.
     """
 
     BATCHED_POST_PROCESSOR_NAME: ClassVar[str] = "batched"
@@ -246,6 +246,7 @@ class Request(_Arguments, frozen=True, kw_only=True):
     external_draft_tokens_config: ExternalDraftTokensConfig | None = None
     cache_salt: str | None = None  # prompts share what is cached only if they have the same; without one whole blocks
     pooling_params: PoolingParams | None = None
+    images: tuple[bytes, ...] = ()  # files, each of which has its model's placeholder in `input_token_ids`, in order
 
     def __post_init__(self) -> None:
         if not self.input_token_ids:

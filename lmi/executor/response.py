@@ -91,6 +91,9 @@ class Result(msgspec.Struct, array_like=True):
     the first Result of sequence 0: a row for each prompt token that was computed for it, which are all but the first
     `num_cached_tokens`. The last of them is the first row of the generation.
 
+    Where the request has images, the first Result of a sequence has the `prompt_token_ids` that the engine made of its
+    prompt: an image takes many tokens in place of its placeholder.
+
     The only Result of a request with `pooling_params` has no tokens, and the `embedding` (size,) in float32.
     """
 
@@ -109,6 +112,7 @@ class Result(msgspec.Struct, array_like=True):
     context_logits: Tensor | None = None
     generation_logits: Tensor | None = None
     embedding: Tensor | None = None
+    prompt_token_ids: list[int] | None = None
 
 
 class ResponseError(msgspec.Struct, frozen=True, array_like=True):

@@ -53,6 +53,7 @@ ASKING: dict[Need, tuple[str, dict[str, Any]]] = {
     ("generation_logits", None): asking("output_config.return_generation_logits", True),
     ("perf_metrics", None): asking("output_config.return_perf_metrics", True),
     ("additional_outputs", None): asking("output_config.additional_model_outputs", (AdditionalModelOutput("logits"),)),
+    ("max_images", None): asking("images", (b"",)),
     ("kv_cache_retention", None): asking("kv_cache_retention_config", KvCacheRetentionConfig()),
     **{
         ("guided_decoding", kind): asking("guided_decoding_params", GuidedDecodingParams(kind, '{"type": "null"}'))

@@ -185,6 +185,21 @@ def test_clients_who_always_have_more_get_equal_parts_of_the_engine() -> None:
     assert min(tokens.values()) >= 0.8 * sum(tokens.values()) / 2
 
 
+def test_a_client_pays_for_the_tokens_of_its_images_when_they_are_known() -> None:
+    queue = RequestQueue(1, 1e9)
+    for num_tokens in (0, 100) * 8:
+        queue.speed.note(0.1 + 0.001 * num_tokens, num_tokens, 1)
+    for client in ("with images", "without") * 2:
+        queue.offer(arrival(0.0, client, is_further=True).entry, 0.0)
+    order = []
+    while queue.num_waiting:
+        [entry] = queue.start(0.0)
+        order.append(entry.client)
+        queue.note_prompt(entry, PROMPT + 1000 * (entry.client == "with images"))
+        queue.remove(entry, 0.0, is_answered=True)
+    assert order == ["with images", "without", "without", "with images"]
+
+
 def test_the_more_urgent_request_goes_first() -> None:
     engine = Engine()
     crowd = [arrival(0.0, is_further=True) for _ in range(4 * PLACES)]
