@@ -25,6 +25,7 @@ from lmi.errors import (
     InvalidParameter,
     Overloaded,
     Unsupported,
+    shorten,
 )
 from lmi.executor import Capabilities, EngineInfo, FinishReason, LoraConfig, OutputConfig, Request, Result
 from lmi.settings.config import ModelConfig
@@ -92,6 +93,7 @@ class Pipeline:
         """Return the ids of a prompt, of any length up to MAX_TEXT_CHARS. Raises InvalidParameter for a longer one."""
         if request.prompt_token_ids is not None:
             return list(request.prompt_token_ids)
+        _check_countable(request)
         text, forged = await self._text(request)
         if len(text) > MAX_TEXT_CHARS:
             raise InvalidParameter("inputs", f"at most {MAX_TEXT_CHARS} characters", f"{len(text)} characters")
@@ -109,6 +111,7 @@ class Pipeline:
     async def count_tokens(self, request: GenerationRequest) -> int:
         """Return the number of tokens of a prompt. Raises InvalidRequest, or Unavailable when no engine is ready."""
         info = await self._engines.ready(request.adapter)
+        _check_countable(request)
         prompt, forged = await self._text(request)
         return len(await self._encode(request, prompt, forged, info))
 
@@ -118,7 +121,10 @@ class Pipeline:
         Raises InvalidRequest, or Unavailable when no engine is ready.
         """
         info = await self._engines.ready(request.adapter)
-        prompt, forged = await self._text(request)
+        if request.images and not info.capabilities.max_images:
+            image = request.images[0]
+            raise Unsupported(image.place, f"messages are text alone, given a part of type {shorten(image.kind)}")
+        prompt, forged = await self._text(request, info.image_placeholder)
         if request.is_beam_search and request.guided_decoding is not None:
             raise Unsupported("guided_decoding_params", "a beam search follows no structure")
         prompt_ids = await self._encode(request, prompt, forged, info)
@@ -214,11 +220,11 @@ class Pipeline:
             forged=forged,
         )
 
-    async def _text(self, request: GenerationRequest) -> tuple[str, list[int]]:
+    async def _text(self, request: GenerationRequest, image_placeholder: str = "") -> tuple[str, list[int]]:
         """Return the text of a prompt, and the places in it where the content of a chat spells special tokens."""
-        return (request.prompt, []) if request.chat is None else await self._render(request.chat)
+        return (request.prompt, []) if request.chat is None else await self._render(request.chat, image_placeholder)
 
-    async def _render(self, chat: Chat) -> tuple[str, list[int]]:
+    async def _render(self, chat: Chat, image_placeholder: str) -> tuple[str, list[int]]:
         template, forgery = self._chat_template, self._forgery
         if template is None:
             raise Unsupported("messages", "this model has no chat template, and option.chat_template gives none")
@@ -230,6 +236,7 @@ class Pipeline:
                 variables=forgery.mark(chat.variables),
                 add_generation_prompt=chat.add_generation_prompt,
                 continue_final_message=chat.continue_final_message,
+                image_placeholder=image_placeholder,
             )
             return forgery.unmark(text)
 
@@ -257,7 +264,13 @@ class Pipeline:
             priority=request.priority,
             cache_salt=request.cache_salt,
             pooling_params=request.pooling,
+            images=tuple(image.data for image in request.images),
         )
+
+
+def _check_countable(request: GenerationRequest) -> None:
+    if request.images:
+        raise Unsupported(request.images[0].place, "an engine that reads the image knows how many tokens it has")
 
 
 def _salted(requests: Sequence[GenerationRequest], scope: str) -> Sequence[GenerationRequest]:
@@ -287,6 +300,8 @@ class Sequences:
     def read(self, result: Result) -> Delta | None:
         """Return the Delta of a Result, None for a sequence that a stop string has ended."""
         index = result.sequence_index
+        if result.prompt_token_ids is not None:
+            self._prompt_ids = result.prompt_token_ids
         if index not in self.open_texts:
             return None
         delta = read_result(self.open_texts[index], result)

@@ -62,9 +62,20 @@ class AnswerFormat:
 Format = TypeVar("Format", bound=AnswerFormat)
 
 
+@dataclass(frozen=True, slots=True)
+class Image:
+    """A file in the content of a message, whose part of type `kind` stands at `place` in the request."""
+
+    data: bytes
+    place: str
+    kind: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chat:
     """A conversation for the model's chat template. `variables` are further names for the template.
+
+    The content of a message is a text, or a list of texts and Images in their order.
 
     With `add_generation_prompt` the prompt ends where the model's next answer begins, with `continue_final_message`
     where the content of the last message ends.
@@ -75,6 +86,11 @@ class Chat:
     variables: Mapping[str, Any] = field(default_factory=dict)
     add_generation_prompt: bool = True
     continue_final_message: bool = False
+
+    @property
+    def images(self) -> list[Image]:
+        contents = (message.get("content") for message in self.messages)
+        return [part for said in contents if isinstance(said, list) for part in said if isinstance(part, Image)]
 
 
 class Origin(msgspec.Struct, frozen=True, array_like=True):
@@ -131,6 +147,10 @@ class GenerationRequest:
     priority: float = DEFAULT_PRIORITY  # the contract's: 1 is the most urgent
     origin: Origin = Origin()
     pooling: PoolingParams | None = None
+
+    @property
+    def images(self) -> list[Image]:
+        return [] if self.chat is None else self.chat.images
 
     @property
     def num_sequences(self) -> int:

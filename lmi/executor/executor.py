@@ -31,8 +31,8 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     whatever a logits post-processor does. `logits_post_processor_arrays` is the library, torch or numpy, whose arrays
     it gets. With `batch_invariant` a request gets the same ids in every batch, and with
     `log_probs_invariant` the same log-probs too, bit for bit. `max_top_log_probs` bounds `num_top_log_probs` and
-    `num_prompt_log_probs`, and `max_temperature` bounds `temperature`. `max_images` bounds the images of a prompt. A model
-    with `embeddings` does nothing else.
+    `num_prompt_log_probs`, and `max_temperature` bounds `temperature`. `max_images` bounds the images of a prompt. A
+    model with `embeddings` does nothing else.
     """
 
     max_beam_width: int = 1  # 1: no beam search

@@ -7,11 +7,13 @@ to the limit, so callers run it in a thread. It knows no tokenizer and no wire f
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from types import BuiltinMethodType, MethodType
 from typing import Any, Self
@@ -24,7 +26,16 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
 from jinja2.utils import Namespace
 
-from lmi.errors import BadConfiguration, GenerationFailed, InvalidParameter, InvalidRequest, ModelUnusable, cause_line
+from lmi.errors import (
+    BadConfiguration,
+    GenerationFailed,
+    InvalidParameter,
+    InvalidRequest,
+    LmiError,
+    ModelUnusable,
+    Unsupported,
+    cause_line,
+)
 from lmi.text.template_filters import BoundedTree, Filters
 from lmi.text.template_limits import ASKING, BoundedFormatter, Budget, OutOfRoom, check_method, num_units
 
@@ -32,6 +43,7 @@ MAX_PROMPT_CHARS = 64 << 20
 MAX_RENDER_S = 2.0
 MAX_COPIES = 16  # that a template may make of its messages; a template that makes more is at fault itself
 MAX_TEMPLATE_CHARS = 256 << 10
+PROBE = "Is this text there?"  # written by a template that takes the form of a content
 END = "\ufdd1 "  # of a message that is continued: a noncharacter, and a space that is lost where a template trims
 MAX_SHORT_CHARS = 1000  # of a form of dates, and of the message of an exception
 
@@ -51,6 +63,7 @@ class ChatTemplate:
         self._environment = TemplateEnvironment(max_render_s, max_prompt_chars)
         self._max_prompt_chars = max_prompt_chars
         self._special_tokens = dict(special_tokens)
+        self._may_take_parts = any("type" in text for text in templates.values())
         try:
             self._templates = {name: self._environment.compile_bounded(text) for name, text in templates.items()}
         except jinja2.TemplateError as error:
@@ -81,16 +94,56 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         variables: Mapping[str, Any] | None = None,
+        image_placeholder: str = "",
     ) -> str:
         """Return the prompt. `variables` are further names for the template (`enable_thinking` ...).
 
-        With `continue_final_message` it ends where the content of the last message does, as in transformers.
+        With `continue_final_message` it ends where the content of the last message does, as in transformers. What is
+        no text in the list of a content is an image: the template writes it, or else `image_placeholder` stands for it.
         Raises InvalidRequest if the template refuses the messages, and GenerationFailed if it exceeds a limit.
         """
         if continue_final_message:
-            messages = [*messages[:-1], {**messages[-1], "content": messages[-1]["content"] + END}]
-            text = self.render(messages, tools=tools, add_generation_prompt=add_generation_prompt, variables=variables)
-            return _until_end(text)
+            said = messages[-1]["content"]
+            messages = [*messages[:-1], {**messages[-1], "content": said + ([END] if isinstance(said, list) else END)}]
+        messages = self._in_its_form(messages, image_placeholder)
+        text = self._render(messages, tools, add_generation_prompt, variables)
+        return _until_end(text) if continue_final_message else text
+
+    def _in_its_form(self, messages: Sequence[Mapping[str, Any]], placeholder: str) -> Sequence[Mapping[str, Any]]:
+        """Return the messages with contents that are texts, or lists of parts, as the template takes them."""
+        takes_texts, takes_parts = self._forms
+        has_images = any(isinstance(message.get("content"), list) for message in messages)
+        if takes_parts and (has_images or not takes_texts):
+            return [{**message, "content": _parts(message.get("content"))} for message in messages]
+        if not has_images:
+            return messages
+        if not placeholder:
+            raise Unsupported("messages", "the chat template takes no images")
+        numbers = itertools.count(1)
+        return [{**message, "content": _text(message.get("content"), placeholder, numbers)} for message in messages]
+
+    @cached_property
+    def _forms(self) -> tuple[bool, bool]:
+        """Whether the template writes a content that is a text, and one that is a list of parts."""
+        if not self._may_take_parts:
+            return True, False
+
+        def is_written(content: object) -> bool:
+            try:
+                text = self._render([{"role": "user", "content": content}], None, True, None)
+            except LmiError:
+                return False
+            return PROBE in text and "'text'" not in text  # else it wrote the list itself
+
+        return is_written(PROBE), is_written(_parts(PROBE))
+
+    def _render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        add_generation_prompt: bool,
+        variables: Mapping[str, Any] | None,
+    ) -> str:
         template = self._templates.get("tool_use") if tools else None
         template = template or self._templates.get("default") or next(iter(self._templates.values()))
         known = {
@@ -122,6 +175,20 @@ class ChatTemplate:
                 raise OutOfRoom(f"the chat template wrote over {self._max_prompt_chars} characters")
             chunks.append(chunk)
         return "".join(chunks)
+
+
+def _parts(content: object) -> list[dict[str, str]]:
+    """Return a content as the list of parts that templates of models with images take."""
+    said = content if isinstance(content, list) else [content or ""]
+    return [{"type": "text", "text": part} if isinstance(part, str) else {"type": "image"} for part in said]
+
+
+def _text(content: object, placeholder: str, numbers: Iterator[int]) -> object:
+    """Return a content as one text, with a placeholder for each image."""
+    if not isinstance(content, list):
+        return content
+    parts = (part if isinstance(part, str) else placeholder.replace("{n}", str(next(numbers))) for part in content)
+    return "\n".join(parts)
 
 
 def _until_end(text: str) -> str:

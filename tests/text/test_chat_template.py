@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from lmi.errors import BadConfiguration, GenerationFailed, InvalidParameter, InvalidRequest, ModelUnusable
+from lmi.errors import BadConfiguration, GenerationFailed, InvalidParameter, InvalidRequest, ModelUnusable, Unsupported
 from lmi.text.chat_template import ChatTemplate
 from tests.text.small_tokenizers import byte_level_backend
 
@@ -278,3 +278,39 @@ def render(folder: Path, override: str | None = None, tools: list[dict[str, Any]
     template = ChatTemplate.load(folder, SPECIAL, override)
     assert template is not None
     return template.render(MESSAGES, tools=tools)
+
+
+IMAGE = object()  # any part that is no text
+OF_PARTS = (
+    "{% for m in messages %}[{% for p in m.content %}{{ p.text if p.type == 'text' else '<i>' }}{% endfor %}]"
+    "{% endfor %}"
+)
+OF_BOTH = (
+    "{% for m in messages %}{{ m.content if m.content is string else m.content | map(attribute='type') | list }}"
+    "{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "contents", "text"),
+    [
+        (OF_PARTS, [["a", IMAGE, "b"], "c"], "[a<i>b][c]"),
+        (OF_PARTS, ["a", ""], "[a][]"),
+        (OF_BOTH, ["a", "b"], "ab"),
+        ("{% for m in messages %}[{{ m.content }}]{% endfor %}", [["a", IMAGE], "b", [IMAGE]], "[a\n<1>][b][<2>]"),
+    ],
+    ids=["parts", "parts without an image", "either form", "texts"],
+)
+def test_a_template_gets_contents_in_the_form_that_it_takes(template: str, contents: list[Any], text: str) -> None:
+    messages = [{"role": "user", "content": content} for content in contents]
+    assert compiled(template).render(messages, image_placeholder="<{n}>") == text
+
+
+def test_a_message_with_an_image_can_be_continued() -> None:
+    messages = [{"role": "user", "content": ["a", IMAGE]}]
+    assert compiled(OF_PARTS).render(messages, continue_final_message=True, add_generation_prompt=False) == "[a<i>"
+
+
+def test_images_need_a_template_that_writes_them_or_a_placeholder() -> None:
+    with pytest.raises(Unsupported, match="messages is not supported here: the chat template takes no images"):
+        compiled(CHATML).render([{"role": "user", "content": [IMAGE]}])

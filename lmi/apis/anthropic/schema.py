@@ -13,7 +13,8 @@ from typing import Any
 from lmi.apis.base.guides import CONTRACT_NAME, AskedGuide, an_object, check_levels, json_schema
 from lmi.apis.base.parameters import Given, Parameter, ParameterTable, rows
 from lmi.apis.base.readers import Message, Parsed, boolean, choice, takes, text
-from lmi.apis.openai.chat_schema import chat_request, content_text
+from lmi.apis.openai.chat_schema import chat_request, content, content_text, joined
+from lmi.apis.openai.images import read_image
 from lmi.apis.openai.schema import SHARED, TOOLS, OpenAIFormat, anything, hidden
 from lmi.apis.openai.tools import ToolChoice, Tools, flat_tools, function_choice, mode_choice
 from lmi.errors import InvalidParameter, Unsupported, shorten
@@ -41,7 +42,7 @@ MESSAGES = ParameterTable(
     | {
         "system": Parameter("system", anything, help="What the model is told before the conversation."),
         "messages": Parameter(
-            "messages", anything, fields=("inputs", "input_token_ids"), help="The conversation so far."
+            "messages", anything, fields=("inputs", "input_token_ids", "images"), help="The conversation so far."
         ),
         "thinking": Parameter(
             "chat_template_kwargs", _thinking, help="Whether the chat template lets the model think."
@@ -104,24 +105,24 @@ def _messages(given: Given) -> list[dict[str, Any]]:
 
 def _read_message(name: str, message: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the results of tools in a message, and the rest of it."""
-    role, content = choice(tuple(BLOCKS))(f"{name}.role", message.get("role")), message.get("content")
-    if isinstance(content, str):
-        return [{"role": role, "content": content}]
-    if not isinstance(content, list):
-        raise InvalidParameter(f"{name}.content", "a string or a list of blocks", content)
+    role, said = choice(tuple(BLOCKS))(f"{name}.role", message.get("role")), message.get("content")
+    if isinstance(said, str):
+        return [{"role": role, "content": said}]
+    if not isinstance(said, list):
+        raise InvalidParameter(f"{name}.content", "a string or a list of blocks", said)
     found: dict[str, list[Any]] = {kind: [] for kind in BLOCKS[role]}
-    for n, item in enumerate(content):
+    for n, item in enumerate(said):
         place = f"{name}.content[{n}]"
         block = an_object(place, item)
         kind = block.get("type")
         if not isinstance(kind, str) or kind not in found:
             raise Unsupported(place, f"messages are text alone, given a block of type {shorten(kind)} ({role})")
-        found[kind].append(BLOCKS[role][kind](place, block))
-    results, texts, thoughts, calls = (found.get(kind, []) for kind in ("tool_result", "text", "thinking", "tool_use"))
-    rest: dict[str, Any] = {"role": role, "content": "\n".join(texts)}
+        found["text" if kind == "image" else kind].append(BLOCKS[role][kind](place, block))
+    results, parts, thoughts, calls = (found.get(kind, []) for kind in ("tool_result", "text", "thinking", "tool_use"))
+    rest: dict[str, Any] = {"role": role, "content": joined(parts)}
     rest |= {"tool_calls": calls} if calls else {}
     rest |= {"reasoning_content": "\n".join(thoughts)} if thoughts else {}
-    return results if results and not texts else [*results, rest]
+    return results if results and not parts else [*results, rest]
 
 
 def _text(place: str, block: dict[str, Any]) -> str:
@@ -136,7 +137,7 @@ def _thought(place: str, block: dict[str, Any]) -> str:
 
 def _result(place: str, block: dict[str, Any]) -> dict[str, Any]:
     call_id = text(f"{place}.tool_use_id", block.get("tool_use_id"))
-    said = content_text(f"{place}.content", block.get("content"), is_needed=False)
+    said = content(f"{place}.content", block.get("content"), is_needed=False)
     return {"role": "tool", "content": said, "tool_call_id": call_id}
 
 
@@ -148,7 +149,7 @@ def _call(place: str, block: dict[str, Any]) -> dict[str, Any]:
 
 
 BLOCKS: dict[str, dict[str, Callable[[str, dict[str, Any]], Any]]] = {  # by role
-    "user": {"text": _text, "tool_result": _result},
+    "user": {"text": _text, "image": read_image, "tool_result": _result},
     "assistant": {
         "text": _text,
         "thinking": _thought,

@@ -17,11 +17,12 @@ from lmi.apis.base.guides import CONTRACT_NAME, AskedGuide, an_object, asked_gui
 from lmi.apis.base.parameters import MAX_IGNORED, Given, Parameter, ParameterTable
 from lmi.apis.base.readers import Message, Parsed, boolean, check_size, integer, text
 from lmi.apis.openai import schema
+from lmi.apis.openai.images import IMAGE_PARTS, read_image
 from lmi.apis.openai.schema import HARMONY, OpenAIFormat
 from lmi.apis.openai.tools import ToolChoice, Tools, call_guide, nested_tools, tool_call_form, tool_choice
 from lmi.errors import InvalidParameter, Unsupported, shorten
 from lmi.settings.config import ModelConfig
-from lmi.types import Chat, OutputFormat
+from lmi.types import Chat, Image, OutputFormat
 
 TEXT_PARTS = ("text", "refusal", "input_text", "output_text", "reasoning_text", "summary_text")  # the last of responses
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
@@ -40,7 +41,7 @@ CHAT = ParameterTable(
     | schema.TOOLS
     | {
         "messages": Parameter(
-            "messages", schema.anything, fields=("inputs", "input_token_ids"), help="The conversation so far."
+            "messages", schema.anything, fields=("inputs", "input_token_ids", "images"), help="The conversation so far."
         ),
         "modalities": Parameter("modalities", schema.anything, help="Nothing but `text`."),
         "max_completion_tokens": Parameter(
@@ -79,6 +80,14 @@ class _Part(msgspec.Struct):
     text: msgspec.Raw = msgspec.Raw()
     content: msgspec.Raw = msgspec.Raw()  # of the result of a tool, or of an item, in other APIs
     output: msgspec.Raw = msgspec.Raw()
+    image_url: msgspec.Raw = msgspec.Raw()
+    source: msgspec.Raw = msgspec.Raw()
+    url: msgspec.Raw = msgspec.Raw()  # of an image, as its data
+    data: msgspec.Raw = msgspec.Raw()
+
+    @property
+    def texts(self) -> tuple[msgspec.Raw, ...]:
+        return self.text, self.content, self.output, self.image_url, self.source, self.url, self.data
 
 
 class _Outline(msgspec.Struct):
@@ -109,14 +118,14 @@ def _num_texts_bytes(body: bytes) -> int:
     return sum(_num_text_bytes(bytes(said)) for said in texts)
 
 
-def _num_text_bytes(said: bytes, max_levels: int = 2) -> int:
-    """Return the length of a text, or of the texts in a list of parts."""
+def _num_text_bytes(said: bytes, max_levels: int = 3) -> int:
+    """Return the length of a text, or of the texts and images in a list of parts."""
     if said[:1] == b'"':
         return len(said)
-    if said[:1] != b"[" or not max_levels:
+    if said[:1] not in (b"[", b"{") or not max_levels:
         return 0
-    parts = msgspec.json.decode(said, type=list[_Part])
-    texts = (text for part in parts for text in (part.text, part.content, part.output))
+    parts = msgspec.json.decode(said if said[:1] == b"[" else b"[%b]" % said, type=list[_Part])
+    texts = (text for part in parts for text in part.texts)
     return sum(_num_text_bytes(bytes(text), max_levels - 1) for text in texts)
 
 
@@ -163,6 +172,7 @@ def chat_request(
     request = schema.openai_request(
         given, format, chat=chat, needs_log_probs=format.has_log_probs, guided_decoding=guide
     )
+    field_names = {**field_names, **{f"images[{n}]": image.place for n, image in enumerate(chat.images)}}
     return Parsed((request,), replace(format, field_names=field_names), tuple(ignored[:MAX_IGNORED]))
 
 
@@ -210,9 +220,10 @@ def _message(name: str, value: object) -> dict[str, Any]:
     role = fields.get("role")
     if not isinstance(role, str) or role not in ROLES:
         raise InvalidParameter(f"{name}.role", "one of " + ", ".join(ROLES), role)
+    read = content if role in ("user", "tool") else content_text
     known: dict[str, Any] = {
         "role": "system" if role == "developer" else role,
-        "content": content_text(f"{name}.content", fields.get("content"), is_needed=role != "assistant"),
+        "content": read(f"{name}.content", fields.get("content"), is_needed=role != "assistant"),
     }
     for key in ("name", "tool_call_id", "reasoning_content"):  # passed to templates unchanged
         if fields.get(key) is not None:
@@ -230,11 +241,28 @@ def content_text(name: str, value: object, *, is_needed: bool) -> str:
         return ""
     if not isinstance(value, list):
         raise InvalidParameter(name, "a string or a list of text parts", value)
-    return "\n".join(_part(f"{name}[{n}]", part) for n, part in enumerate(value))
+    return "\n".join(_text_part(f"{name}[{n}]", an_object(f"{name}[{n}]", part)) for n, part in enumerate(value))
 
 
-def _part(name: str, value: object) -> str:
-    part = an_object(name, value)
+def content(name: str, value: object, *, is_needed: bool) -> str | list[str | Image]:
+    """Read a text, or a list of parts, which may be images."""
+    if not isinstance(value, list):
+        return content_text(name, value, is_needed=is_needed)
+    parts = {f"{name}[{n}]": an_object(f"{name}[{n}]", part) for n, part in enumerate(value)}
+    return joined([_part(place, part) for place, part in parts.items()])
+
+
+def joined(parts: Sequence[str | Image]) -> str | list[str | Image]:
+    """Return the content of a message: its texts, which newlines join, or all parts if images are among them."""
+    texts = [part for part in parts if isinstance(part, str)]
+    return "\n".join(texts) if len(texts) == len(parts) else list(parts)
+
+
+def _part(name: str, part: dict[str, Any]) -> str | Image:
+    return read_image(name, part) if part.get("type") in IMAGE_PARTS else _text_part(name, part)
+
+
+def _text_part(name: str, part: dict[str, Any]) -> str:
     kind = part.get("type")
     if not isinstance(kind, str) or kind not in TEXT_PARTS:
         raise Unsupported(name, f"messages are text alone, given a part of type {shorten(kind)}")

@@ -15,7 +15,7 @@ from typing import Any
 from lmi.apis.base.guides import CONTRACT_NAME, AskedGuide, an_object, check_levels, json_schema
 from lmi.apis.base.parameters import ROWS, Given, Parameter, ParameterTable
 from lmi.apis.base.readers import Message, Parsed, choice, refused, text
-from lmi.apis.openai.chat_schema import CHAT, chat_request, content_text, parsed_arguments
+from lmi.apis.openai.chat_schema import CHAT, chat_request, content, content_text, parsed_arguments
 from lmi.apis.openai.schema import CANNOT, SHARED, TOOLS, WITHOUT_EFFECT, OpenAIFormat, anything, hidden
 from lmi.apis.openai.tools import flat_tools, tool_choice
 from lmi.apis.responses.state import SETTINGS, ResponseState
@@ -59,7 +59,10 @@ RESPONSES = ParameterTable(
     | TOOLS
     | {
         "input": Parameter(
-            "input", anything, fields=("inputs", "input_token_ids"), help="A text, or the items of the conversation."
+            "input",
+            anything,
+            fields=("inputs", "input_token_ids", "images"),
+            help="A text, or the items of the conversation.",
         ),
         "instructions": Parameter("instructions", text, help="What the model is told before the conversation."),
         "max_output_tokens": ROWS["max_new_tokens"],
@@ -151,7 +154,8 @@ def _join(said: list[dict[str, Any]], message: dict[str, Any]) -> None:
 
 def _message(place: str, item: dict[str, Any]) -> dict[str, Any]:
     role = ROLES[choice(tuple(ROLES))(f"{place}.role", item.get("role"))]
-    return {"role": role, "content": content_text(f"{place}.content", item.get("content"), is_needed=True)}
+    read = content if role == "user" else content_text
+    return {"role": role, "content": read(f"{place}.content", item.get("content"), is_needed=True)}
 
 
 def _thought(place: str, item: dict[str, Any]) -> dict[str, Any]:
@@ -168,7 +172,7 @@ def _call(place: str, item: dict[str, Any]) -> dict[str, Any]:
 
 
 def _result(place: str, item: dict[str, Any]) -> dict[str, Any]:
-    said = content_text(f"{place}.output", item.get("output"), is_needed=True)
+    said = content(f"{place}.output", item.get("output"), is_needed=True)
     return {"role": "tool", "content": said, "tool_call_id": text(f"{place}.call_id", item.get("call_id"))}
 
 

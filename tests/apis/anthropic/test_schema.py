@@ -131,7 +131,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, "messages[0].content[0].tool_use_id"),
     (
         {"messages": [{"role": "user", "content": [RESULT | {"content": [{"type": "image", "source": {}}]}]}]},
-        "messages[0].content[0].content[0] is not supported here",
+        "messages[0].content[0].content[0].source.type is not supported here: this server fetches no image",
     ),
     ({"messages": [USER, {"role": "assistant", "content": "The"}]}, "messages is not supported here: an answer begins"),
     ({"messages": [USER, {"role": "assistant", "content": [CALL | {"input": "x"}]}]}, "messages[1].content[0].input"),

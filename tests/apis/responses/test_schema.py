@@ -131,7 +131,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"input": [{"type": [1]}]}, "input[0] is not supported here: a conversation has"),
     ({"input": [CALL | {"arguments": {}}]}, "input[0].arguments must be a string"),
     ({"input": [{"type": "function_call_output", "output": "x"}]}, "input[0].call_id must be a string"),
-    ({"input": [RESULT | {"output": [{"type": "input_image"}]}]}, "input[0].output[0] is not supported here"),
+    ({"input": [RESULT | {"output": [{"type": "input_image"}]}]}, "input[0].output[0].image_url must be a data URL"),
     ({"store": True}, f"store {KEPT}"),
     ({"previous_response_id": "resp_1"}, f"previous_response_id {KEPT}"),
     ({"conversation": "conv_1"}, f"conversation {KEPT}"),
