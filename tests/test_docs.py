@@ -23,6 +23,7 @@ import pytest
 import yaml
 
 from lmi.apis.openai.chat_schema import TEXT_PARTS
+from lmi.apis.openai.images import IMAGE_PARTS
 from lmi.cli import lmi
 from lmi.gateway.command import gateway
 from lmi.server.app import ROUTES, SERVER_ROUTES
@@ -137,7 +138,7 @@ def test_what_readme_calls_not_yet_there_is_not_there() -> None:
     paths = set(re.findall(r"`(/\S+)`", row))
     assert paths and not paths & {path for path, *_ in (*ROUTES, *SERVER_ROUTES)}
     is_there = {
-        "images": "image_url" in TEXT_PARTS,
+        "audio": "input_audio" in (*TEXT_PARTS, *IMAGE_PARTS),
         "GGUF": "*.gguf" not in NEVER,
         "Helm": any(ROOT.glob("scripts/**/Chart.yaml")),
     }

@@ -91,7 +91,7 @@ MAX_LINES = {
     "handlers/base": 4380,
     "handlers/lmi_dist": 7060,
     "handlers/lmi_trtllm": 2210,
-    "handlers/lmi_vllm": 1970,
+    "handlers/lmi_vllm": 2130,
 }
 OURS = {module_name(path): path for top in ("lmi", "handlers") for path in sources(top) if "compat" not in path.parts}
 ROOMS = [path for top in ("lmi", "handlers") for path in sorted((ROOT / top).iterdir()) if any(path.glob("*.py"))]

@@ -108,6 +108,11 @@ class DrivenExecutor(SteppedExecutor[Sequence], Generic[Work]):
         """Translate a running beam of a sequence, as `_work`. Only an engine that does not search beams needs it."""
         raise NotImplementedError
 
+    @property
+    def _held(self) -> SequenceOf[Sequence]:
+        """The sequences that wait for something before it is their turn; any thread may ask."""
+        return ()
+
     def _refuse(self, sequence: Sequence, error: Exception) -> None:
         """End a sequence that the engine did not take."""
         self._fail(sequence, error, str(error))
@@ -185,9 +190,9 @@ class DrivenExecutor(SteppedExecutor[Sequence], Generic[Work]):
     def _queued(self) -> SequenceOf[Sequence]:
         known, active, waiting = self._known.copy(), self._active, self._turns.waiting.copy()
         if len(active) >= len(known):  # as nearly always
-            return list(waiting)
+            return [*waiting, *self._held]
         begun = set(active)
-        return [*dict.fromkeys(one for one in known.values() if one not in begun), *waiting]
+        return [*dict.fromkeys(one for one in known.values() if one not in begun), *waiting, *self._held]
 
     def _wake(self) -> None:
         self._engine.wake()
@@ -281,7 +286,8 @@ class DrivenExecutor(SteppedExecutor[Sequence], Generic[Work]):
     def _start_over(self) -> None:
         """Empty the engine after a step that raised. Queued sequences without a token wait again; the rest may fail."""
         self._load = self._engine.load()
-        waiting = [sequence for sequence in self._queued if not sequence.num_generated]  # else it was preempted
+        held = self._held
+        waiting = [one for one in self._queued if one not in held and not one.num_generated]  # else it was preempted
         self._engine.abort(self._known)
         for sequence in waiting:
             for name in _names_of(sequence):

@@ -37,6 +37,8 @@ def check(config: EngineConfig) -> Mapping[str, str]:
     faults = {}
     if config.pipeline_parallel_degree > 1 and not config.device_ids:
         faults["option.pipeline_parallel_degree"] = "1 on vllm where no GPU is used"
+    if "mm_processor_cache_gb" in config.options:
+        faults["option.mm_processor_cache_gb"] = "nothing on vllm here: a cancelled request would spoil that cache"
     if config.speculative is not None:
         faults["option.speculative"] = OWN_SPECULATION
     if config.additional_outputs:

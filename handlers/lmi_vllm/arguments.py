@@ -43,6 +43,7 @@ DEFAULTS: dict[str, Any] = {
     "disable_log_stats": True,
     "generation_config": "vllm",
     "max_logprobs": 20,
+    "mm_processor_cache_gb": 0,  # it needs every request to reach the core that was read; a cancelled one does not
     "scheduling_policy": "priority",
     "seed": 0,
     "use_tqdm_on_load": False,

@@ -69,6 +69,7 @@ class InProcess:
         self._preempted: dict[str, int] = {}
         self._num_preemptions = 0
         self.config, self.tasks = self._engine.vllm_config, self._engine.get_supported_tasks()
+        self.renderer = self._engine.renderer
         InProcess.num_open += 1
 
     def add(self, work: VllmWork) -> None:
@@ -191,6 +192,7 @@ class MultiProcess:
         self._num_steps = 0  # of the core, as far as `step` has reported them
         self._loop = EngineLoop("vllm")
         self.config, self.tasks = self._llm.vllm_config, self._loop.run(self._llm.get_supported_tasks())
+        self.renderer = self._llm.renderer
         self._heartbeat: NodeHeartbeat | None = None
         if arguments.nnodes > 1:  # not on Ray, whose own nodes watch each other
             port = self.config.parallel_config.master_port

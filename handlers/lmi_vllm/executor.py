@@ -12,6 +12,7 @@ import threading
 import warnings
 from collections.abc import Iterator
 from collections.abc import Sequence as SequenceOf
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -33,6 +34,7 @@ from handlers.lmi_vllm.about import ON_RAY, environment
 from handlers.lmi_vllm.arguments import engine_arguments, named_for
 from handlers.lmi_vllm.drivers import InProcess, MultiProcess, NodeHeartbeat
 from handlers.lmi_vllm.guides import GuideGate
+from handlers.lmi_vllm.images import ImageReader
 from handlers.lmi_vllm.translation import VllmWork, describe, lora_request, params_of, priority, row_params
 from handlers.lmi_vllm.vllm_log import START, StartupLog, new_file
 from lmi.errors import (
@@ -124,7 +126,7 @@ class VllmExecutor(DrivenExecutor[VllmWork]):
             if is_multi_process is None:
                 is_multi_process = num_ranks > 1 or arguments.distributed_executor_backend == ON_RAY
             engine = MultiProcess(arguments) if is_multi_process else InProcess(arguments)
-        info, lora = describe(engine.config, settings.max_beam_width), engine.config.lora_config
+        info, lora = describe(engine.config, settings.max_beam_width, engine.renderer), engine.config.lora_config
         if info.capabilities.embeddings is not None and "embed" not in engine.tasks:
             raise ModelUnusable(
                 f"{folder}: vLLM runs it for {', '.join(engine.tasks)}, and lmi serves only embeddings so"
@@ -138,6 +140,7 @@ class VllmExecutor(DrivenExecutor[VllmWork]):
         )
         self._gate = GuideGate(engine.config, engine.wake)
         self._structures: dict[Sequence, StructuredOutputsParams] = {}  # as they were checked
+        self._images = ImageReader(engine.renderer, self._wake)
         progress("warm-up", 0.0)
         try:
             _warm_up(engine, is_pooling=info.capabilities.embeddings is not None)
@@ -165,44 +168,61 @@ class VllmExecutor(DrivenExecutor[VllmWork]):
             adapter=None if adapter is None else lora_request(adapter),
             priority=priority(sequence.request),
             cache_salt=sequence.request.cache_salt,
+            with_images=sequence.prompt,
         )
 
-    # A sequence with a structure waits for its check before vLLM gets it.
+    # A sequence with a structure waits for its check before vLLM gets it, then one with images until they are read.
 
     def _add(self, sequence: Sequence) -> None:
         if (params := sequence.request.guided_decoding_params) is None:
-            super()._add(sequence)
+            self._add_checked(sequence)
         else:
             self._gate.add(sequence, params)
+
+    def _add_checked(self, sequence: Sequence) -> None:
+        if sequence.request.images:
+            self._images.begin(sequence)
+        else:
+            super()._add(sequence)
 
     def _remove(self, sequence: Sequence) -> None:
         self._structures.pop(sequence, None)
         self._gate.forget(sequence)
+        self._images.forget(sequence)
         super()._remove(sequence)
 
     @property
-    def _queued(self) -> SequenceOf[Sequence]:
-        return [*super()._queued, *self._gate.waiting.copy()]
+    def _held(self) -> SequenceOf[Sequence]:
+        return [*self._gate.waiting.copy(), *self._images.waiting.copy()]
 
     def _wake(self) -> None:
         self._gate.wake()
+        self._images.changed()
         super()._wake()
 
     def _step(self) -> Step[Sequence] | None:
-        refused = []
-        for sequence, outcome in self._gate.take_checked():
+        for sequence, outcome in (checked := self._gate.take_checked()):
             if isinstance(outcome, StructuredOutputsParams):
                 self._structures[sequence] = outcome
-                super()._add(sequence)
+                self._add_checked(sequence)
             else:
                 self._refuse(sequence, outcome)
-            refused += [sequence] * sequence.is_finished
-        if refused:
-            return Step(refused)
-        if self._gate.waiting and not (self._known or self._turns.waiting):
-            self._gate.wait()
+        for sequence, read in (seen := self._images.take_read()):
+            self._add_seen(sequence, read)
+        if ended := [sequence for sequence, _ in [*checked, *seen] if sequence.is_finished]:
+            return Step(ended)
+        if self._held and not (self._known or self._turns.waiting):
+            (self._gate if self._gate.waiting else self._images).wait()
             return None
         return super()._step()
+
+    def _add_seen(self, sequence: Sequence, read: Future[Any]) -> None:
+        try:
+            sequence.prompt = prompt = read.result()
+            sequence.replace_prompt(prompt["prompt_token_ids"], self.info.max_sequence_length)
+            super()._add(sequence)
+        except Exception as error:
+            self._fail(sequence, error, f"vLLM cannot read its images: {error}")
 
     @property
     def is_waiting_for_guides(self) -> bool:
@@ -210,6 +230,7 @@ class VllmExecutor(DrivenExecutor[VllmWork]):
 
     def _close(self) -> None:
         self._gate.close()
+        self._images.close()
         super()._close()
 
     def _refuse(self, sequence: Sequence, error: Exception) -> None:

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import torch
 from vllm.config import ModelConfig, VllmConfig
-from vllm.inputs import TokensInput, tokens_input
+from vllm.inputs import MultiModalInput, TokensInput, tokens_input
 from vllm.logprobs import FlatLogprobs
 from vllm.lora.peft_helper import PEFTHelper
 from vllm.lora.request import LoRARequest
@@ -27,6 +27,7 @@ from handlers.base.guide_vocabulary import NO_TEXTS
 from handlers.base.name_patterns import is_plain
 from handlers.base.sequence import Sequence
 from handlers.lmi_vllm import vllm_log
+from handlers.lmi_vllm.images import reads_images
 from lmi.errors import InvalidRequest, shorten
 from lmi.executor import (
     DEFAULT_PRIORITY,
@@ -59,9 +60,12 @@ class VllmWork:
     priority: int = 0
     cache_salt: str | None = None
     arrival_time: float | None = None  # time.time(), for its place in the queue; None: now
+    with_images: Any = None  # vLLM's input of a prompt that has some
 
     @property
-    def prompt(self) -> TokensInput:
+    def prompt(self) -> TokensInput | MultiModalInput:
+        if self.with_images is not None:
+            return cast(MultiModalInput, self.with_images)
         prompt = tokens_input(self.token_ids, cache_salt=self.cache_salt)
         if self.arrival_time is not None:
             prompt["arrival_time"] = self.arrival_time
@@ -261,9 +265,10 @@ def kv_cache_stats(config: VllmConfig, used_share: float) -> KvCacheStats:
     )
 
 
-def describe(config: VllmConfig, max_beam_width: int) -> EngineInfo:
+def describe(config: VllmConfig, max_beam_width: int, renderer: Any = None) -> EngineInfo:
     model, speculates = config.model_config, config.speculative_config is not None
     vocab_size, max_logprobs = model.get_vocab_size(), model.max_logprobs
+    max_images, image_placeholder = (0, "") if renderer is None else reads_images(model, renderer)
     max_top_log_probs = vocab_size if max_logprobs < 0 else min(max_logprobs, vocab_size)
     return EngineInfo(
         name="vllm",
@@ -287,7 +292,9 @@ def describe(config: VllmConfig, max_beam_width: int) -> EngineInfo:
             adapter_pins=True,
             priority=config.scheduler_config.policy == "priority",
             embeddings=embeddings_of(model) if model.runner_type == "pooling" else None,
+            max_images=max_images,
         ),
+        image_placeholder=image_placeholder,
     )
 
 

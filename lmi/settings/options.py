@@ -45,6 +45,10 @@ WITHOUT_EFFECT = {
     "option.batch_size": "option.max_rolling_batch_size bounds the sequences that run at once",
     "option.enable_auto_tool_choice": "option.tool_call_parser switches it on",
     "option.enable_reasoning": "option.reasoning_parser switches it on",
+    **dict.fromkeys(
+        ("option.allowed_media_domains", "option.allowed_local_media_path"),
+        "clients send images, and nothing is fetched or opened for them",
+    ),
     "option.device_map": "option.device and option.tensor_parallel_degree choose the devices",
     "option.batch_invariant": "the native kernels always are, and torch is not",
 }

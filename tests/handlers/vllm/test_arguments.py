@@ -78,6 +78,7 @@ def test_what_nobody_said_differs_from_vllms_own_only_where_it_is_written_down(
     eager_here = {"enforce_eager"}  # the tests switch compilation off
     cache_that_fits = {"kv_cache_memory_bytes", "max_model_len"}  # vLLM's default takes nine tenths of all memory
     written_down = {"disable_log_stats", "generation_config", "scheduling_policy", "use_tqdm_on_load"}
+    written_down |= {"mm_processor_cache_gb"}
     assert differing - eager_here - cache_that_fits == written_down
 
 

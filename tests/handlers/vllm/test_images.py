@@ -1,0 +1,121 @@
+"""The thread that reads images for vLLM, with a processor that a test holds up."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from handlers.base.sequence import Sequence, new_sequences
+from handlers.lmi_vllm.process_setup import hide_foreign_builds
+from lmi.errors import InvalidParameter, PromptTooLong
+from lmi.executor import Request, SamplingConfig
+from tests.tiny_vision import png
+
+pytestmark = pytest.mark.vllm
+
+RED = png((200, 30, 10))
+
+
+class Processor:
+    """In the place of vLLM's: it makes three tokens of one, when it may."""
+
+    model_config = SimpleNamespace(multimodal_config=None)
+
+    def __init__(self) -> None:
+        self.prompts: list[Any] = []
+        self.begun, self.may_end = threading.Event(), threading.Event()
+
+    def process_for_engine(self, prompt: Any, arrival_s: float) -> dict[str, Any]:
+        self.prompts.append(prompt)
+        self.begun.set()
+        assert self.may_end.wait(60)
+        return {"prompt_token_ids": [1, 7, 7, 7]}
+
+
+class Reading:
+    def __init__(self) -> None:
+        hide_foreign_builds()
+        from handlers.lmi_vllm.images import ImageReader
+
+        self.processor = Processor()
+        self.reader = ImageReader(self.processor, lambda: self.reader.changed())
+
+    def done(self) -> list[tuple[Sequence, Any]]:
+        """The sequences that were read next, with their prompts or errors."""
+        while not (found := self.reader.take_read()):
+            self.reader.wait()
+        return [(sequence, read.exception() or read.result()) for sequence, read in found]
+
+
+@pytest.fixture
+def reading() -> Iterator[Reading]:
+    found = Reading()
+    yield found
+    found.processor.may_end.set()
+    found.reader.close()
+
+
+def sequences(number: int, *files: bytes, **fields: Any) -> list[Sequence]:
+    request = Request((1, 7), 10, images=files or (RED,), **fields)
+    return new_sequences(number, request, 32)
+
+
+def test_the_sequences_of_a_request_share_one_reading_and_no_step_waits_for_it(reading: Reading) -> None:
+    both = sequences(1, sampling_config=SamplingConfig(num_return_sequences=2, temperature=1.0))
+    for sequence in both:
+        reading.reader.begin(sequence)
+    assert reading.processor.begun.wait(60) and reading.reader.take_read() == [] and reading.reader.waiting
+    reading.processor.may_end.set()
+    assert [sequence for sequence, _ in reading.done()] == both
+    assert len(reading.processor.prompts) == 1 and not reading.reader.waiting
+
+
+def test_what_nobody_waits_for_any_more_is_not_read(reading: Reading) -> None:
+    [first], [gone], [last] = (sequences(number) for number in range(3))
+    for sequence in (first, gone, last):
+        reading.reader.begin(sequence)
+    reading.reader.forget(gone)
+    reading.processor.may_end.set()
+    ended: list[Sequence] = []
+    while len(ended) < 2:
+        ended += [sequence for sequence, _ in reading.done()]
+    assert ended == [first, last] and len(reading.processor.prompts) == 2
+
+
+def test_images_of_different_salts_have_different_names_in_caches(reading: Reading) -> None:
+    reading.processor.may_end.set()
+    for number, salt in enumerate((None, "a", "b", "a")):
+        [sequence] = sequences(number, cache_salt=salt)
+        reading.reader.begin(sequence)
+        reading.done()
+    names = [prompt["multi_modal_uuids"]["image"][0] for prompt in reading.processor.prompts]
+    assert names[1] == names[3] and len(set(names)) == 3
+    assert [prompt.get("cache_salt") for prompt in reading.processor.prompts] == [None, "a", "b", "a"]
+
+
+def test_only_the_head_of_a_file_is_read_before_its_size_is_known() -> None:
+    hide_foreign_builds()
+    from handlers.lmi_vllm import images
+
+    images.check_images((RED, png((0, 0, 0), 7000, 7000)))
+    for files, words in (
+        ((png((0, 0, 0), 7000, 7000), png((0, 0, 0), 2000, 2000)), r"images\[1\] must be of at most 50000000 pixels"),
+        (
+            (RED, b"\x89PNG\r\n\x1a\n and no more"),
+            r"images\[1\] must be a file of one of PNG, JPEG, GIF, WEBP that can",
+        ),
+    ):
+        with pytest.raises(InvalidParameter, match=words):
+            images.check_images(files)
+
+
+def test_the_tokens_of_images_count_against_the_context() -> None:
+    [sequence] = sequences(1)
+    sequence.replace_prompt([1, *[7] * 28], 32)
+    assert (sequence.num_prompt_tokens, sequence.num_generated, sequence.max_tokens) == (29, 0, 3)
+    with pytest.raises(PromptTooLong, match="context of 32 tokens, given '32 tokens, with those of its images'"):
+        sequence.replace_prompt([7] * 32, 32)
