@@ -4,7 +4,7 @@
 
 Each server has one model, its default settings and its own capacity, to which its figures relate. vLLM stands twice: at
 its defaults, and with the caps of its queue as an operator who knows the load would set them. `--write` puts the table
-into docs/performance.md between its marks.
+into docs/performance.md between its marks. `--only` measures some servers anew; the others keep what was measured last.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ KEYS = (Tenant("key-0", 1, 160, 48), *(Tenant(f"key-{number}", 1, 16, 16) for nu
 WHOLE = Plan(seconds=60.0, tenants=KEYS)
 QUICK = replace(WHOLE, seconds=10.0, capacity_s=4.0, burst_s=5.0)
 CAPS = "--max-num-seqs 64 --max-num-queued-reqs 96 --max-num-queued-tokens 2048"
-MORE = {"gap_s": "what one tenant with a backlog got more than another, s of capacity"}  # figures without a goal
+MORE = {  # figures without a goal
+    "light_ratio": "a light client's wait beside two hogs over alone, in seconds",
+    "gap_s": "what one tenant with a backlog got more than another, s of capacity",
+}
 
 
 @dataclass(frozen=True)
@@ -61,15 +64,17 @@ def main() -> None:
     names = given.only.split(",") if given.only else list(servers)
     if unknown := set(names) - set(servers):
         parser.error(f"no such server: {', '.join(sorted(unknown))}")
-    plan, found, notes = QUICK if given.quick else WHOLE, {}, []
+    plan, notes = QUICK if given.quick else WHOLE, []
+    found = json.loads(RESULTS.read_text()) if given.only and RESULTS.exists() else {}
     for name in names:
         print(f"{name} ...", file=sys.stderr, flush=True)
-        found[name], note = measured(servers[name], plan)
+        parts, note = measured(servers[name], plan)
+        found[name] = clean(parts) | {"figures": figures(parts)}
         notes.append(f"{servers[name].title}: {note}")
         RESULTS.parent.mkdir(parents=True, exist_ok=True)
-        RESULTS.write_text(json.dumps(clean(found)) + "\n")
-        print(f"{name}\n\n{loads_table(found[name]['load'])}\n", flush=True)
-    text = table({servers[name].title: figures(found[name]) for name in names})
+        RESULTS.write_text(json.dumps(found) + "\n")
+        print(f"{name}\n\n{loads_table(parts['load'])}\n", flush=True)
+    text = table({server.title: found[name]["figures"] for name, server in servers.items() if name in found})
     how = f"Loads of {plan.seconds:g} s, clients leave after {plan.patience_s:g} s. The caps: `{given.caps}`."
     how += f" On {machine()}."
     print("\n\n".join([text, how, *notes]))
@@ -85,7 +90,7 @@ def measured(contestant: Contestant, plan: Plan) -> tuple[Figures, str]:
 
 
 def figures(found: Figures) -> dict[str, float]:
-    return headlines(found) | {name: found["tenants"][name] for name in MORE if "tenants" in found}
+    return headlines(found) | ({"gap_s": found["tenants"]["gap_s"]} if "tenants" in found else {})
 
 
 def table(columns: Mapping[str, Mapping[str, float]]) -> str:
