@@ -21,9 +21,9 @@ def load(config: EngineConfig, model_path: str, progress: Progress) -> VllmExecu
 
     process_setup.prepare(config)
     with process_setup.importing():
+        process_setup.calm_torch()
         from handlers.lmi_vllm.executor import Follower, VllmExecutor
 
-    process_setup.calm_torch()
     if int(config.options.get("node_rank") or 0) > 0:
         return Follower(model_path, config, progress)
     return VllmExecutor(model_path, config, progress=progress)

@@ -147,7 +147,9 @@ def importing() -> Iterator[None]:
 
 
 def calm_torch() -> None:
-    """Send torch's warnings to lmi's log: torch writes them to stderr in its own form. Call this after its import."""
+    """Import torch, and send its warnings to lmi's log: it writes them to stderr in its own form."""
+    import torch  # noqa: F401
+
     for name in list(logging.root.manager.loggerDict):
         if name.partition(".")[0] == "torch":
             logger = logging.getLogger(name)
