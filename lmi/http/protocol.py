@@ -133,8 +133,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._is_in_head = self._is_in_body = False
         self._num_messages = self._num_unanswered = 0
         self._line = b""  # a request line as far as it has come, without an end
-        self._num_fed_bytes = 0  # to the parser
-        self._num_told_bytes = 0  # by the parser, of earlier requests
+        self._num_fed_bytes = 0  # of this request, to the parser
         self._num_unparsed_bytes = 0  # that came while one head was being read
         self._num_head_bytes = 0
         self._num_chunks = 0
@@ -172,11 +171,11 @@ class GuardedProtocol(HttpToolsProtocol):
             self._discard()
             return
         self._unset_keepalive_if_required()
-        num_messages = self._num_messages
+        num_messages, was_idle = self._num_messages, not (self._is_in_head or self._is_in_body)
         try:
             self._check_line(data)
             self._feed(data)
-            self._check_untold(len(data))
+            self._check_untold(len(data), self._num_messages - num_messages, was_idle=was_idle)
             if self._is_in_head and self._num_messages == num_messages:
                 self._num_unparsed_bytes += len(data)  # the parser reports only whole fields, and one may be endless
                 if self._num_unparsed_bytes > MAX_HEAD_BYTES:
@@ -197,16 +196,15 @@ class GuardedProtocol(HttpToolsProtocol):
             if b"\n" in self._line.lstrip(b"\r\n") or len(self._line) > MAX_SPLIT_LINE_BYTES:
                 self._line = b""
 
-    def _check_untold(self, num_bytes: int) -> None:
-        """Refuse long chunk extensions, also of a body that has just come whole and that no application has read."""
-        told = self._num_told_bytes + self._told_of_this()
-        self._num_fed_bytes = max(self._num_fed_bytes + num_bytes, told)
+    def _check_untold(self, num_bytes: int, num_begun: int, *, was_idle: bool) -> None:
+        """Refuse long chunk extensions. Of bytes that came for several requests nobody tells which are whose."""
+        if num_begun != was_idle:
+            return
+        self._num_fed_bytes += num_bytes
+        told = self._num_head_bytes + self._num_body_bytes + CHUNK_LINES_BYTES * self._num_chunks
         if self._num_fed_bytes - told > MAX_UNTOLD_BYTES and not self._is_in_head:
-            self._is_in_body = True
+            self._is_in_body = True  # also if it has just come whole, and no application has read it
             raise Refusal(400, f"a request has at most {MAX_UNTOLD_BYTES} bytes of chunk extensions and blanks")
-
-    def _told_of_this(self) -> int:
-        return self._num_head_bytes + self._num_body_bytes + CHUNK_LINES_BYTES * self._num_chunks
 
     def _feed(self, data: bytes) -> None:
         """Parse the bytes. An upgrade that a client offers is not accepted: the request is parsed again without it.
@@ -230,8 +228,8 @@ class GuardedProtocol(HttpToolsProtocol):
         super().on_message_begin()
         self._is_in_head = True
         self._num_messages += 1
-        self._num_told_bytes += self._told_of_this()
         self._num_unparsed_bytes = self._num_head_bytes = self._num_chunks = self._num_body_bytes = 0
+        self._num_fed_bytes = 0
         self._body_s = 0.0
 
     def on_url(self, url: bytes) -> None:

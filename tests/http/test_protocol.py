@@ -374,6 +374,15 @@ def test_good_bytes_are_served(served: Served, name: str) -> None:
     assert b"HTTP/1.1 200 OK" in heard and answer in heard
 
 
+def test_a_connection_carries_thousands_of_requests(served: Served) -> None:
+    """What is counted of each, as the bytes of which the parser tells nothing, does not add up."""
+    requests = (GET, post("Content-Length: 3", body=b"abc"), post(CHUNKED, body=b"1;x=y\r\na\r\n0\r\n\r\n"))
+    with served.connect() as connection:
+        for number in range(3000):
+            connection.sendall(requests[number % 3])
+            assert statuses(hear(connection, end=(b"/ 0", b"/ 3", b"/ 1")[number % 3])) == [200], number
+
+
 def test_a_trailer_is_no_field_of_the_head(served: Served) -> None:
     body = b"3\r\nabc\r\n0\r\nHost: b\r\nX-Api-Key: stolen\r\n\r\n"
     heard = served.talk(post(CHUNKED, body=body), GET, end=b"/ 0")
