@@ -20,6 +20,7 @@ ANNEXES = {
     "openai": ("lmi.apis.openai", "lmi.server.routes.openai", "lmi.server.routes.tokens"),
     "anthropic": ("lmi.apis.anthropic", "lmi.server.routes.anthropic"),
     "responses": ("lmi.apis.responses",),
+    "embeddings": ("lmi.apis.embeddings",),
     "tgi": ("lmi.apis.tgi", "lmi.server.routes.tgi"),
     "triton": ("lmi.apis.triton", "lmi.server.routes.kserve"),
     "batch": ("lmi.apis.batch", "lmi.server.routes.batch"),
@@ -29,9 +30,11 @@ ANNEXES = {
     "sessions": ("lmi.sessions",),
     "user_code": ("lmi.user_code",),
     "sources": ("lmi.sources",),
+    "tracing": ("lmi.tracing",),
     "secure_mode": ("lmi.settings.secure_mode",),
     "guides": (
         *("handlers.base.guide_compiler", "handlers.base.guide_process", "handlers.base.guide_text"),
+        *("handlers.base.guide_checks", "handlers.base.guide_turns"),
         *("handlers.base.guide_vocabulary", "handlers.base.json_schemas", "handlers.base.disjoint_schemas"),
         *("handlers.base.ebnf", "handlers.base.lark"),
     ),
@@ -47,6 +50,7 @@ BESIDE = {"client": ("lmi.client",), "gateway": ("lmi.gateway",), "lmi_trtllm": 
 ARROWS = {
     "adapters": {"models", "openai", "secure_mode", "sources"},
     "anthropic": {"openai"},  # both answer chats
+    "embeddings": {"openai"},
     "engines": {"adapters", "beams"},
     "lines": {"sessions"},
     "lmi_dist": {"adapters", "beams", "guides"},
@@ -72,12 +76,12 @@ STILL = {
 # Lines of Python. A room may shrink freely. To grow, it changes its row in the same commit, which says why.
 MAX_LINES = {
     "lmi/adapters": 820,
-    "lmi/apis": 6_410,
+    "lmi/apis": 6_690,
     "lmi/client": 1150,
     "lmi/engine": 1540,
     "lmi/executor": 960,
     "lmi/gateway": 2260,
-    "lmi/http": 1220,
+    "lmi/http": 1210,
     "lmi/ipc": 320,
     "lmi/models": 850,
     "lmi/server": 2720,
@@ -87,6 +91,7 @@ MAX_LINES = {
     "lmi/sources": 2040,
     "lmi/supervisor": 1870,
     "lmi/text": 1610,
+    "lmi/tracing": 250,
     "lmi/user_code": 2820,
     "handlers/base": 4380,
     "handlers/lmi_dist": 7060,

@@ -230,9 +230,6 @@ def _in_child() -> None:
     warnings.simplefilter("ignore", FutureWarning)  # about names that torch will drop, for vLLM's authors
     vllm_log.listen()
     _set_levels()
-    with importing():
-        import vllm.v1.engine.core
-        import vllm.v1.executor.multiproc_executor  # noqa: F401
 
 
 if __name__ == "__mp_main__":

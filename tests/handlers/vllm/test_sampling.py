@@ -67,6 +67,7 @@ OURS = {
     "SamplingConfig.num_return_sequences",
     "OutputConfig.exclude_input_from_output",
     "OutputConfig.return_perf_metrics",
+    "Request.images",
     "Request.input_token_ids",
     "Request.streaming",
     "Request.sampling_config",
