@@ -101,17 +101,17 @@ class Clients:
                 await asyncio.sleep(max(0.0, due_s - time.perf_counter()))
                 group.create_task(self.ask(ask, due_s, due_s + patience_s))
 
-    async def keep(self, users: Sequence[User], seconds: float) -> None:
-        """The closed loop: each user asks again after each answer. At the end all leave."""
+    async def keep(self, users: Sequence[User], seconds: float, patience_s: float = 0.0) -> None:
+        """The closed loop: each user asks again after each answer. At the end all leave, after `patience_s` at most."""
         start_s = time.perf_counter()
         async with asyncio.TaskGroup() as group:
             for user in users:
-                group.create_task(self._use(user, start_s, start_s + seconds))
+                group.create_task(self._use(user, start_s + seconds, patience_s))
 
-    async def _use(self, user: User, start_s: float, until_s: float) -> None:
+    async def _use(self, user: User, until_s: float, patience_s: float) -> None:
         await asyncio.sleep(user.begin_s)
         while (now_s := time.perf_counter()) < until_s:
-            asked = await self.ask(next(user.asks), now_s, until_s)
+            asked = await self.ask(next(user.asks), now_s, until_s + patience_s)
             if asked.has_left:
                 return
             pause_s = user.pause_s

@@ -170,7 +170,8 @@ class Run:
     def _capacity_now(self) -> float:
         """Tokens a second in a closed loop, whose users ask again soon after a refusal so that the server stays full.
 
-        The first answer of each has another length, so that they spread.
+        The first answer of each has another length, so that they spread. At the end none leaves before its answer, for
+        a server learns from that how long clients wait.
         """
         if self._capacity is None:
             plan = self.plan
@@ -180,7 +181,7 @@ class Run:
                 first = self._door.ask("load", self._draw.randint(1, plan.num_tokens), self._draw)
                 asks = itertools.chain([first], self._asks("load", plan.num_tokens))
                 users.append(User(asks, max_retry_s=client.MIN_RETRY_S))
-            records = self._keep(users, plan.capacity_s).records
+            records = self._keep(users, plan.capacity_s, plan.patience_s).records
             self._capacity = counted.delivered(records, plan.capacity_s / 4, plan.capacity_s) or None
             if self._capacity is None:
                 reasons = sorted({record.reason for record in of(records, Outcome.FAILED)})
@@ -201,8 +202,8 @@ class Run:
         asks = list(itertools.islice(self._asks("load", self.plan.num_tokens), len(times_s)))
         return self._phase(lambda clients: clients.offer(asks, times_s, self.plan.patience_s))
 
-    def _keep(self, users: list[User], seconds: float) -> Phase:
-        return self._phase(lambda clients: clients.keep(users, seconds))
+    def _keep(self, users: list[User], seconds: float, patience_s: float = 0.0) -> Phase:
+        return self._phase(lambda clients: clients.keep(users, seconds, patience_s))
 
     def _phase(self, load: Callable[[Clients], Coroutine[Any, Any, None]]) -> Phase:
         self.phases.append(client.run(self._target, self._door, load))
