@@ -16,6 +16,7 @@ from scripts.benchmarks.peers import contestants, gguf_model, report
 from scripts.benchmarks.peers.contest import Contestant, Figure, Worker, play, workers
 from scripts.benchmarks.peers.results import Results, add, load
 from scripts.benchmarks.peers.shapes import SHAPES, Shape
+from scripts.benchmarks.peers.starts import Start
 from scripts.benchmarks.peers.worker import Burst, Outcome
 from tests.scripts.kernels import ROOT
 
@@ -100,6 +101,7 @@ def results() -> Results:
     own = Results(first={"lmi": figure(10), "OpenVINO GenAI": figure(10)})
     own.speeds[("float32", 1, 32)] = {"lmi": figure(150), "OpenVINO GenAI": figure(100), "vLLM": figure(120)}
     own.prefix["cold"] = {"lmi": figure(100), "vLLM": figure(200), "OpenVINO GenAI": figure(50)}
+    own.starts = {"lmi serve": Start(0.5, 120.0), "vllm serve": Start(25.0, 1200.0)}
     return own
 
 
@@ -125,8 +127,8 @@ def test_a_ratio_stands_beside_a_goal_that_it_misses() -> None:
         "| vLLM, 5M, float32 | 1.25 (≥ 1.3) |  |  |  |  |  |  |  |",
     ]
     times, goals = report.time_ratios(found)
-    assert list(times.values()) == pytest.approx([1.0, 2.0])
-    assert [(relation, goal) for *_, relation, goal in goals] == [("<=", 1.0), ("<=", 0.8)]
+    assert list(times.values()) == pytest.approx([1.0, 2.0, 0.02, 0.1])
+    assert [(relation, goal) for *_, relation, goal in goals] == [("<=", 1.0), ("<=", 0.8), ("<=", 1.0), ("<=", 1.0)]
 
 
 def test_tables_say_what_was_not_quiet_and_leave_empty_what_was_not_measured() -> None:
@@ -136,6 +138,7 @@ def test_tables_say_what_was_not_quiet_and_leave_empty_what_was_not_measured() -
     text = report.shape_table("5M", SHAPES["5M"], own)
     assert "| 1 at once, prompts of 32 | 150 | 100 | ~120 |" in text
     assert "| 32 that share 400 tokens, cold, s | 1.00 | 2.00 |  |" in text
+    assert "| from exec to 200, s | 0.50 | 25.00 |\n| idle, PSS of all processes, MB | 120 | 1200 |" in text
     assert json.loads(report.as_json({"5M": own}, {}))["tokens_per_s"]["5M"]["float32 1 32"]["lmi"] == 150
 
 

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from scripts.benchmarks.drawing import Panel, draw
-from scripts.benchmarks.peers import contestants
+from scripts.benchmarks.peers import contestants, starts
 from scripts.benchmarks.peers.contest import Contestant, Figure, play, say, workers
 from scripts.benchmarks.peers.contestants import (
     LLAMA_Q8,
@@ -96,7 +96,9 @@ def measure(names: list[str], is_quick: bool) -> None:
         if not is_quick:
             measure_group("reduced", name, list(contestants.reduced(folder, peers)), results, deadline_s, is_quick)
         if not is_quick and name != "0.5B":
-            measure_group("servers", name, list(contestants.serving(folder, peers)), results, deadline_s, is_quick)
+            serving = list(contestants.serving(folder, peers))
+            measure_group("servers", name, serving, results, deadline_s, is_quick)
+            results.starts = starts.play(serving)
         add(STORED, name, results)
 
 
@@ -175,6 +177,12 @@ def time_ratios(found: dict[str, Results]) -> tuple[dict[str, float], list[Goal]
                 text = f"{name}: 32 requests that share {NUM_SHARED} tokens, {kind}, time over the fastest peer's"
                 figures[text] = times[LMI] / min(others)
                 goals.append((text, text, "<=", goal))
+        ours = results.starts.get(LMI_SERVER)
+        for peer, theirs in results.starts.items() if ours else ():
+            if ours and peer != LMI_SERVER:
+                time, memory = (f"{name}: {what} over {peer}'s" for what in ("start, from exec to 200,", "idle memory"))
+                figures |= {time: ours.seconds / theirs.seconds, memory: ours.idle_mb / theirs.idle_mb}
+                goals += [(text, text, "<=", 1.0) for text in (time, memory)]
     return figures, goals
 
 
@@ -192,6 +200,13 @@ def shape_table(name: str, shape: Shape, results: Results) -> str:
         ]
         for kind, figures in results.prefix.items():
             lines.append(row(f"32 that share {NUM_SHARED} tokens, {kind}, s", names, figures, "seconds"))
+        parts.append("\n".join(lines))
+    if results.starts:
+        names = list(results.starts)
+        seconds = [f"{each.seconds:.2f}" for each in results.starts.values()]
+        memory = [f"{each.idle_mb:.0f}" for each in results.starts.values()]
+        lines = [head("start", names), f"| from exec to 200, s | {' | '.join(seconds)} |"]
+        lines.append(f"| idle, PSS of all processes, MB | {' | '.join(memory)} |")
         parts.append("\n".join(lines))
     return "\n\n".join(parts)
 

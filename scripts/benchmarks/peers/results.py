@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from scripts.benchmarks.peers.contest import Figure
+from scripts.benchmarks.peers.starts import Start
 
 Figures = dict[str, Figure]  # by contestant
 
@@ -21,6 +22,7 @@ class Results:
     speeds: dict[tuple[str, int, int], Figures] = field(default_factory=dict)  # group, streams, prompt
     first: Figures = field(default_factory=dict)  # of one long prompt
     prefix: dict[str, Figures] = field(default_factory=dict)  # 32 requests that share tokens; cold, warm
+    starts: dict[str, Start] = field(default_factory=dict)  # of the servers
 
     def ratio(self, group: str, case: tuple[int, int], own: str, peers: Iterable[str]) -> float | None:
         """lmi's tokens/s over those of the fastest of these peers."""
@@ -35,6 +37,7 @@ class Stored(msgspec.Struct, frozen=True):
     speeds: list[tuple[str, int, int, Figures]]
     first: Figures
     prefix: dict[str, Figures]
+    starts: dict[str, Start] = {}
 
 
 def load(file: Path) -> dict[str, Results]:
@@ -44,7 +47,8 @@ def load(file: Path) -> dict[str, Results]:
     stored = msgspec.json.decode(file.read_bytes(), type=dict[str, Stored])
     return {
         name: Results(
-            {(group, streams, prompt): own for group, streams, prompt, own in each.speeds}, each.first, each.prefix
+            {(group, streams, prompt): own for group, streams, prompt, own in each.speeds},
+            *(each.first, each.prefix, each.starts),
         )
         for name, each in stored.items()
     }
@@ -54,7 +58,7 @@ def add(file: Path, name: str, results: Results) -> None:
     """Put one shape into the file, in place of what it has of this shape."""
     found = load(file) | {name: results}
     stored = {
-        shape: Stored([(*case, figures) for case, figures in each.speeds.items()], each.first, each.prefix)
+        shape: Stored([(*case, figures) for case, figures in each.speeds.items()], each.first, each.prefix, each.starts)
         for shape, each in found.items()
     }
     file.parent.mkdir(parents=True, exist_ok=True)
