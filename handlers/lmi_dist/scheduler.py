@@ -4,6 +4,9 @@ Sequences rank by priority, then by age, express ones before all: the first in r
 preempted first. The prompt of a request is computed once for those of its sequences that find room together: the first
 leads, the others hold a slot and follow, and get a copy in the step that completes the prompt. A sequence that finds no
 room by then computes its tokens itself.
+
+A step of a full batch may take many times as long as one of a few sequences. So express ones that decode also get short
+steps without the others, for a part of the time.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from collections.abc import Callable, Iterator
 from collections.abc import Sequence as SequenceOf
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, takewhile
 from operator import attrgetter
 from typing import TypeAlias
 
@@ -30,6 +33,8 @@ MayRun: TypeAlias = Callable[[EmbeddedSequence, SequenceOf[EmbeddedSequence]], b
 
 MIN_AWAITED_TOKENS = 16  # a step of one row takes about as long as that many rows more
 MIN_COPIED_TOKENS = 4  # fewer are computed as fast as their block is copied
+SHORT_STEPS_SHARE = 0.25  # of the time of the other steps
+MAX_SHORT_STEPS_S = 0.1  # together, so that no stream has a long gap
 
 
 @dataclass(slots=True)
@@ -87,6 +92,7 @@ class Scheduler:
         self.drafts = drafts
         self.waiting: list[EmbeddedSequence] = []
         self.running: list[EmbeddedSequence] = []
+        self._short_steps_s = 0.0  # that are left for express sequences
         self._num_reused_tokens = 0  # since the last batch
         self._forks: list[Fork] = []  # that the next batch has to copy
         self._failed: list[EmbeddedSequence] = []  # that the next batch has to tell
@@ -113,9 +119,15 @@ class Scheduler:
         sequence.slot = sequence.rows = None
 
     def schedule(self) -> Batch:
-        """Schedule decodes, then running prompts, then new prompts as long as budget, slots and blocks allow."""
+        """Schedule decodes, then running prompts, then new prompts as long as budget, slots and blocks allow.
+
+        A short step has the decodes of express sequences only.
+        """
         num_preemptions = self._make_room()
         decoders = [one for one in self.running if one.num_computed >= one.num_prefill]
+        express = list(takewhile(_is_express, decoders))  # they are the first in rank
+        if is_short := self._may_be_short(len(express), len(decoders)):
+            decoders = express
         rows = decoders if self.beam_width == 1 else [row for one in decoders for row in one.beam_rows]
         decoding = sorted(rows, key=self._order)
         decodes = [
@@ -125,7 +137,7 @@ class Scheduler:
         ]
         if self.drafts and self.beam_width == 1:
             self._add_drafts(decodes, decoding)
-        num_prompts = len(self.running) - len(decoders) + len(self.waiting)
+        num_prompts = 0 if is_short else len(self.running) - len(decoders) + len(self.waiting)
         prefills = list(self._prefills(num_tokens_of(decodes), num_prompts)) if num_prompts else []
         leaders = [one for one, chunk in prefills if chunk.end == one.num_prefill and _is_at_prompt(one)]
         followers = {one: [other for other in one.siblings[one.index + 1 :] if _is_at_prompt(other)] for one in leaders}
@@ -136,6 +148,15 @@ class Scheduler:
         forks, self._forks = self._forks, []
         failed, self._failed = self._failed, []
         return Batch(plan, sequences, first_rows, followers, forks, failed, num_preemptions, num_reused_tokens)
+
+    def _may_be_short(self, num_express: int, num_decodes: int) -> bool:
+        """Whether the next step is one of express sequences only, which gains them at least half of its time."""
+        short_s, whole_s = self.pace.seconds(num_express), self.pace.seconds(num_decodes)
+        if num_express and short_s < min(whole_s / 2, self._short_steps_s):
+            self._short_steps_s -= short_s
+            return True
+        self._short_steps_s = min(self._short_steps_s + SHORT_STEPS_SHARE * whole_s, MAX_SHORT_STEPS_S)
+        return False
 
     @property
     def beam_width(self) -> int | None:
@@ -362,6 +383,10 @@ def drafter_of(sequence: EmbeddedSequence) -> Drafter:
     if sequence.drafter is None:
         sequence.drafter = Drafter()
     return sequence.drafter
+
+
+def _is_express(sequence: EmbeddedSequence) -> bool:
+    return sequence.request.is_express
 
 
 def _rank(sequence: EmbeddedSequence) -> tuple[float, int, int]:

@@ -111,6 +111,7 @@ class RequestQueue:
         self._clients: dict[str, Client] = {}
         self._had_s = 0.0  # the share of the client who was served last: a new one begins there
         self._num_steps = 0
+        self._short_steps_s = 0.0  # since the last step
         self._answered_share = 1.0  # of `max_tokens`, on average
         self._num_answers = 0
         self._short_s = self._refused_s = 0.0  # when the queue was last short, and when a request was last refused
@@ -356,7 +357,14 @@ class RequestQueue:
             self._clients = busy | {n: one for n, one in self._clients.items() if one.had_s > self._had_s}
 
     def note_step(self, seconds: float, num_prompt_tokens: int, num_output_tokens: int) -> None:
-        """A step of the engine has ended, `seconds` after the one before it."""
+        """A step of the engine has ended, `seconds` after the one before it.
+
+        A short one beside a full batch, for express requests, counts as a part of the next: the others wait for it.
+        """
+        if self._num_running >= self._places and 0 < num_output_tokens <= self._num_express_running < self._places:
+            self._short_steps_s += seconds
+            return
+        seconds, self._short_steps_s = seconds + self._short_steps_s, 0.0
         self._num_steps += 1
         self.speed.note_size(seconds, num_output_tokens)
         if self._num_running >= self._places or self.num_waiting:

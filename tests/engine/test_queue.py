@@ -166,6 +166,17 @@ def test_a_light_client_beside_two_hogs_waits_for_no_answer_of_theirs() -> None:
     assert all(engine.first_s[one.entry] <= 2 * step_s for one in light)
 
 
+def test_a_short_step_of_express_requests_counts_as_a_part_of_the_next_step() -> None:
+    queue = RequestQueue(4, 10.0, num_express=1)
+    for number in range(5):
+        queue.offer(arrival(0.0, f"client {number}").entry, 0.0)
+    assert [entry.is_express for entry in queue.start(0.0)] == [False] * 4 + [True]
+    for _ in range(8):
+        queue.note_step(0.01, 0, 1)
+        queue.note_step(0.09, 0, 5)
+    assert queue.speed.step_s == pytest.approx(0.1)
+
+
 def test_without_express_places_a_light_client_is_the_next_when_a_place_is_free() -> None:
     engine = Engine(num_express=0, max_wait_s=60.0)
     light = [arrival(2.0 + 3 * i, "light", num_tokens=8) for i in range(8)]

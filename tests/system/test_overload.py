@@ -72,8 +72,8 @@ def embedded() -> Iterator[Server]:
         yield server
 
 
-def test_a_light_client_beside_two_hogs_waits_for_a_few_steps_more_than_alone(embedded: Server) -> None:
-    """Each hog has four requests of 512 sequences. Waits are compared in steps: a step of a full batch takes longer."""
+def test_a_light_client_beside_two_hogs_waits_three_times_what_it_waits_alone_and_a_step(embedded: Server) -> None:
+    """Each hog has four requests of 512 sequences. A step of the full batch takes several times as long."""
     door = Door("openai", "demo", {"x-llm-d-inference-fairness-id": "{tenant}"})
     light = asks(door, "light", 8)
     alone = keep(embedded, door, [User(light, pause_s=0.1)], 3.0).records
@@ -82,5 +82,4 @@ def test_a_light_client_beside_two_hogs_waits_for_a_few_steps_more_than_alone(em
     (alone_s, _), (beside_s, is_open) = records.waits_s(alone, "light"), records.waits_s(beside, "light")
     assert len(of(alone, Outcome.WHOLE)) >= 3 and len(of(beside, Outcome.WHOLE)) >= 3
     assert sum(record.num_tokens for record in beside if record.tenant != "light") > 64 * 8, "the hogs are served too"
-    steps_alone, steps_beside = quantile(alone_s, 0.5) / step_s(alone), quantile(beside_s, 0.5) / step_s(beside)
-    assert steps_beside <= 3 * steps_alone + 1, (alone_s, beside_s, is_open)
+    assert quantile(beside_s, 0.5) <= 3 * quantile(alone_s, 0.5) + step_s(beside), (alone_s, beside_s, is_open)

@@ -57,6 +57,38 @@ def step(one: Scheduler) -> Batch:
     return batch
 
 
+def known_pace() -> SteadyPace:
+    """A row costs 2 ms, and a step 2 ms more."""
+    pace = SteadyPace(256)
+    for num_rows in (1, 2, 8, 16):
+        pace.note(num_rows, 0.002 + 0.002 * num_rows)
+    return pace
+
+
+def test_a_full_batch_leaves_a_fifth_of_the_time_to_steps_of_express_sequences_only() -> None:
+    one = Scheduler(KvCache(1000, 10), known_pace(), num_express=1)
+    others, light = [sequence(i, max_tokens=200) for i in range(8)], sequence(9, max_tokens=40, is_express=True)
+    for each in (*others, light):
+        one.add(each)
+    step(one)
+    sizes = []
+    while not light.is_finished:
+        sizes.append(len(step(one).sequences))
+    assert set(sizes) == {1, 9} and 30 < sizes.count(1) + sizes.count(9) == 39
+    short_s, whole_s = sizes.count(1) * one.pace.seconds(1), sizes.count(9) * one.pace.seconds(9)
+    assert 0.15 < short_s / whole_s <= 0.25
+    assert len(step(one).sequences) == 8 and {each.num_generated for each in others} == {2 + sizes.count(9)}
+
+
+def test_express_sequences_alone_or_in_a_batch_that_is_hardly_slower_have_no_short_steps() -> None:
+    pace = SteadyPace(256)
+    pace.note(1, 0.010), pace.note(16, 0.012)
+    one = Scheduler(KvCache(1000, 10), pace, num_express=1)
+    for each in (sequence(0, max_tokens=30), sequence(1, max_tokens=30, is_express=True)):
+        one.add(each)
+    assert {len(step(one).sequences) for _ in range(20)} == {2}
+
+
 def spans(chunks: list[Chunk]) -> list[tuple[int, int, int]]:
     return [(chunk.slot, chunk.start, chunk.end) for chunk in chunks]
 
