@@ -199,7 +199,7 @@ def test_figures_beside_goals_are_of_the_worst_load_and_infinite_where_goodput_n
     found = {
         "load": [row, row | {"load": 2.0, "goodput_ratio": 0.5, "ping_p99_ms": 9.0}],
         "burst": {"recovery_s": None},
-        "hogs": {"light_ratio": 8.0, "step_ratio": 4.0},
+        "hogs": {"light_ratio": 8.0},
     }
     assert report.headlines(found) == {
         "goodput 1": 1.0,
@@ -207,7 +207,6 @@ def test_figures_beside_goals_are_of_the_worst_load_and_infinite_where_goodput_n
         "refusal_p99_ms": 5.0,
         "ping_p99_ms": 9.0,
         "recovery_s": math.inf,
-        "light_steps_ratio": 2.0,
         "light_ratio": 8.0,
     }
     assert report.clean({"a": [math.nan, 1.23456], "b": math.inf}) == {"a": [None, 1.2346], "b": None}

@@ -31,10 +31,7 @@ KEYS = (Tenant("key-0", 1, 160, 48), *(Tenant(f"key-{number}", 1, 16, 16) for nu
 WHOLE = Plan(seconds=60.0, tenants=KEYS)
 QUICK = replace(WHOLE, seconds=10.0, capacity_s=4.0, burst_s=5.0)
 CAPS = "--max-num-seqs 64 --max-num-queued-reqs 96 --max-num-queued-tokens 2048"
-MORE = {  # figures without a goal
-    "light_ratio": "a light client's wait beside two hogs over alone, in seconds",
-    "gap_s": "what one tenant with a backlog got more than another, s of capacity",
-}
+MORE = {"gap_s": "what one tenant with a backlog got more than another, s of capacity"}  # without a goal
 
 
 @dataclass(frozen=True)

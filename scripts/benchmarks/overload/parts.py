@@ -103,8 +103,7 @@ class Run:
             "light_alone_s": quantile(alone_s, 0.5),
             "light_beside_s": quantile(beside_s, 0.5),
             "light_worst_s": quantile(beside_s, 1),
-            "light_ratio": quantile(beside_s, 0.5) / quantile(alone_s, 0.5),
-            "step_ratio": step_s(beside) / step_s(alone),  # as much of it comes from the larger batch
+            "light_ratio": (quantile(beside_s, 0.5) - step_s(beside)) / quantile(alone_s, 0.5),
             "is_at_least": is_open and len(beside_s) == 1,
             "num_light_answers": len(of(beside, Outcome.WHOLE)),
             "hogs": {one.value: len(of(asked, one)) for one in Outcome},
