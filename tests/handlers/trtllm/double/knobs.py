@@ -21,15 +21,12 @@ VARIABLE = "LMI_TRTLLM_DOUBLE"
 
 
 class Knobs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The defaults are those of a sound engine on a machine with eight GPUs."""
+    """The defaults are those of a sound engine."""
 
     step_s: float = 0.0005  # the least time of a step
     is_reversed: bool = False  # the requests of a step are told in reverse
     tokens_per_step: int = 1  # more than one where drafts are accepted
-    missing_library: str = ""  # a shared library that the package does not find
-    num_gpus: int = 8
     has_workers: bool = False  # a process for each rank, as MPI starts them; the engine falls silent when one ends
-    start_s: float = 0.0  # how long the model loads
     start_error: str = ""  # the reason for which a start fails
     finish_after_abort: Literal["next step", "late", "never"] = "next step"
     late_steps: int = 50
@@ -40,7 +37,6 @@ class Knobs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     end_token: Literal["kept", "dropped", "dropped whole"] = "kept"  # "dropped": its log-prob stays
     log_prob_form: Literal["dicts", "floats"] = "dicts"  # of each position: its best tokens, or only the chosen one's
     chosen_log_prob: Literal["there", "missing"] = "there"  # missing if the token is not among the asked best
-    guides_without_backend: Literal["by line", "ignored", "refused"] = "by line"
     missing_stats: tuple[str, ...] = ()  # parts of the statistics that are absent
 
 

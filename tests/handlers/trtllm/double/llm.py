@@ -44,12 +44,10 @@ class LLM:
         more = arguments.pop("kwargs", {})
         self._engine: Engine | None = None
         self.args = self._checked({**arguments, **more})
-        self._check_machine()
         self._folder = Path(self.args.model)
         if not self._folder.is_dir():
             raise RuntimeError(f"Executor worker returned error: {self._folder} is no folder of a model")
         knobs = current()
-        time.sleep(knobs.start_s)
         if knobs.start_error:
             raise RuntimeError(f"Executor worker returned error: {knobs.start_error}")
         self._model = Model(self._folder)
@@ -78,11 +76,6 @@ class LLM:
         args = self.args
         ranks: int = args.tensor_parallel_size * args.pipeline_parallel_size
         return ranks * getattr(args, "context_parallel_size", 1)
-
-    def _check_machine(self) -> None:
-        num_gpus = current().num_gpus
-        if num_gpus < self._num_ranks > 1:
-            raise RuntimeError(f"Only {num_gpus} GPUs are available, but {self._num_ranks} are required.")
 
     def _new_engine(self) -> Engine:
         cache = self.args.kv_cache_config
@@ -261,8 +254,7 @@ class LLM:
         if width > 1:
             raise ValueError("guided decoding is not supported with beam search")
         if self.args.guided_decoding_backend is None:
-            asked = current().guides_without_backend
-            if (self._maker.line.guides_without_backend if asked == "by line" else asked) == "refused":
+            if self._maker.line.guides_without_backend == "refused":
                 raise ValueError("guided decoding is not enabled: guided_decoding_backend is not set")
 
     def _adapter(self, lora: Any) -> Tensor | None:

@@ -19,11 +19,6 @@ import sys
 if {root!r} not in sys.path:
     sys.path.append({root!r})
 
-from tests.handlers.trtllm.double.knobs import current
-
-if current().missing_library:
-    raise ImportError(f"{{current().missing_library}}: cannot open shared object file: No such file or directory")
-
 from tests.handlers.trtllm.double.made import Maker
 
 MAKER = Maker({profile!r})
