@@ -392,7 +392,10 @@ def _step_of(batch: Batch, touched: list[EmbeddedSequence]) -> Step[EmbeddedSequ
     """The step that has computed a batch, and given these sequences a token or an error."""
     generating = {sequence.id for sequence in batch.decoding}
     prefilling = {sequence.id for _, sequence, _ in batch.prefilling()}
-    num_context_tokens = num_tokens_of(batch.plan.prefills)
+    num_context_tokens, num_accepted = num_tokens_of(batch.plan.prefills), 0
+    if batch.drafts is not None:
+        num_accepted = batch.drafts.num_accepted_tokens
+    num_embedded = sum(one.embedding is not None for one in touched)
     return Step(
         touched,
         batching=InflightBatchingStats(
@@ -402,7 +405,7 @@ def _step_of(batch: Batch, touched: list[EmbeddedSequence]) -> Step[EmbeddedSequ
             num_ctx_tokens=num_context_tokens,
         ),
         num_context_tokens=num_context_tokens,
-        num_generation_tokens=len(batch.plan.decodes) + sum(one.embedding is not None for one in touched),
+        num_generation_tokens=len(batch.plan.decodes) + num_accepted + num_embedded,
         num_reused_tokens=batch.num_reused_tokens,
         num_preemptions=batch.num_preemptions,
         drafts=batch.drafts,

@@ -87,6 +87,7 @@ def test_a_step_with_drafts_reports_how_much_of_them_was_right() -> None:
     assert sum(step.num_requests_with_draft_tokens for step in found) == len(drafts) > 0
     assert sum(step.num_draft_tokens for step in found) == sum(len(chunk.token_ids) - 1 for chunk in drafts)
     assert sum(step.num_accepted_tokens for step in found) == 150 - len(runner.plans)
+    assert sum(step.num_generation_tokens for step in steps) == 150 - 1, "the first token comes with the prompt"
 
 
 def test_a_draft_never_goes_past_the_last_token_or_the_blocks_of_its_sequence() -> None:
