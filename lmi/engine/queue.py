@@ -227,8 +227,7 @@ class RequestQueue:
         waiting = [client for client in self._clients.values() if client.lines]
         is_full = self._num_running >= self._places
         if is_full:
-            room = self._num_express - self._num_express_running
-            waiting = [one for one in waiting if not one.num_running and self._first(one).num_sequences <= room]
+            waiting = [one for one in waiting if not one.num_running and self._fits_express(self._first(one))]
         if not waiting:
             return None
         client = min(waiting, key=lambda client: (-max(client.lines), client.had_s))
@@ -262,7 +261,11 @@ class RequestQueue:
     def _may_be_express(self, entry: QueueEntry) -> bool:
         client = self._clients.get(entry.client)
         is_idle = client is None or not (client.num_running or client.lines)
-        return is_idle and entry.num_sequences <= self._num_express - self._num_express_running
+        return is_idle and self._fits_express(entry)
+
+    def _fits_express(self, entry: QueueEntry) -> bool:
+        """Whether a place is free for a request of one sequence: no client gets several."""
+        return entry.num_sequences == 1 and self._num_express_running < self._num_express
 
     def _watch(self, now: float) -> None:
         """Notice a queue that stands, and later that nobody was refused for as long."""

@@ -7,6 +7,7 @@ import random
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
@@ -154,15 +155,22 @@ def test_a_crowd_of_patient_clients_is_answered_within_the_limit_of_the_wait() -
     assert set(engine.run([arrival(0.0, f"client {i}") for i in range(300)], 60)) == {"whole"}
 
 
+def hog(name: str, at_s: float, num_sequences: int) -> list[Arrival]:
+    more: dict[str, Any] = {"num_tokens": 200, "num_sequences": num_sequences}
+    return [arrival(at_s + 0.002 * i, name, is_further=i > 0, **more) for i in range(128)]
+
+
 def hogs() -> list[Arrival]:
-    return [arrival(0.001 * i, f"hog {i % 2}", num_tokens=200, num_sequences=16, is_further=i > 1) for i in range(256)]
+    return hog("hog 0", 0.0, 16) + hog("hog 1", 0.001, 16)
 
 
-def test_a_light_client_beside_two_hogs_waits_for_no_answer_of_theirs() -> None:
+@pytest.mark.parametrize("num_sequences", [1, 4, 16])
+def test_a_light_client_beside_two_hogs_waits_for_no_answer_of_theirs(num_sequences: int) -> None:
+    """The second comes when the first has the whole batch."""
     engine = Engine()
     light = [arrival(2.0 + i, "light", num_tokens=8) for i in range(20)]
-    engine.run(hogs() + light, 30)
-    step_s = STEP_S + (PLACES + 20) * ROW_S + 4 * PROMPT * PROMPT_TOKEN_S
+    engine.run(hog("hog 0", 0.0, num_sequences) + hog("hog 1", 1.9, num_sequences) + light, 30)
+    step_s = STEP_S + (PLACES + 20) * ROW_S + PLACES // num_sequences * PROMPT * PROMPT_TOKEN_S
     assert all(engine.first_s[one.entry] <= 2 * step_s for one in light)
 
 
