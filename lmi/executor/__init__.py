@@ -42,68 +42,8 @@ Errors have two channels. A request that can never be right raises ValueError wh
 an `error`, which is always final.
 """
 
-from lmi.executor.config import (
-    BatchingType,
-    ExecutorConfig,
-    GuidedDecodingConfig,
-    KvCacheConfig,
-    LogitsPostProcessor,
-    LogitsPostProcessorBatched,
-    LogitsPostProcessorConfig,
-)
-from lmi.executor.executor import (
-    Capabilities,
-    Embeddings,
-    EngineInfo,
-    Executor,
-    InflightBatchingStats,
-    IterationStats,
-    KvCacheStats,
-    Progress,
-    RequestStats,
-    RequestStatsPerIteration,
-    SpecDecodingStats,
-)
-from lmi.executor.request import (
-    DEFAULT_PRIORITY,
-    DEFAULT_RETENTION_PRIORITY,
-    MAX_PENALTY,
-    MAX_SEED,
-    MAX_TEMPERATURE,
-    PRIORITY_STEPS,
-    REPETITION_PENALTIES,
-    AdditionalModelOutput,
-    ExternalDraftTokensConfig,
-    GuidedDecodingParams,
-    GuideType,
-    KvCacheRetentionConfig,
-    LoraConfig,
-    OutputConfig,
-    PoolingParams,
-    PromptTuningConfig,
-    Request,
-    SamplingConfig,
-    TokenRangeRetentionConfig,
-)
-from lmi.executor.response import (
-    ErrorKind,
-    FinishReason,
-    PromptLogProb,
-    RequestPerfMetrics,
-    Response,
-    ResponseError,
-    Result,
-    Tensor,
-    TokenLogProb,
-)
-
-__all__ = ["AdditionalModelOutput", "BatchingType", "Capabilities", "DEFAULT_PRIORITY", "DEFAULT_RETENTION_PRIORITY"]
-__all__ += ["Embeddings", "EngineInfo", "ErrorKind", "Executor", "ExecutorConfig", "ExternalDraftTokensConfig"]
-__all__ += ["FinishReason", "GuideType", "GuidedDecodingConfig", "GuidedDecodingParams", "InflightBatchingStats"]
-__all__ += ["IterationStats", "KvCacheConfig", "KvCacheRetentionConfig", "KvCacheStats", "LogitsPostProcessor"]
-__all__ += ["LogitsPostProcessorBatched", "LogitsPostProcessorConfig", "LoraConfig", "MAX_PENALTY", "MAX_SEED"]
-__all__ += ["MAX_TEMPERATURE", "OutputConfig", "PRIORITY_STEPS", "PoolingParams", "Progress", "PromptLogProb"]
-__all__ += ["PromptTuningConfig", "REPETITION_PENALTIES", "Request", "RequestPerfMetrics", "RequestStats"]
-__all__ += ["RequestStatsPerIteration", "Response", "ResponseError", "Result", "SamplingConfig", "SpecDecodingStats"]
-__all__ += ["Tensor"]
-__all__ += ["TokenLogProb", "TokenRangeRetentionConfig"]
+# ruff: noqa: F403
+from lmi.executor.config import *
+from lmi.executor.executor import *
+from lmi.executor.request import *
+from lmi.executor.response import *

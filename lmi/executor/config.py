@@ -10,6 +10,9 @@ from typing import Any
 from lmi.executor.checks import MAX_INT, broken, check_int
 from lmi.executor.request import AdditionalModelOutput
 
+__all__ = ["BatchingType", "ExecutorConfig", "GuidedDecodingConfig", "KvCacheConfig", "LogitsPostProcessor"]
+__all__ += ["LogitsPostProcessorBatched", "LogitsPostProcessorConfig"]
+
 LogitsPostProcessor = Callable[[int, Any, list[list[int]], Any, int | None], Any]
 """Takes request id, logits (1, num_beams, vocab), the generated tokens of each beam, CUDA stream and client id.
 

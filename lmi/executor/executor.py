@@ -13,6 +13,9 @@ from lmi.errors import Unsupported
 from lmi.executor.request import MAX_TEMPERATURE, AdditionalModelOutput, GuideType, Request
 from lmi.executor.response import Response
 
+__all__ = ["Capabilities", "Embeddings", "EngineInfo", "Executor", "InflightBatchingStats", "IterationStats"]
+__all__ += ["KvCacheStats", "Progress", "RequestStats", "RequestStatsPerIteration", "SpecDecodingStats"]
+
 
 class Embeddings(msgspec.Struct, frozen=True):
     """The embeddings of a model: how many numbers one has, and how many a request may ask for instead.

@@ -11,6 +11,11 @@ from msgspec.structs import force_setattr, replace
 
 from lmi.executor.checks import broken, check_int, check_range
 
+__all__ = ["DEFAULT_PRIORITY", "DEFAULT_RETENTION_PRIORITY", "MAX_PENALTY", "MAX_SEED", "MAX_TEMPERATURE"]
+__all__ += ["PRIORITY_STEPS", "REPETITION_PENALTIES", "AdditionalModelOutput", "ExternalDraftTokensConfig"]
+__all__ += ["GuidedDecodingParams", "GuideType", "KvCacheRetentionConfig", "LoraConfig", "OutputConfig"]
+__all__ += ["PoolingParams", "PromptTuningConfig", "Request", "SamplingConfig", "TokenRangeRetentionConfig"]
+
 MAX_SEED = 2**64 - 1  # clients send unsigned 64-bit seeds
 MAX_TEMPERATURE = 100.0  # the distribution is nearly flat far below this
 REPETITION_PENALTIES = 0.01, 100.0  # beyond these, a logit divided by the penalty may leave the range of float32

@@ -8,6 +8,9 @@ import msgspec
 
 from lmi import errors
 
+__all__ = ["ErrorKind", "FinishReason", "PromptLogProb", "RequestPerfMetrics", "Response", "ResponseError", "Result"]
+__all__ += ["Tensor", "TokenLogProb"]
+
 
 class FinishReason(enum.IntEnum):
     """Why a sequence ended. Every Result except the last of its sequence has NOT_FINISHED."""
