@@ -1,31 +1,12 @@
 """Every error that lmi raises on purpose.
 
     LmiError
-     ├─ InvalidRequest            the client asked for something that this server cannot do
-     │   ├─ MalformedRequest      the body cannot be read: not JSON, wrong types, no inputs
-     │   ├─ InvalidParameter      a named field breaks a rule
-     │   │   └─ PromptTooLong     the prompt leaves no room in the model's context
-     │   ├─ UnknownAdapter        no adapter of this name is registered
-     │   └─ Unsupported           a named field needs what this engine lacks
-     ├─ Unauthorized              the request has none of this server's keys
-     ├─ ForeignPage               a browser sends the request for a page that may not
-     ├─ UnknownModel              the model or version that the request names is not served here
-     ├─ Conflict                  the name is taken, or what it names was removed meanwhile
-     ├─ Overloaded                the queue or the memory of bodies is full; the client may try again later
-     ├─ Unavailable               no engine can take the request: loading, draining, restarting
-     │   └─ EngineLost            the engine that worked on the request died
-     ├─ DeadlineExceeded          the request, or a load, took longer than it may
-     ├─ OutOfMemory               no memory is left for this request, or for one more model
-     ├─ GenerationFailed          the engine gave up only this request
-     │   └─ UserCodeFailed        user code raised an exception
-     ├─ ClientGone                the client no longer waits for the answer
-     └─ StartError                the process cannot start; carries the exit code
-         ├─ BadConfiguration      2
-         ├─ PortUnavailable       3
-         ├─ ModelUnusable         4
-         │   └─ NoMemory          4  the model needs more memory than there is
-         ├─ SecurityRefused       5
-         └─ SourceUnreachable     6
+     ├─ InvalidRequest       MalformedRequest, InvalidParameter (PromptTooLong), UnknownAdapter, Unsupported
+     ├─ Unauthorized, ForeignPage, UnknownModel, Conflict, Overloaded, DeadlineExceeded, OutOfMemory, ClientGone
+     ├─ Unavailable          EngineLost
+     ├─ GenerationFailed     UserCodeFailed
+     └─ StartError           BadConfiguration, PortUnavailable, ModelUnusable (NoMemory), SecurityRefused,
+                             SourceUnreachable
 
 Each class has a stable `label`, which logs and metrics show, and the HTTP `status` that it has in most APIs, which
 `/openapi.json` describes with the first line of the class's docstring. An API that answers differently (LMI turns 400
