@@ -260,7 +260,7 @@ class Door:
 
             asyncio.run(self._pipeline.generate(parsed.requests, take))
         except LmiError as error:
-            rendered = LMI.render_error(error, format, accepted=False)
+            rendered = LMI.errors.render(error, format, accepted=False)
             return Answer(rendered.status, json.loads(rendered.body))
         meaning = parsed.requests, parsed.format
         return Answer(200, json.loads(b"".join(records)), self._engine.asked, meaning, parsed.ignored)

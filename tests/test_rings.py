@@ -76,7 +76,7 @@ STILL = {
 # Lines of Python. A room may shrink freely. To grow, it changes its row in the same commit, which says why.
 MAX_LINES = {
     "lmi/adapters": 820,
-    "lmi/apis": 6_690,
+    "lmi/apis": 6_580,
     "lmi/client": 1150,
     "lmi/engine": 1550,
     "lmi/executor": 960,

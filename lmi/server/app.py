@@ -222,7 +222,7 @@ async def refuse(
 ) -> None:
     model = models.usual
     api = api_at(exchange.path, model)
-    rendered = api.render_status(status, message, api.default_format(model), exchange.request_id)
+    rendered = api.errors.render_status(status, message, api.default_format(model), exchange.request_id)
     body = api.whole(rendered.media_type, rendered.body)
     await exchange.send_whole(rendered.status, rendered.media_type, body, (headers or {}).items())
 
@@ -231,6 +231,6 @@ async def refuse_as_api(exchange: Exchange, models: Models, error: LmiError) -> 
     """Answer an error as the API of the path does, with its own status, kind and headers."""
     api = api_at(exchange.path, models.usual)
     format, request_id = api.default_format(models.usual), exchange.request_id
-    rendered = api.render_error(error, format, accepted=False, request_id=request_id)
+    rendered = api.errors.render(error, format, accepted=False, request_id=request_id)
     body = api.whole(rendered.media_type, rendered.body)
     await exchange.send_whole(rendered.status, rendered.media_type, body, rendered.headers.items())

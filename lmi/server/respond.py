@@ -170,7 +170,7 @@ class Inference:
     def rendered(self, error: LmiError, *, accepted: bool = False) -> Rendered:
         """Return the error in the form of the API, or with `accepted` as the last record of the answer."""
         format = self._format or self.api.default_format(self._model)
-        return self.api.render_error(error, format, accepted=accepted, request_id=self.exchange.request_id)
+        return self.api.errors.render(error, format, accepted=accepted, request_id=self.exchange.request_id)
 
     async def refuse(self, error: LmiError) -> None:
         rendered = self.rendered(error)

@@ -32,7 +32,7 @@ async def invocations(exchange: Exchange, service: Service) -> None:
         raise
     except LmiError as error:
         exchange.error_label = error.label
-        rendered = LMI.render_error(error, LMI.default_format(service.config.model), accepted=False)
+        rendered = LMI.errors.render(error, LMI.default_format(service.config.model), accepted=False)
         await exchange.send_whole(rendered.status, JSON, error_body(error, rendered.status), rendered.headers.items())
 
 

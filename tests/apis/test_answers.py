@@ -43,7 +43,7 @@ def written(api: AnyApi, body: dict[str, Any], model: ModelConfig = MODEL, *, fa
         deltas.append(Delta([Token(2, "", -0.5, is_special=True)], AnswerEnd.EOS_TOKEN, prompt="Hi"))
     records = [record for delta in deltas for record in formatter.feed(delta)]
     if fails:
-        records.append(api.render_error(GenerationFailed("no"), message.format, accepted=True).body)
+        records.append(api.errors.render(GenerationFailed("no"), message.format, accepted=True).body)
     return records if formatter.is_streaming else [api.whole(formatter.media_type, b"".join(records))]
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from lmi.apis.base.formatter import ErrorFields, Formatter
 from lmi.apis.base.readers import Parsed
-from lmi.apis.lmi.api import FORMATTERS, LMI
+from lmi.apis.lmi.api import LMI
 from lmi.apis.lmi.schema import LmiFormat
 from lmi.apis.openai import schema as openai
 from lmi.apis.openai.api import OPENAI_COMPLETIONS
@@ -171,7 +171,7 @@ def test_prompt_tokens_stand_in_the_details_only_when_they_were_asked_for() -> N
 def test_an_error_can_be_written_whatever_its_message(
     output_format: OutputFormat, message: str, tgi_type: str | None
 ) -> None:
-    record = FORMATTERS[output_format].error(ErrorFields(message, 424, tgi_type))
+    record = _formatter(output_format).error(ErrorFields(message, 424, tgi_type))
     fields = json.loads(record.decode().removeprefix("data: "))
     assert fields["error"] == message.encode(errors="replace").decode()
     assert fields["details"]["finish_reason"] == "error"

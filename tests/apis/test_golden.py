@@ -77,7 +77,7 @@ def _answer(api: AnyApi, case: dict[str, Any]) -> tuple[int, str, bytes]:
             )
         return 200, formatter.media_type, api.whole(formatter.media_type, b"".join(records))
     except LmiError as error:
-        rendered = api.render_error(error, format, accepted=accepted)
+        rendered = api.errors.render(error, format, accepted=accepted)
         status = 200 if records else rendered.status
         body = b"".join([*records, rendered.body])
         return status, rendered.media_type, body if records else api.whole(rendered.media_type, body)

@@ -16,7 +16,7 @@ from lmi.apis.anthropic.schema import MESSAGES
 from lmi.apis.base import parameters
 from lmi.apis.base.parameters import ParameterTable
 from lmi.apis.base.readers import Parsed
-from lmi.apis.embeddings import schema as embeddings
+from lmi.apis.embeddings import api as embeddings
 from lmi.apis.lmi import schema as lmi
 from lmi.apis.openai import chat_schema as openai_chat
 from lmi.apis.openai import schema as openai
@@ -178,7 +178,7 @@ APIS = {
         {},
         "temperature top_p presence_penalty frequency_penalty cache_salt max_output_tokens",
     ),
-    "embeddings": Asking(embeddings.EMBEDDINGS, partial(_openai, embeddings, {"input": "hi"}), {}, "cache_salt"),
+    "embeddings": Asking(embeddings.PARAMETERS, partial(_openai, embeddings, {"input": "hi"}), {}, "cache_salt"),
     "anthropic": Asking(
         MESSAGES,
         partial(_openai, ANTHROPIC, CHAT | {"max_tokens": 9}),

@@ -75,7 +75,7 @@ def test_each_error_has_its_status_and_its_shape_in_the_answer_s_own_framing(
     error: LmiError, accepted: bool, status: int, shape: int, output_format: OutputFormat, tgi_compat: bool
 ) -> None:
     format = LmiFormat(output_format=output_format, tgi_compat=tgi_compat)
-    rendered = LMI.render_error(error, format, accepted=accepted)
+    rendered = LMI.errors.render(error, format, accepted=accepted)
     form = output_format if shape == 2 else OutputFormat.JSON
     keys = SHAPE_1 if shape == 1 else SHAPE_2 if form is OutputFormat.JSON else SHAPE_2_STREAM
     fields = _object(rendered.body, form)
@@ -97,22 +97,22 @@ def test_each_error_has_its_status_and_its_shape_in_the_answer_s_own_framing(
     ],
 )
 def test_a_tgi_client_learns_the_class_of_the_error(error: LmiError, accepted: bool, kind: str) -> None:
-    rendered = LMI.render_error(error, LmiFormat(tgi_compat=True), accepted=accepted)
+    rendered = LMI.errors.render(error, LmiFormat(tgi_compat=True), accepted=accepted)
     assert json.loads(rendered.body)["error_type"] == kind
 
 
 def test_a_503_tells_when_to_come_back_and_nothing_else_has_headers() -> None:
     for error, accepted, status, _ in ROWS:
         headers = {"Retry-After": "1"} if status == 503 else {}
-        assert LMI.render_error(error, LmiFormat(), accepted=accepted).headers == headers
+        assert LMI.errors.render(error, LmiFormat(), accepted=accepted).headers == headers
 
 
 @pytest.mark.parametrize("status", [404, 405, 408, 413, 415, 431])
 def test_an_error_of_http_alone_is_of_the_first_shape(status: int) -> None:
-    rendered = LMI.render_status(status, "at most 67108864 bytes", LmiFormat(output_format=OutputFormat.SSE))
+    rendered = LMI.errors.render_status(status, "at most 67108864 bytes", LmiFormat(output_format=OutputFormat.SSE))
     expected = b'{"error": "at most 67108864 bytes", "code": %d}' % status
     assert (rendered.status, rendered.media_type, rendered.body) == (status, "application/json", expected)
-    rendered = LMI.render_status(status, "x", LmiFormat(tgi_compat=True))
+    rendered = LMI.errors.render_status(status, "x", LmiFormat(tgi_compat=True))
     assert list(json.loads(rendered.body)) == ["error", "code", "error_type"]
 
 
@@ -135,14 +135,14 @@ def test_an_error_of_http_alone_is_of_the_first_shape(status: int) -> None:
     ],
 )
 def test_an_engine_s_refusal_is_told_in_the_client_s_words(error: LmiError, message: str) -> None:
-    assert json.loads(LMI.render_error(error, LmiFormat(), accepted=True).body)["error"] == message
+    assert json.loads(LMI.errors.render(error, LmiFormat(), accepted=True).body)["error"] == message
 
 
 @pytest.mark.parametrize("api", [OPENAI_CHAT, OPENAI_COMPLETIONS], ids=["chat", "completions"])
 def test_an_adapter_that_is_not_loaded_is_a_model_that_openai_s_client_does_not_find(api: AnyApi) -> None:
     error = UnknownAdapter("Adapter de is not registered")
     format = api.default_format(ModelConfig(path="demo", name="demo"))
-    rendered = api.render_error(error, format, accepted=False)
+    rendered = api.errors.render(error, format, accepted=False)
     said = json.loads(rendered.body)["error"]
     assert (rendered.status, said["code"], said["param"]) == (404, "model_not_found", "model")
     assert said["message"] == "Adapter de is not registered"

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from lmi.apis.base.api import AnyApi
-from lmi.apis.batch.api import DYNAMIC_BATCH
+from lmi.apis.batch import DYNAMIC_BATCH
 from lmi.apis.lmi.api import LMI
 from lmi.apis.table import APIS, api_of_inputs
 from lmi.executor import GuidedDecodingParams, GuideType

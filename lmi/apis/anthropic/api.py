@@ -7,7 +7,7 @@ from functools import partial
 
 from lmi.apis.anthropic import schema
 from lmi.apis.anthropic.formatter import MessageStream, MessageWhole
-from lmi.apis.base.api import Api, ErrorRules, Row, written_by
+from lmi.apis.base.api import Api, ErrorRules, Forms, Row
 from lmi.apis.openai import chat_schema
 from lmi.apis.openai.schema import OpenAIFormat, default_format
 from lmi.errors import GenerationFailed, Overloaded, PromptTooLong, UnknownAdapter, UnknownModel
@@ -23,21 +23,16 @@ KINDS = {
     529: "overloaded_error",
 }
 TOO_LONG = "prompt is too long: "  # by which agents know that they must shorten a conversation
-
-
-def kind_of(status: int) -> str:
-    return KINDS.get(status, "invalid_request_error" if status < 500 else "api_error")
-
-
+FORMS = Forms(MessageWhole, MessageStream)
 ANTHROPIC: Api[OpenAIFormat] = Api(
     name="anthropic",
     paths=("/v1/messages",),
     default_format=default_format,
     read=chat_schema.read,
     parse=schema.parse,
-    formatter=lambda parsed: MessageStream(parsed) if parsed.format.is_streamed else MessageWhole(parsed),
+    formatter=FORMS.formatter,
     errors=ErrorRules(
-        written_by(MessageWhole, MessageStream),
+        FORMS.write_error,
         (
             Row(UnknownModel, 404),
             Row(UnknownAdapter, 404),
@@ -46,7 +41,7 @@ ANTHROPIC: Api[OpenAIFormat] = Api(
             Row(GenerationFailed, 500),
         ),
         schema.MESSAGES.wire_names(),
-        kind_of,
+        lambda status: KINDS.get(status, "invalid_request_error" if status < 500 else "api_error"),
     ),
 )
 COUNT_TOKENS = replace(ANTHROPIC, name="anthropic_count", parse=partial(schema.parse, is_counted=True), paths=())

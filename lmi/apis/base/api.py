@@ -16,7 +16,7 @@ from lmi.apis.base.formatter import JSON, ErrorFields, Formatter
 from lmi.apis.base.readers import Message, Parsed
 from lmi.errors import LmiError, Unauthorized
 from lmi.settings.config import ModelConfig
-from lmi.types import AnswerFormat, Format
+from lmi.types import AnswerFormat, Format, OutputFormat
 
 AnyFormat = TypeVar("AnyFormat", bound=AnswerFormat, contravariant=True)
 
@@ -90,14 +90,23 @@ def retry_header(error: LmiError) -> dict[str, str]:
     return {} if error.retry_after_s is None else {"Retry-After": str(error.retry_after_s)}
 
 
-def written_by(whole: type[Formatter[Any]], stream: type[Formatter[Any]]) -> Write[AnswerFormat]:
-    """Make a Write that writes an error as a body of `whole`, or inside an answer as a record of `stream`."""
+class Forms(NamedTuple):
+    """The formatters of an API: of a whole answer, of a stream, and of one that is lines if that differs."""
 
-    def write(error: ErrorFields, format: AnswerFormat, *, in_answer: bool) -> tuple[str, bytes]:
-        formatter = stream if in_answer else whole
+    whole: type[Formatter[Any]]
+    stream: type[Formatter[Any]]
+    lines: type[Formatter[Any]] | None = None
+
+    def formatter(self, parsed: Parsed[Any]) -> Formatter[Any]:
+        return (self._stream(parsed.format) if parsed.format.is_streamed else self.whole)(parsed)
+
+    def write_error(self, error: ErrorFields, format: AnswerFormat, *, in_answer: bool) -> tuple[str, bytes]:
+        """Write an error as a body, or inside an answer as the last record of a stream."""
+        formatter = self._stream(format) if in_answer else self.whole
         return formatter.media_type, formatter.error(error)
 
-    return write
+    def _stream(self, format: AnswerFormat) -> type[Formatter[Any]]:
+        return self.lines or self.stream if format.output_format is OutputFormat.JSONLINES else self.stream
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,14 +130,6 @@ class Api(Generic[Format]):
     body_field: str = ""
     takes_user_code: bool = False  # formatters of user code take part
     json_end: bytes = b""  # ends an answer that is one JSON value
-
-    def render_error(
-        self, error: LmiError, format: Format, *, accepted: bool, request_id: str | None = None
-    ) -> Rendered:
-        return self.errors.render(error, format, accepted=accepted, request_id=request_id)
-
-    def render_status(self, status: int, message: str, format: Format, request_id: str | None = None) -> Rendered:
-        return self.errors.render_status(status, message, format, request_id)
 
     def whole(self, media_type: str, body: bytes) -> bytes:
         """Return a body that is sent in one piece, with `json_end` if it is JSON."""

@@ -13,7 +13,7 @@ from typing import Generic, NamedTuple
 from orjson import dumps
 
 from lmi.apis.base.readers import Parsed
-from lmi.types import Delta, Format, Token
+from lmi.types import Answer, Answers, Delta, Format, Token
 
 NO_TOKEN = Token(id=-1, text="", is_special=True)
 """Replaces the last token if an answer ends without one. The reference writes an empty step this way."""
@@ -94,6 +94,23 @@ class Formatter(AsyncFormatter, Generic[Format]):
 
     def _full_text(self, text: str) -> str:
         return self._request.prompt + text if self._request.return_full_text else text
+
+
+class WholeFormatter(Formatter[Format]):
+    """Writes an answer as one JSON value, when all of its sequences have ended."""
+
+    media_type = JSON
+    is_streaming = False
+
+    def __init__(self, parsed: Parsed[Format]) -> None:
+        super().__init__(parsed)
+        self._answers = Answers(parsed.num_sequences)
+
+    def feed(self, delta: Delta) -> list[bytes]:
+        return [self._whole(self._answers.all)] if self._answers.add(delta) else []
+
+    @abstractmethod
+    def _whole(self, answers: list[Answer]) -> bytes: ...
 
 
 def error_fields(error: ErrorFields) -> bytes:

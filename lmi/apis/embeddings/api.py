@@ -1,16 +1,116 @@
-"""The row of OpenAI's embeddings."""
+"""OpenAI's embeddings: `{"model": "m", "input": "Hello"}`, where input may be a list, or token ids.
+
+Each text is a request of its own, so a body counts as many sequences as it has texts. The answer is in their order:
+
+{"object": "list", "data": [{"object": "embedding", "index": 0, "embedding": [0.5, …]}], "model": "m",
+ "usage": {"prompt_tokens": 3, "total_tokens": 3}}
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import base64
+from array import array
+from dataclasses import dataclass, replace
 from functools import partial
 
+from orjson import Fragment, dumps
+
 from lmi.apis.base.api import Api
-from lmi.apis.embeddings import schema
-from lmi.apis.embeddings.formatter import EmbeddingsWhole
-from lmi.apis.embeddings.schema import EmbeddingFormat
+from lmi.apis.base.formatter import JSON
+from lmi.apis.base.parameters import MAX_IGNORED, Parameter, ParameterTable
+from lmi.apis.base.readers import Message, Parsed, check_values, choice, integer, refused
 from lmi.apis.openai.api import OPENAI_CHAT, OPENAI_CHAT_ERRORS
-from lmi.apis.openai.schema import OpenAIFormat, default_format
+from lmi.apis.openai.formatter import OpenAIFormatter
+from lmi.apis.openai.schema import SHARED, OpenAIFormat, anything, default_format, hidden, message, prompts_of
+from lmi.executor import PoolingParams, SamplingConfig
+from lmi.settings.config import ModelConfig
+from lmi.types import Delta, GenerationRequest
+
+MAX_INPUTS = 2048  # as of OpenAI; max_request_sequences of the server may be lower
+BASE64 = "base64"
+BY_MODEL = "the model says whether its embeddings are normalised"
+CANNOT_EMBED = {  # fields of vLLM's server
+    "messages": "an embedding is that of input",
+    "truncate_prompt_tokens": "an input that is too long is refused",
+    "embed_dtype": "embeddings are float32",
+    "normalize": BY_MODEL,
+    "use_activation": BY_MODEL,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbeddingFormat(OpenAIFormat):
+    """The format of embeddings: lists of numbers, or the bytes of float32, little-endian, in base64."""
+
+    is_base64: bool = False
+
+
+PARAMETERS = ParameterTable(
+    {name: SHARED[name] for name in ("model", "cache_salt", "priority")}
+    | {
+        "input": Parameter(
+            "input", anything, fields=("inputs", "input_token_ids"), help="A text or token ids, or a list of them."
+        ),
+        "encoding_format": Parameter(
+            "encoding_format", choice(("float", BASE64)), help="Numbers, or their bytes as float32 in base64."
+        ),
+        "dimensions": Parameter(
+            "dimensions", integer(1), help="How many numbers an embedding has, where the model was trained for fewer."
+        ),
+        "stream": Parameter("stream", refused("an embedding comes whole", False), help="Nothing but false."),
+    },
+    hidden=hidden(CANNOT_EMBED),
+)
+
+
+def read(body: bytes, content_type: str | None, model: ModelConfig) -> Message[OpenAIFormat]:
+    """Decode the body. Raises MalformedRequest."""
+    check_values(body, MAX_INPUTS)
+    return message(body, model, kind=EmbeddingFormat)
+
+
+def parse(message: Message[OpenAIFormat]) -> Parsed[OpenAIFormat]:
+    """Return the requests of a body, one for each input. Raises InvalidParameter or Unsupported."""
+    ignored: list[str] = []
+    given = PARAMETERS.read(message.fields, ignored)
+    assert isinstance(message.format, EmbeddingFormat)
+    format = replace(message.format, is_base64=given.get("encoding_format") == BASE64)
+    request = GenerationRequest(
+        max_new_tokens=1,  # a place in the queue for each
+        sampling=SamplingConfig(temperature=0.0),
+        pooling=PoolingParams(given.get("dimensions")),
+        adapter=format.adapter,
+        **{name: given[name] for name in ("cache_salt", "priority") if name in given},
+    )
+    prompts = prompts_of("input", given.get("input"), MAX_INPUTS)
+    return Parsed(tuple(replace(request, **prompt) for prompt in prompts), format, tuple(ignored[:MAX_IGNORED]))
+
+
+class EmbeddingsWhole(OpenAIFormatter):
+    """All embeddings as one object. Each is written when it comes, so that no turn of the event loop is long."""
+
+    media_type = JSON
+    is_streaming = False
+    kind, id_prefix = "list", ""
+
+    def __init__(self, parsed: Parsed[OpenAIFormat]) -> None:
+        super().__init__(parsed)
+        self._written: dict[int, Fragment] = {}  # by index
+
+    def feed(self, delta: Delta) -> list[bytes]:
+        self._count(delta)
+        assert delta.embedding is not None and isinstance(self._format, EmbeddingFormat)
+        data = delta.embedding.data
+        numbers = base64.b64encode(data).decode() if self._format.is_base64 else array("f", data).tolist()
+        self._written[delta.index] = Fragment(
+            dumps({"object": "embedding", "index": delta.index, "embedding": numbers})
+        )
+        if self._num_open:
+            return []
+        written = [self._written[index] for index in range(self._num_sequences)]
+        usage = {"prompt_tokens": self._num_prompt_tokens, "total_tokens": self._num_prompt_tokens}
+        return [dumps({"object": self.kind, "data": written, "model": self._format.model, "usage": usage})]
+
 
 EMBEDDINGS: Api[OpenAIFormat] = replace(
     OPENAI_CHAT,
@@ -18,8 +118,8 @@ EMBEDDINGS: Api[OpenAIFormat] = replace(
     paths=("/v1/embeddings",),
     prefixes=(),
     default_format=partial(default_format, kind=EmbeddingFormat),
-    read=schema.read,
-    parse=schema.parse,
+    read=read,
+    parse=parse,
     formatter=EmbeddingsWhole,
-    errors=replace(OPENAI_CHAT_ERRORS, names=schema.EMBEDDINGS.wire_names(pooling_params="model")),
+    errors=replace(OPENAI_CHAT_ERRORS, names=PARAMETERS.wire_names(pooling_params="model")),
 )

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from lmi.apis.base.openapi import OF_INFERENCE, ApiDescription, asked, content, either, struct, taken
-from lmi.apis.embeddings.api import EMBEDDINGS as API
-from lmi.apis.embeddings.schema import EMBEDDINGS
+from lmi.apis.embeddings.api import EMBEDDINGS, PARAMETERS
 from lmi.apis.openai.openapi import PROMPT
 from lmi.settings.config import Config
 
@@ -12,14 +11,14 @@ EXAMPLE = {"input": "What is the capital of France?"}
 
 
 def describe(config: Config) -> ApiDescription:
-    about, rules = "OpenAI's embeddings, of an embedding model.", [API.errors]
+    about, rules = "OpenAI's embeddings, of an embedding model.", [EMBEDDINGS.errors]
     api = ApiDescription("Embeddings", about, config.model, SCHEMAS, content("OpenAIError"), rules)
     api.add("post", "/v1/embeddings", "Embed texts", "Embeddings", OF_INFERENCE, body="EmbeddingsRequest")
     return api
 
 
 SCHEMAS = {
-    "EmbeddingsRequest": asked(taken(EMBEDDINGS) | {"input": PROMPT}, "input", example=EXAMPLE),
+    "EmbeddingsRequest": asked(taken(PARAMETERS) | {"input": PROMPT}, "input", example=EXAMPLE),
     "Embeddings": struct(
         object={"const": "list"},
         data=[struct(object={"const": "embedding"}, index=int, embedding=either([float], str))],

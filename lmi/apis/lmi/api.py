@@ -4,28 +4,22 @@ from __future__ import annotations
 
 from functools import partial
 
-from lmi.apis.base.api import Api, ErrorRules, Row
+from lmi.apis.base.api import Api, ErrorRules, Forms, Row
 from lmi.apis.base.formatter import ErrorFields, error_fields
 from lmi.apis.lmi import schema
-from lmi.apis.lmi.formatter import LmiEvents, LmiFormatter, LmiStream, LmiWhole
+from lmi.apis.lmi.formatter import LmiEvents, LmiStream, LmiWhole
 from lmi.apis.lmi.schema import WIRE_NAMES, LmiFormat
 from lmi.errors import DeadlineExceeded, EngineLost, GenerationFailed, InvalidRequest, MalformedRequest, OutOfMemory
-from lmi.types import OutputFormat
 
 INVALID_STATUS = 424  # other APIs answer 400
-FORMATTERS: dict[OutputFormat, type[LmiFormatter]] = {
-    OutputFormat.JSON: LmiWhole,
-    OutputFormat.JSONLINES: LmiStream,
-    OutputFormat.SSE: LmiEvents,
-}
+FORMS = Forms(LmiWhole, LmiEvents, LmiStream)
 
 
 def _write_error(error: ErrorFields, format: LmiFormat, *, in_answer: bool) -> tuple[str, bytes]:
     kind = "generation" if in_answer and error.kind == "overloaded" else error.kind
     error = error._replace(kind=kind if format.tgi_compat else None)
     if in_answer:
-        formatter = FORMATTERS[format.output_format]
-        return formatter.media_type, formatter.error(error)
+        return FORMS.write_error(error, format, in_answer=format.is_streamed)
     return LmiWhole.media_type, b"{%b}" % error_fields(error)
 
 
@@ -48,7 +42,7 @@ LMI: Api[LmiFormat] = Api(
     default_format=schema.default_format,
     read=schema.read,
     parse=schema.parse,
-    formatter=lambda parsed: FORMATTERS[parsed.format.output_format](parsed),
+    formatter=FORMS.formatter,
     errors=ERRORS,
     read_for_events=partial(schema.read, accepts_events=True),
     takes_user_code=True,

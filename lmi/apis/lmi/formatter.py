@@ -17,10 +17,10 @@ from typing import ClassVar
 
 from orjson import dumps
 
-from lmi.apis.base.formatter import NO_TOKEN, ErrorFields, Formatter, error_fields, joined, one_line
+from lmi.apis.base.formatter import NO_TOKEN, ErrorFields, Formatter, WholeFormatter, error_fields, joined, one_line
 from lmi.apis.base.readers import Parsed
 from lmi.apis.lmi.schema import LmiFormat
-from lmi.types import Answer, AnswerEnd, Answers, Delta, Token, ranked
+from lmi.types import Answer, AnswerEnd, Delta, Token, ranked
 
 
 class LmiFormatter(Formatter[LmiFormat]):
@@ -75,23 +75,14 @@ class LmiFormatter(Formatter[LmiFormat]):
         return b'%b, "top_tokens": %b}' % (plain[:-1], self._tokens(token.top or ()))
 
 
-class LmiWhole(LmiFormatter):
+class LmiWhole(LmiFormatter, WholeFormatter[LmiFormat]):
     """One object, or with tgi_compat a list of one. `Api.whole` adds the newline that ends the body."""
 
-    media_type = "application/json"
-    is_streaming = False
-
-    def __init__(self, parsed: Parsed[LmiFormat]) -> None:
-        super().__init__(parsed)
-        self._answers = Answers(self._request.num_sequences)
-
-    def feed(self, delta: Delta) -> list[bytes]:
-        return [self._whole(*ranked(self._request, self._answers.all))] if self._answers.add(delta) else []
-
-    def _whole(self, best: Answer, *others: Answer) -> bytes:
+    def _whole(self, answers: list[Answer]) -> bytes:
+        best, *others = ranked(self._request, answers)
         body = b'{"generated_text": %b' % dumps(self._full_text(best.text))
         if self._format.details:
-            tokens, prefill = best.tokens, self._answers.all[0].prefill
+            tokens, prefill = best.tokens, answers[0].prefill
             body += b', "details": %b' % self._details(best.finish_reason, len(tokens), tokens, prefill, others)
         return b"[%b}]" % body if self._format.tgi_compat else b"%b}" % body
 

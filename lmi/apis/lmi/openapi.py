@@ -23,7 +23,7 @@ from lmi.apis.base.openapi import (
     taken,
 )
 from lmi.apis.base.readers import JSON_SCHEMAS, adapter
-from lmi.apis.batch.api import DYNAMIC_BATCH
+from lmi.apis.batch import DYNAMIC_BATCH
 from lmi.apis.lmi.api import LMI
 from lmi.apis.lmi.schema import PARAMETERS
 from lmi.apis.table import BY_ROUTE

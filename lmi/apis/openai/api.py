@@ -5,51 +5,25 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from lmi.apis.base.api import Api, ErrorRules, Row, written_by
-from lmi.apis.base.formatter import ErrorFields
+from lmi import errors
+from lmi.apis.base.api import Api, ErrorRules, Forms, Row
 from lmi.apis.openai import chat_schema, schema
 from lmi.apis.openai.chat_formatter import ChatLines, ChatStream, ChatWhole
-from lmi.apis.openai.formatter import CompletionLines, CompletionStream, CompletionWhole, OpenAIFormatter
+from lmi.apis.openai.formatter import CompletionLines, CompletionStream, CompletionWhole
 from lmi.apis.openai.schema import OpenAIFormat
-from lmi.errors import (
-    GenerationFailed,
-    Overloaded,
-    PromptTooLong,
-    Unauthorized,
-    UnknownAdapter,
-    UnknownModel,
-    UserCodeFailed,
-)
 from lmi.types import AnswerFormat, OutputFormat
 
-CHATS: dict[OutputFormat, type[OpenAIFormatter]] = {
-    OutputFormat.JSON: ChatWhole,
-    OutputFormat.JSONLINES: ChatLines,
-    OutputFormat.SSE: ChatStream,
-}
-COMPLETIONS: dict[OutputFormat, type[OpenAIFormatter]] = {
-    OutputFormat.JSON: CompletionWhole,
-    OutputFormat.JSONLINES: CompletionLines,
-    OutputFormat.SSE: CompletionStream,
-}
-
-
-def _write_error(error: ErrorFields, format: AnswerFormat, *, in_answer: bool) -> tuple[str, bytes]:
-    """Write an error. In a stream it is a record that the client raises, and the end that the client waits for."""
-    stream = ChatLines if format.output_format is OutputFormat.JSONLINES else ChatStream
-    return written_by(ChatWhole, stream)(error, format, in_answer=in_answer)
-
-
+CHATS = Forms(ChatWhole, ChatStream, ChatLines)
 OPENAI_CHAT_ERRORS: ErrorRules[AnswerFormat] = ErrorRules(
-    _write_error,
+    CHATS.write_error,
     (  # errors whose kind clients look for have OpenAI's kind; the others have our labels
-        Row(Unauthorized, 401, "invalid_api_key"),
-        Row(UnknownModel, 404, "model_not_found", param="model"),
-        Row(UnknownAdapter, 404, "model_not_found", param="model"),
-        Row(PromptTooLong, 400, "context_length_exceeded"),
-        Row(Overloaded, 429, "rate_limit_exceeded"),
-        Row(UserCodeFailed, 424),
-        Row(GenerationFailed, 500),
+        Row(errors.Unauthorized, 401, "invalid_api_key"),
+        Row(errors.UnknownModel, 404, "model_not_found", param="model"),
+        Row(errors.UnknownAdapter, 404, "model_not_found", param="model"),
+        Row(errors.PromptTooLong, 400, "context_length_exceeded"),
+        Row(errors.Overloaded, 429, "rate_limit_exceeded"),
+        Row(errors.UserCodeFailed, 424),
+        Row(errors.GenerationFailed, 500),
     ),
     chat_schema.CHAT.wire_names(),
 )
@@ -60,7 +34,7 @@ OPENAI_CHAT: Api[OpenAIFormat] = Api(
     default_format=schema.default_format,
     read=chat_schema.read,
     parse=chat_schema.parse,
-    formatter=lambda parsed: CHATS[parsed.format.output_format](parsed),
+    formatter=CHATS.formatter,
     errors=OPENAI_CHAT_ERRORS,
 )
 OPENAI_COMPLETIONS = replace(
@@ -69,7 +43,7 @@ OPENAI_COMPLETIONS = replace(
     paths=("/v1/completions",),
     read=schema.read,
     parse=schema.parse,
-    formatter=lambda parsed: COMPLETIONS[parsed.format.output_format](parsed),
+    formatter=Forms(CompletionWhole, CompletionStream, CompletionLines).formatter,
     errors=replace(OPENAI_CHAT_ERRORS, names=schema.COMPLETION.wire_names()),
 )
 

@@ -17,10 +17,10 @@ from typing import Any, ClassVar
 
 from orjson import dumps
 
-from lmi.apis.base.formatter import ErrorFields, Formatter, one_line, text_of
+from lmi.apis.base.formatter import ErrorFields, Formatter, WholeFormatter, one_line, text_of
 from lmi.apis.base.readers import Parsed
 from lmi.apis.openai.schema import OpenAIFormat
-from lmi.types import Answer, AnswerEnd, Answers, Delta, Token
+from lmi.types import Answer, AnswerEnd, Delta, Token
 
 LEAST_LOG_PROB = -9999.0  # JSON has no infinity
 REASONS = {AnswerEnd.LENGTH: "length", AnswerEnd.EOS_TOKEN: "stop", AnswerEnd.STOP_SEQUENCE: "stop"}
@@ -83,24 +83,21 @@ class OpenAIFormatter(Formatter[OpenAIFormat]):
         return dumps({"error": fields})
 
 
-class OpenAIWhole(OpenAIFormatter):
+class OpenAIWhole(OpenAIFormatter, WholeFormatter[OpenAIFormat]):
     """The answer as one object."""
-
-    media_type = "application/json"
-    is_streaming = False
 
     def __init__(self, parsed: Parsed[OpenAIFormat]) -> None:
         super().__init__(parsed)
-        self._answers = Answers(self._num_sequences)
         self._last: dict[int, Delta] = {}  # by index
 
     def feed(self, delta: Delta) -> list[bytes]:
         self._count(delta)
         self._last[delta.index] = delta
-        if not self._answers.add(delta):
-            return []
+        return super().feed(delta)
+
+    def _whole(self, answers: list[Answer]) -> bytes:
         choices = [self._choice(n, index, answer) for n, (index, answer) in enumerate(self._chosen())]
-        return [dumps(self._object(choices) | {"usage": self._usage()})]
+        return dumps(self._object(choices) | {"usage": self._usage()})
 
     def _chosen(self) -> list[tuple[int, Answer]]:
         """Return the index and answer of each choice. Of more sequences than choices the most probable are taken."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from lmi.apis.base.api import Api
+from lmi.apis.base.api import Api, Forms
 from lmi.apis.base.formatter import JSON, SSE, ErrorFields
 from lmi.apis.openai import chat_schema
 from lmi.apis.openai.api import OPENAI_CHAT, OPENAI_CHAT_ERRORS
@@ -30,6 +30,6 @@ RESPONSES: Api[OpenAIFormat] = replace(
     default_format=partial(default_format, kind=ResponseFormat),
     read=partial(chat_schema.read, kind=ResponseFormat),
     parse=schema.parse,
-    formatter=lambda parsed: ItemsStream(parsed) if parsed.format.is_streamed else ItemsWhole(parsed),
+    formatter=Forms(ItemsWhole, ItemsStream).formatter,
     errors=replace(OPENAI_CHAT_ERRORS, write=_write_error, names=schema.RESPONSES.wire_names()),
 )

@@ -5,17 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from lmi.apis.base.api import Api, ErrorRules, Row, written_by
+from lmi.apis.base.api import Api, ErrorRules, Forms, Row
 from lmi.apis.tgi import schema
 from lmi.apis.tgi.formatter import TgiStream, TgiWhole
 from lmi.apis.tgi.schema import TgiFormat
 from lmi.errors import EngineLost, GenerationFailed, InvalidRequest, Overloaded
 
-
-def _kind(status: int) -> str:
-    return "validation" if status < 500 else "overloaded" if status == 503 else "generation"
-
-
+FORMS = Forms(TgiWhole, TgiStream)
 TGI: Api[TgiFormat] = Api(
     name="tgi",
     paths=("/",),  # whose 404 and 405 are the LMI API's
@@ -23,9 +19,9 @@ TGI: Api[TgiFormat] = Api(
     default_format=schema.default_format,
     read=schema.read,
     parse=schema.parse,
-    formatter=lambda parsed: TgiStream(parsed) if parsed.format.is_streamed else TgiWhole(parsed),
+    formatter=FORMS.formatter,
     errors=ErrorRules(
-        written_by(TgiWhole, TgiStream),
+        FORMS.write_error,
         (
             Row(InvalidRequest, 422, "validation"),
             Row(GenerationFailed, 424, "generation"),
@@ -33,7 +29,7 @@ TGI: Api[TgiFormat] = Api(
             Row(EngineLost, 503, "incomplete_generation"),
         ),
         schema.PARAMETERS.wire_names(input_token_ids="inputs"),
-        _kind,
+        lambda status: "validation" if status < 500 else "overloaded" if status == 503 else "generation",
     ),
 )
 TGI_GENERATE = replace(TGI, name="tgi_generate", paths=("/generate",), read=partial(schema.read, stream=False))

@@ -14,26 +14,17 @@ from typing import Any
 
 from orjson import dumps
 
-from lmi.apis.base.formatter import NO_TOKEN, ErrorFields, Formatter, joined, one_line
+from lmi.apis.base.formatter import NO_TOKEN, ErrorFields, Formatter, WholeFormatter, joined, one_line
 from lmi.apis.base.readers import Parsed
 from lmi.apis.tgi.schema import TgiFormat
-from lmi.types import Answer, AnswerEnd, Answers, Delta, Token, ranked
+from lmi.types import Answer, AnswerEnd, Delta, Token, ranked
 
 
-class TgiWhole(Formatter[TgiFormat]):
+class TgiWhole(WholeFormatter[TgiFormat]):
     """The whole answer."""
 
-    media_type = "application/json"
-    is_streaming = False
-
-    def __init__(self, parsed: Parsed[TgiFormat]) -> None:
-        super().__init__(parsed)
-        self._answers = Answers(self._request.num_sequences)
-
-    def feed(self, delta: Delta) -> list[bytes]:
-        if not self._answers.add(delta):
-            return []
-        best, *others = ranked(self._request, self._answers.all)
+    def _whole(self, answers: list[Answer]) -> bytes:
+        best, *others = ranked(self._request, answers)
         whole: dict[str, Any] = {"generated_text": self._full_text(best.text)}
         if self._format.details:
             whole["details"] = self._sequence_details(best)
@@ -41,7 +32,7 @@ class TgiWhole(Formatter[TgiFormat]):
                 whole["details"]["best_of_sequences"] = [
                     {"generated_text": self._full_text(other.text)} | self._sequence_details(other) for other in others
                 ]
-        return [dumps([whole] if self._format.is_list else whole)]
+        return dumps([whole] if self._format.is_list else whole)
 
     def _sequence_details(self, answer: Answer) -> dict[str, Any]:
         details: dict[str, Any] = {

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from lmi.apis.base.api import Api, ErrorRules, Row, written_by
-from lmi.apis.base.formatter import Formatter
-from lmi.apis.base.readers import Parsed
+from lmi.apis.base.api import Api, ErrorRules, Forms, Row
 from lmi.apis.triton import schema
 from lmi.apis.triton.formatter import TritonOneEvent, TritonStream, TritonWhole
 from lmi.apis.triton.schema import TritonFormat
@@ -14,14 +12,8 @@ from lmi.errors import GenerationFailed
 from lmi.types import OutputFormat
 
 MODELS = ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
-
-
-def _formatter(parsed: Parsed[TritonFormat]) -> Formatter[TritonFormat]:
-    if not parsed.format.is_streamed:
-        return TritonWhole(parsed)
-    return TritonStream(parsed) if parsed.request.is_streaming else TritonOneEvent(parsed)
-
-
+WHOLE = Forms(TritonWhole, TritonOneEvent)
+EVENTS = Forms(TritonWhole, TritonStream)
 TRITON: Api[TritonFormat] = Api(
     name="triton",
     paths=tuple(f"{model}/generate" for model in MODELS),
@@ -29,8 +21,8 @@ TRITON: Api[TritonFormat] = Api(
     default_format=schema.default_format,
     read=schema.reader(OutputFormat.JSON),
     parse=schema.parse,
-    formatter=_formatter,
-    errors=ErrorRules(written_by(TritonWhole, TritonStream), (Row(GenerationFailed, 500),), schema.INPUTS.wire_names()),
+    formatter=lambda parsed: (EVENTS if parsed.request.is_streaming else WHOLE).formatter(parsed),
+    errors=ErrorRules(EVENTS.write_error, (Row(GenerationFailed, 500),), schema.INPUTS.wire_names()),
 )
 TRITON_STREAM = replace(
     TRITON,

@@ -14,10 +14,10 @@ from typing import Any, ClassVar
 
 from orjson import OPT_NON_STR_KEYS, OPT_SORT_KEYS, dumps
 
-from lmi.apis.base.formatter import ErrorFields, Formatter, one_line, text_of
+from lmi.apis.base.formatter import ErrorFields, WholeFormatter, one_line, text_of
 from lmi.apis.base.readers import Parsed
 from lmi.apis.triton.schema import TritonFormat
-from lmi.types import Answer, AnswerEnd, Answers, Delta, Token, ranked
+from lmi.types import Answer, AnswerEnd, Delta, Token, ranked
 
 REASONS = {AnswerEnd.EOS_TOKEN: "stop", AnswerEnd.STOP_SEQUENCE: "stop", AnswerEnd.LENGTH: "length"}
 OUTPUTS = {  # besides text_output, under the names of a model's metadata
@@ -31,25 +31,17 @@ OUTPUTS = {  # besides text_output, under the names of a model's metadata
 }
 
 
-class TritonWhole(Formatter[TritonFormat]):
+class TritonWhole(WholeFormatter[TritonFormat]):
     """One object, the whole body."""
 
-    media_type = "application/json"
-    is_streaming = False
     opening: ClassVar[bytes] = b""
     closing: ClassVar[bytes] = b""
 
-    def __init__(self, parsed: Parsed[TritonFormat]) -> None:
-        super().__init__(parsed)
-        self._answers = Answers(self._request.num_sequences)
-
-    def feed(self, delta: Delta) -> list[bytes]:
-        if not self._answers.add(delta):
-            return []
-        answers, num_input_tokens = self._answers.all, self._answers.all[0].num_prompt_tokens
+    def _whole(self, answers: list[Answer]) -> bytes:
+        num_input_tokens = answers[0].num_prompt_tokens
         if self._format.num_answers < len(answers):
             answers = ranked(self._request, answers)[: self._format.num_answers]
-        return [self._object(answers, num_input_tokens, [answer.cum_log_prob for answer in answers])]
+        return self._object(answers, num_input_tokens, [answer.cum_log_prob for answer in answers])
 
     def _object(self, answers: Sequence[Answer], num_input_tokens: int, cum_log_probs: Sequence[float]) -> bytes:
         """Write an object. `cum_log_probs` holds the sum of each sequence so far, which covers earlier events too."""

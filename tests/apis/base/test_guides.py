@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from lmi.apis import batch as dynamic_batch
 from lmi.apis.base.guides import asked_guide, json_schema
-from lmi.apis.batch import schema as dynamic_batch
 from lmi.apis.lmi import schema as lmi
 from lmi.apis.openai import chat_schema as openai_chat
 from lmi.apis.openai import schema as openai

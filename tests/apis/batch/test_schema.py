@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lmi.apis import batch as dynamic_batch
 from lmi.apis.base.readers import MAX_VALUES_BYTES, Parsed
-from lmi.apis.batch import schema as dynamic_batch
 from lmi.apis.lmi import schema as lmi
 from lmi.errors import InvalidRequest, MalformedRequest
 from lmi.settings.config import ModelConfig

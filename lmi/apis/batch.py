@@ -1,0 +1,153 @@
+"""The dynamic batch, which replaces the LMI API with `option.rolling_batch=disable`: several inputs in one body.
+
+Each input of `{"inputs": ["...", "..."], "parameters": {...}}` is one request. All share the parameters, which mean the
+same as in the rolling-batch schema. Only details have no effect. The answer is a list, or lines that hold the new text
+of each input. Indents, separators and escapes are those of the reference. The best sequence of an input is its answer.
+
+    [
+      {
+        "generated_text":"..."
+      }
+    ]
+    {"outputs": ["This", ""]}
+
+Source: LMI handlers' inference API schema (v0.28.0 page), second half.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+from orjson import dumps
+
+from lmi.apis.base.api import Api, ErrorRules, Forms, Row
+from lmi.apis.base.formatter import JSONLINES, ErrorFields, Formatter, WholeFormatter, text_of
+from lmi.apis.base.parameters import MAX_IGNORED, ONE_SEQUENCE_STREAMED
+from lmi.apis.base.readers import Message, Parsed, adapter, boolean, check_types, read_inputs
+from lmi.apis.lmi import schema as lmi
+from lmi.apis.lmi.api import INVALID_STATUS
+from lmi.errors import InvalidRequest, MalformedRequest, Unsupported, shorten
+from lmi.settings.config import ModelConfig
+from lmi.types import Answer, AnswerFormat, Delta, OutputFormat, ranked
+
+MAX_INPUTS = 1000
+WITHOUT_EFFECT = ("details", "output_formatter")
+FAILURE = "invoke handler failure"
+
+
+def default_format(model: ModelConfig) -> AnswerFormat:
+    return AnswerFormat(output_format=OutputFormat.JSONLINES if model.enable_streaming else OutputFormat.JSON)
+
+
+def read(body: bytes, content_type: str | None, model: ModelConfig) -> Message[AnswerFormat]:
+    """Decode the body and check it as a whole. Raises MalformedRequest."""
+    fields = read_inputs(body, content_type, MAX_INPUTS)
+    inputs = fields.get("inputs")
+    if "inputs" not in fields:
+        raise MalformedRequest("inputs is missing")
+    texts = inputs if isinstance(inputs, list) else [inputs]
+    if not 1 <= len(texts) <= MAX_INPUTS:
+        raise MalformedRequest(f"inputs must be one string or a list of 1 to {MAX_INPUTS}, given {shorten(inputs)}")
+    for text in texts:
+        if not isinstance(text, str) or not text:
+            raise MalformedRequest(f"inputs must be non-empty strings, given {shorten(text)}")
+    check_types(fields, has_stream=False)
+    details = (fields.get("parameters") or {}).get("details") is True
+    return Message(fields, replace(default_format(model), details=details), model.sampling_defaults)
+
+
+def parse(message: Message[AnswerFormat]) -> Parsed[AnswerFormat]:
+    """Return one request for each input. Raises InvalidParameter or Unsupported."""
+    fields, format = message.fields, message.format
+    parameters, ignored = dict(fields.get("parameters") or {}), []
+    for name in WITHOUT_EFFECT:
+        if parameters.get(name) is not None:
+            lmi.PARAMETERS[name].read(f"parameters.{name}", parameters.pop(name))
+            ignored.append(f"parameters.{name}: no effect with option.rolling_batch=disable")
+    if fields.get("stream") is not None:
+        boolean("stream", fields["stream"])
+        ignored.append("stream: no effect, option.enable_streaming says it for all requests")
+    inputs = fields["inputs"] if isinstance(fields["inputs"], list) else [fields["inputs"]]
+    first = {"inputs": inputs[0], "parameters": parameters, "stream": None, "adapters": None}
+    single = lmi.parse(Message(fields | first, lmi.LmiFormat(), message.sampling_defaults))
+    request = replace(single.request, is_streaming=format.is_streamed)
+    if request.is_streaming and request.num_sequences > 1:
+        raise Unsupported(lmi.name_of_several(parameters), ONE_SEQUENCE_STREAMED)
+    adapters = _adapters(fields.get("adapters"), len(inputs))
+    requests = tuple(replace(request, prompt=text, adapter=name) for text, name in zip(inputs, adapters, strict=True))
+    format = replace(format, field_names=single.format.field_names)
+    return Parsed(requests, format, (*ignored, *single.ignored)[:MAX_IGNORED])
+
+
+def _adapters(value: object, num_inputs: int) -> list[str | None]:
+    """Read one adapter for all inputs, or a list with one for each input."""
+    if isinstance(value, list) and len(value) == num_inputs:
+        return [adapter("adapters", name) for name in value]
+    return [adapter("adapters", value)] * num_inputs
+
+
+class BatchWhole(WholeFormatter[AnswerFormat]):
+    """The whole answer: an object for each input, in the inputs' order."""
+
+    def __init__(self, parsed: Parsed[AnswerFormat]) -> None:
+        super().__init__(parsed)
+        self._requests = parsed.requests
+
+    def _whole(self, answers: list[Answer]) -> bytes:
+        objects = []
+        num = self._request.num_sequences  # equal for all requests
+        for n, request in enumerate(self._requests):
+            best = ranked(request, answers[n * num : (n + 1) * num])[0]
+            text = (request.prompt if request.return_full_text else "") + best.text
+            objects.append(b'  {\n    "generated_text":%b\n  }' % dumps(text))
+        return b"[\n%b\n]" % b",\n".join(objects)
+
+    @staticmethod
+    def error(error: ErrorFields) -> bytes:
+        return b'{\n  "code":%d,\n  "message":%b,\n  "error":%b\n}' % (error.code, dumps(FAILURE), dumps(error.message))
+
+
+class BatchStream(Formatter[AnswerFormat]):
+    """The answer as a stream. A line holds the Deltas that arrived together, and "" for inputs without new text."""
+
+    media_type = JSONLINES
+    is_streaming = True
+
+    def __init__(self, parsed: Parsed[AnswerFormat]) -> None:
+        super().__init__(parsed)
+        self._prefixes = [request.prompt if request.return_full_text else "" for request in parsed.requests]
+        self._outputs = [""] * len(parsed.requests)  # of the next line
+        self._has_news = False
+
+    def feed(self, delta: Delta) -> list[bytes]:
+        text = text_of(delta.tokens)
+        if text or delta.finish_reason is not None:
+            self._has_news = True
+            self._outputs[delta.index] += self._prefixes[delta.index] + text
+            self._prefixes[delta.index] = ""
+        if delta.is_followed or not self._has_news:
+            return []
+        outputs, self._outputs, self._has_news = self._outputs, [""] * len(self._outputs), False
+        return [_line({"outputs": outputs})]
+
+    @staticmethod
+    def error(error: ErrorFields) -> bytes:
+        return _line({"code": error.code, "message": FAILURE, "error": error.message})
+
+
+def _line(fields: dict[str, object]) -> bytes:
+    return json.dumps(fields).encode() + b"\n"
+
+
+FORMS = Forms(BatchWhole, BatchStream)
+DYNAMIC_BATCH: Api[AnswerFormat] = Api(
+    name="dynamic_batch",
+    default_format=default_format,
+    read=read,
+    parse=parse,
+    formatter=FORMS.formatter,
+    errors=ErrorRules(FORMS.write_error, (Row(InvalidRequest, INVALID_STATUS),), lmi.WIRE_NAMES),
+    takes_user_code=True,
+    json_end=b"\n",
+)
