@@ -78,7 +78,7 @@ def _report_losers(exchange: Exchange, service: Service, outside: tuple[str, str
     if outside[0].startswith("the header") and (asked := exchange.query.get(QUERY)) not in (None, outside[1]):
         losers = [str(asked), *losers]
     lines = [f"the adapter {shorten(name)} has no effect beside {outside[0]}" for name in losers[:1]]
-    service.front_end.report_ignored(tuple(lines), exchange.request_id)
+    service.front_end.report_ignored(lines, exchange.request_id)
 
 
 async def _find(service: Service, name: str, said: str, *, is_model: bool) -> None:

@@ -23,7 +23,7 @@ from orjson import dumps
 
 from lmi.apis.base.api import Api, ErrorRules, Forms, Row
 from lmi.apis.base.formatter import JSONLINES, ErrorFields, Formatter, WholeFormatter, text_of
-from lmi.apis.base.parameters import MAX_IGNORED, ONE_SEQUENCE_STREAMED
+from lmi.apis.base.parameters import ONE_SEQUENCE_STREAMED
 from lmi.apis.base.readers import Message, Parsed, adapter, boolean, check_types, read_inputs
 from lmi.apis.lmi import schema as lmi
 from lmi.apis.lmi.api import INVALID_STATUS
@@ -77,7 +77,7 @@ def parse(message: Message[AnswerFormat]) -> Parsed[AnswerFormat]:
     adapters = _adapters(fields.get("adapters"), len(inputs))
     requests = tuple(replace(request, prompt=text, adapter=name) for text, name in zip(inputs, adapters, strict=True))
     format = replace(format, field_names=single.format.field_names)
-    return Parsed(requests, format, (*ignored, *single.ignored)[:MAX_IGNORED])
+    return Parsed(requests, format, (*ignored, *single.ignored))
 
 
 def _adapters(value: object, num_inputs: int) -> list[str | None]:

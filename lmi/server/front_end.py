@@ -6,7 +6,7 @@ If it cannot use the model while the server starts, it leaves the reason and an 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from gunicorn.arbiter import Arbiter  # type: ignore[import-untyped]
@@ -79,7 +79,7 @@ class FrontEnd:
             self._has_reported_key = True
             log.warning("a client sent an API key, but this server has no keys and checks nothing: it serves everyone")
 
-    def report_ignored(self, lines: tuple[str, ...], request_id: str) -> None:
+    def report_ignored(self, lines: Sequence[str], request_id: str) -> None:
         """Log names without effect: a new one as a warning, then for DEBUG, so that a client does not fill the log."""
         for line in lines:
             is_new = line not in self._reported and len(self._reported) < MAX_REPORTED

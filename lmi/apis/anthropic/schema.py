@@ -11,9 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 from lmi.apis.base.guides import CONTRACT_NAME, AskedGuide, an_object, check_levels, json_schema
-from lmi.apis.base.parameters import Given, Parameter, ParameterTable, rows
+from lmi.apis.base.parameters import Given, Parameter, ParameterTable, named, rows
 from lmi.apis.base.readers import Message, Parsed, boolean, choice, takes, text
-from lmi.apis.openai.chat_schema import chat_request, content, content_text, joined
+from lmi.apis.openai.chat_schema import CHAT, chat_request, content, content_text, joined
 from lmi.apis.openai.images import read_image
 from lmi.apis.openai.schema import SHARED, TOOLS, OpenAIFormat, anything, hidden
 from lmi.apis.openai.tools import ToolChoice, Tools, flat_tools, function_choice, mode_choice
@@ -39,16 +39,9 @@ MESSAGES = ParameterTable(
     {name: SHARED[name] for name in "model stream max_tokens temperature top_p top_k cache_salt priority".split()}
     | rows("stop_sequences")
     | TOOLS
-    | {
-        "system": Parameter("system", anything, help="What the model is told before the conversation."),
-        "messages": Parameter(
-            "messages", anything, fields=("inputs", "input_token_ids", "images"), help="The conversation so far."
-        ),
-        "thinking": Parameter(
-            "chat_template_kwargs", _thinking, help="Whether the chat template lets the model think."
-        ),
-        "output_config": Parameter("output_config", an_object, help="The `format` that the answer must have."),
-    },
+    | named(Parameter("system", anything, "What the model is told before the conversation."), CHAT["messages"])
+    | {"thinking": Parameter("chat_template_kwargs", _thinking, "Whether the chat template lets the model think.")}
+    | named(Parameter("output_config", an_object, "The `format` that the answer must have.")),
     hidden=hidden(CANNOT, WITHOUT_EFFECT),
 )
 

@@ -29,7 +29,6 @@ from lmi.types import GenerationRequest
 
 MAX_SEQUENCES = 16  # of one prompt
 MAX_BEAMS = 256  # as of option.max_beam_width; an engine has a lower bound
-MAX_IGNORED = 32  # lines for the log of one request
 MAX_TOP_N_TOKENS = 20  # what engines offer; clients of the LMI API may ask for more with logprobs
 ONE_BEAM_STREAMED = "the best beam is known only at its end, so it cannot be streamed"
 OF_A_SEARCH = ("length_penalty", "early_stopping")
@@ -44,82 +43,70 @@ Given = Mapping[str, Any]
 class Parameter:
     """One meaning. Its value fills the field `name` of GenerationRequest or SamplingConfig, if there is one.
 
-    `off` holds the values that mean the same as leaving it out. `fields` are the engines' names for it, if they differ.
-    What only `samples` has no effect in greedy decoding and in a beam search. `help` is a sentence for descriptions.
+    `help` is a sentence for descriptions. `off` holds the values that mean the same as leaving it out. `fields` are the
+    engines' names for it, if they differ. What only `samples` has no effect in greedy decoding and in a beam search.
     """
 
     name: str
     read: Reader
+    help: str = ""
     off: tuple[object, ...] = ()
     fields: tuple[str, ...] = ()
     samples: bool = False
-    help: str = ""
+
+
+def named(*parameters: Parameter) -> dict[str, Parameter]:
+    """Return parameters that the wire calls as they are called here."""
+    return {row.name: row for row in parameters}
 
 
 _PENALTY = number(-MAX_PENALTY, MAX_PENALTY)
-_ROWS = (
-    Parameter("do_sample", boolean, (False,), help="Whether tokens are drawn; otherwise the likeliest one is taken."),
-    Parameter("seed", integer(0, MAX_SEED), samples=True, help="Makes the same request draw the same tokens again."),
-    Parameter("temperature", number(0, MAX_TEMPERATURE), (1,), samples=True, help="How freely tokens are drawn."),
+ROWS = named(
+    Parameter("do_sample", boolean, "Whether tokens are drawn; otherwise the likeliest one is taken.", (False,)),
+    Parameter("seed", integer(0, MAX_SEED), "Makes the same request draw the same tokens again.", samples=True),
+    Parameter("temperature", number(0, MAX_TEMPERATURE), "How freely tokens are drawn.", (1,), samples=True),
+    Parameter("top_k", integer(-1), "Draw from so many likeliest tokens; -1 and 0 mean all.", (-1, 0), samples=True),
     Parameter(
-        "top_k", integer(-1), (-1, 0), samples=True, help="Draw from so many likeliest tokens; -1 and 0 mean all."
+        "top_p", number(0, 1), "Draw from the likeliest tokens with this probability together.", (1,), samples=True
     ),
+    Parameter("min_p", number(0, 1), "Draw from tokens with this part of the best's probability.", (0,), samples=True),
     Parameter(
-        "top_p", number(0, 1), (1,), samples=True, help="Draw from the likeliest tokens with this probability together."
+        "typical_p", number(0, 1, low_open=True), "Draw from typical tokens that sum to this.", (1,), samples=True
     ),
+    Parameter("repetition_penalty", number(*REPETITION_PENALTIES), "Over 1, tokens so far become less likely.", (1,)),
+    Parameter("presence_penalty", _PENALTY, "Over 0, tokens that the answer has become less likely.", (0,)),
+    Parameter("frequency_penalty", _PENALTY, "Over 0, tokens become less likely each time the answer has them.", (0,)),
+    Parameter("no_repeat_ngram_size", integer(0), "No sequence of so many tokens comes twice.", (0,)),
+    Parameter("min_tokens", integer(0), "The answer does not end before it has so many tokens.", (0,)),
+    Parameter("max_new_tokens", integer(1), "The answer ends after so many tokens.", fields=("max_tokens",)),
+    Parameter("n", integer(1, MAX_SEQUENCES), "How many answers a prompt gets.", (1,), ("num_return_sequences",)),
+    Parameter("best_of", integer(1, MAX_SEQUENCES), "How many answers are made.", (1,), ("num_return_sequences",)),
+    Parameter("beam_width", integer(1, MAX_BEAMS), "How many beams a search has.", (1,)),
+    Parameter("use_beam_search", boolean, "Whether to search with beams.", (False,), ("beam_width",)),
+    Parameter("length_penalty", number(0), "Over 1, a search prefers long answers; below 1, short ones.", (1,)),
+    Parameter("early_stopping", boolean, "Whether a search ends with enough complete answers.", (False,)),
+    Parameter("stop_sequences", strings(MAX_STOP_SEQUENCES), "Texts that end the answer.", ((),)),
+    Parameter("stop_token_ids", token_ids(MAX_WORDS), "Tokens that end the answer.", ((),), ("stop_words", "end_ids")),
+    Parameter("bad_sequences", strings(MAX_WORDS), "Texts that the answer must not have.", ((),), ("bad_words",)),
+    Parameter("ignore_eos", boolean, "Whether the answer goes on after the model's end token.", (False,)),
+    Parameter("truncate", integer(1), "Keep only so many tokens of the prompt, its last ones."),
+    Parameter("include_stop_str_in_output", boolean, "Whether the answer keeps the text that ended it.", (False,)),
+    Parameter("skip_special_tokens", boolean, "Whether the text leaves special tokens out."),
+    Parameter("spaces_between_special_tokens", boolean, "Whether the text has spaces between special tokens."),
+    Parameter("return_full_text", boolean, "Whether the answer begins with the prompt.", (False,)),
+    Parameter("details", boolean, "Whether tokens, log-probs and the end are given.", fields=("return_log_probs",)),
+    Parameter("num_top_log_probs", integer(0), "How many alternatives to each token are given, with log-probs.", (0,)),
+    Parameter("top_n_tokens", integer(0, MAX_TOP_N_TOKENS), "Alternatives to a token.", (0,), ("num_top_log_probs",)),
+    Parameter("num_prompt_log_probs", integer(0), "How many alternatives to each token of the prompt are given."),
     Parameter(
-        "min_p", number(0, 1), (0,), samples=True, help="Draw from tokens with this part of the best's probability."
+        "decoder_input_details", boolean, "Whether prompt tokens are given.", (False,), ("num_prompt_log_probs",)
     ),
-    Parameter(
-        "typical_p", number(0, 1, low_open=True), (1,), samples=True, help="Draw from typical tokens that sum to this."
-    ),
-    Parameter(
-        "repetition_penalty", number(*REPETITION_PENALTIES), (1,), help="Over 1, tokens so far become less likely."
-    ),
-    Parameter("presence_penalty", _PENALTY, (0,), help="Over 0, tokens that the answer has become less likely."),
-    Parameter(
-        "frequency_penalty", _PENALTY, (0,), help="Over 0, tokens become less likely each time the answer has them."
-    ),
-    Parameter("no_repeat_ngram_size", integer(0), (0,), help="No sequence of so many tokens comes twice."),
-    Parameter("min_tokens", integer(0), (0,), help="The answer does not end before it has so many tokens."),
-    Parameter("max_new_tokens", integer(1), fields=("max_tokens",), help="The answer ends after so many tokens."),
-    Parameter("n", integer(1, MAX_SEQUENCES), (1,), ("num_return_sequences",), help="How many answers a prompt gets."),
-    Parameter("best_of", integer(1, MAX_SEQUENCES), (1,), ("num_return_sequences",), help="How many answers are made."),
-    Parameter("beam_width", integer(1, MAX_BEAMS), (1,), help="How many beams a search has."),
-    Parameter("use_beam_search", boolean, (False,), ("beam_width",), help="Whether to search with beams."),
-    Parameter("length_penalty", number(0), (1,), help="Over 1, a search prefers long answers; below 1, short ones."),
-    Parameter("early_stopping", boolean, (False,), help="Whether a search ends with enough complete answers."),
-    Parameter("stop_sequences", strings(MAX_STOP_SEQUENCES), ((),), help="Texts that end the answer."),
-    Parameter(
-        "stop_token_ids", token_ids(MAX_WORDS), ((),), ("stop_words", "end_ids"), help="Tokens that end the answer."
-    ),
-    Parameter("bad_sequences", strings(MAX_WORDS), ((),), ("bad_words",), help="Texts that the answer must not have."),
-    Parameter("ignore_eos", boolean, (False,), help="Whether the answer goes on after the model's end token."),
-    Parameter("truncate", integer(1), help="Keep only so many tokens of the prompt, its last ones."),
-    Parameter("include_stop_str_in_output", boolean, (False,), help="Whether the answer keeps the text that ended it."),
-    Parameter("skip_special_tokens", boolean, help="Whether the text leaves special tokens out."),
-    Parameter("spaces_between_special_tokens", boolean, help="Whether the text has spaces between special tokens."),
-    Parameter("return_full_text", boolean, (False,), help="Whether the answer begins with the prompt."),
-    Parameter(
-        "details", boolean, fields=("return_log_probs",), help="Whether tokens, log-probs and the end are given."
-    ),
-    Parameter(
-        "num_top_log_probs", integer(0), (0,), help="How many alternatives to each token are given, with log-probs."
-    ),
-    Parameter(
-        "top_n_tokens", integer(0, MAX_TOP_N_TOKENS), (0,), ("num_top_log_probs",), help="Alternatives to a token."
-    ),
-    Parameter("num_prompt_log_probs", integer(0), help="How many alternatives to each token of the prompt are given."),
-    Parameter(
-        "decoder_input_details", boolean, (False,), ("num_prompt_log_probs",), help="Whether prompt tokens are given."
-    ),
-    Parameter("adapter", text, ("",), ("lora_config",), help="The LoRA adapter that answers."),
-    Parameter("logits_post_processor_name", text, help="The function of `option.logits_post_processors` to use."),
-    Parameter("cache_salt", cache_salt, help="Only requests with the same salt share cached prompts."),
-    *(Parameter(name, read, help="The structure that the answer must have.") for name, read in GUIDED.items()),
+    Parameter("adapter", text, "The LoRA adapter that answers.", ("",), ("lora_config",)),
+    Parameter("logits_post_processor_name", text, "The function of `option.logits_post_processors` to use."),
+    Parameter("cache_salt", cache_salt, "Only requests with the same salt share cached prompts."),
+    *(Parameter(name, read, "The structure that the answer must have.") for name, read in GUIDED.items()),
 )
-ROWS = {row.name: row for row in _ROWS}
-SAMPLING = tuple(row.name for row in _ROWS if row.samples)
+SAMPLING = tuple(row.name for row in ROWS.values() if row.samples)
 
 
 def rows(names: str, **others: str) -> dict[str, Parameter]:

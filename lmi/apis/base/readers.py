@@ -26,6 +26,7 @@ MAX_STOP_SEQUENCES = 16
 MAX_WORDS = 1024  # stop_token_ids, bad words
 MAX_WORD_BYTES = 1024
 MAX_SALT_CHARS = 128
+MAX_IGNORED = 32
 NOT_IN_SALT = frozenset("@/\\\0")
 MAX_VALUES_BYTES = 1 << 20
 """The limit for a body without its prompt. A text may fill a whole body, but sixty megabytes of small values take ten
@@ -60,12 +61,15 @@ class Message(Generic[Format]):
 class Parsed(Generic[Format]):
     """The requests of a body, one or several that are answered together, and the format of their answer.
 
-    `ignored` has a line for the log for each name in the body that has no effect.
+    `ignored` has a line for the log for each name in the body that has no effect, of the first MAX_IGNORED.
     """
 
     requests: tuple[GenerationRequest, ...]
     format: Format
-    ignored: tuple[str, ...] = ()
+    ignored: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "ignored", tuple(self.ignored[:MAX_IGNORED]))
 
     @property
     def num_sequences(self) -> int:

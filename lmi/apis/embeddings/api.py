@@ -17,7 +17,7 @@ from orjson import Fragment, dumps
 
 from lmi.apis.base.api import Api
 from lmi.apis.base.formatter import JSON
-from lmi.apis.base.parameters import MAX_IGNORED, Parameter, ParameterTable
+from lmi.apis.base.parameters import Parameter, ParameterTable, named
 from lmi.apis.base.readers import Message, Parsed, check_values, choice, integer, refused
 from lmi.apis.openai.api import OPENAI_CHAT, OPENAI_CHAT_ERRORS
 from lmi.apis.openai.formatter import OpenAIFormatter
@@ -47,18 +47,14 @@ class EmbeddingFormat(OpenAIFormat):
 
 PARAMETERS = ParameterTable(
     {name: SHARED[name] for name in ("model", "cache_salt", "priority")}
-    | {
-        "input": Parameter(
-            "input", anything, fields=("inputs", "input_token_ids"), help="A text or token ids, or a list of them."
+    | named(
+        Parameter("input", anything, "A text or token ids, or a list of them.", fields=("inputs", "input_token_ids")),
+        Parameter("encoding_format", choice(("float", BASE64)), "Numbers, or their bytes as float32 in base64."),
+        Parameter(
+            "dimensions", integer(1), "How many numbers an embedding has, where the model was trained for fewer."
         ),
-        "encoding_format": Parameter(
-            "encoding_format", choice(("float", BASE64)), help="Numbers, or their bytes as float32 in base64."
-        ),
-        "dimensions": Parameter(
-            "dimensions", integer(1), help="How many numbers an embedding has, where the model was trained for fewer."
-        ),
-        "stream": Parameter("stream", refused("an embedding comes whole", False), help="Nothing but false."),
-    },
+        Parameter("stream", refused("an embedding comes whole", False), "Nothing but false."),
+    ),
     hidden=hidden(CANNOT_EMBED),
 )
 
@@ -83,7 +79,7 @@ def parse(message: Message[OpenAIFormat]) -> Parsed[OpenAIFormat]:
         **{name: given[name] for name in ("cache_salt", "priority") if name in given},
     )
     prompts = prompts_of("input", given.get("input"), MAX_INPUTS)
-    return Parsed(tuple(replace(request, **prompt) for prompt in prompts), format, tuple(ignored[:MAX_IGNORED]))
+    return Parsed(tuple(replace(request, **prompt) for prompt in prompts), format, ignored)
 
 
 class EmbeddingsWhole(OpenAIFormatter):

@@ -14,12 +14,12 @@ from typing import Any
 from lmi.apis.base import readers
 from lmi.apis.base.guides import GUIDED, asked_guide
 from lmi.apis.base.parameters import (
-    MAX_IGNORED,
     ROWS,
     Given,
     Parameter,
     ParameterTable,
     in_parameters,
+    named,
     needs_ranking,
     request_of,
     rows,
@@ -33,7 +33,7 @@ from lmi.types import AnswerFormat, OutputFormat
 DEFAULT_MAX_NEW_TOKENS = 30
 KNOWN_FIELDS = ("inputs", "parameters", "stream", "adapters")
 NO_LIMIT: dict[str, tuple[int, ...]] = {"temperature": (1,), "top_k": (-1, 0), "top_p": (0, 1)}
-FORMATS = tuple(format.value for format in OutputFormat)
+FORMATS = tuple(OutputFormat)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,13 +65,11 @@ PARAMETERS = ParameterTable(
         logprobs="num_top_log_probs",
         top_n_tokens="top_n_tokens",
     )
-    | {
-        "min_length": Parameter(
-            "min_length", readers.integer(0), (0, 1), help="The answer does not end before it has so many tokens."
-        ),
-        "stop": Parameter("stop", _stop, ((), False), help="Texts that end the answer."),
-        "output_formatter": Parameter("output_formatter", readers.choice(FORMATS), help="The form of the answer."),
-    },
+    | named(
+        Parameter("min_length", readers.integer(0), ROWS["min_tokens"].help, (0, 1)),
+        Parameter("stop", _stop, "Texts that end the answer.", ((), False)),
+        Parameter("output_formatter", readers.choice(FORMATS), "The form of the answer."),
+    ),
     in_parameters,
 )
 WIRE_NAMES = PARAMETERS.wire_names(input_token_ids="inputs", lora_config="adapters")
@@ -145,7 +143,7 @@ def parse(message: Message[LmiFormat]) -> Parsed[LmiFormat]:
         adapter=readers.adapter("adapters", fields.get("adapters")),
     )
     format = replace(format, details=given["details"], field_names=field_names)
-    return Parsed((request,), format, tuple(ignored[:MAX_IGNORED]))
+    return Parsed((request,), format, ignored)
 
 
 def fill_in(given: dict[str, Any], written: Given, defaults: SamplingDefaults) -> None:

@@ -14,11 +14,11 @@ import msgspec
 import orjson
 
 from lmi.apis.base.guides import CONTRACT_NAME, AskedGuide, an_object, asked_guide, check_levels
-from lmi.apis.base.parameters import MAX_IGNORED, Given, Parameter, ParameterTable
+from lmi.apis.base.parameters import Given, Parameter, ParameterTable, named
 from lmi.apis.base.readers import Message, Parsed, boolean, check_size, integer, text
 from lmi.apis.openai import schema
 from lmi.apis.openai.images import IMAGE_PARTS, read_image
-from lmi.apis.openai.schema import HARMONY, OpenAIFormat
+from lmi.apis.openai.schema import HARMONY, OpenAIFormat, anything
 from lmi.apis.openai.tools import ToolChoice, Tools, call_guide, nested_tools, tool_call_form, tool_choice
 from lmi.errors import InvalidParameter, Unsupported, shorten
 from lmi.settings.config import ModelConfig
@@ -39,39 +39,26 @@ CANNOT_CHAT = schema.CANNOT | {
 CHAT = ParameterTable(
     schema.SHARED
     | schema.TOOLS
-    | {
-        "messages": Parameter(
-            "messages", schema.anything, fields=("inputs", "input_token_ids", "images"), help="The conversation so far."
-        ),
-        "modalities": Parameter("modalities", schema.anything, help="Nothing but `text`."),
-        "max_completion_tokens": Parameter(
-            "max_completion_tokens", integer(1), help="The answer ends after so many tokens."
-        ),
-        "top_logprobs": Parameter(
+    | named(
+        Parameter("messages", anything, "The conversation so far.", fields=("inputs", "input_token_ids", "images")),
+        Parameter("modalities", anything, "Nothing but `text`."),
+        Parameter("max_completion_tokens", integer(1), "The answer ends after so many tokens."),
+        Parameter(
             "top_logprobs",
             integer(0, schema.MAX_LOG_PROBS),
+            "How many alternatives to each token the answer has; needs `logprobs`.",
             fields=("num_top_log_probs",),
-            help="How many alternatives to each token the answer has; needs `logprobs`.",
         ),
-        "logprobs": Parameter(
-            "logprobs",
-            boolean,
-            fields=("return_log_probs",),
-            help="Whether the answer has the log-probs of its tokens.",
+        Parameter(
+            "logprobs", boolean, "Whether the answer has the log-probs of its tokens.", fields=("return_log_probs",)
         ),
-        "parallel_tool_calls": Parameter(
-            "parallel_tool_calls", boolean, help="Whether an answer may have several calls."
-        ),
-        "reasoning_effort": Parameter("reasoning_effort", text, help="A variable of the chat template."),
+        Parameter("parallel_tool_calls", boolean, "Whether an answer may have several calls."),
+        Parameter("reasoning_effort", text, "A variable of the chat template."),
         # vLLM's
-        "add_generation_prompt": Parameter(
-            "add_generation_prompt", boolean, help="Whether the template opens the answer's message."
-        ),
-        "continue_final_message": Parameter(
-            "continue_final_message", boolean, (False,), help="Whether the answer goes on with the last message."
-        ),
-        "chat_template_kwargs": Parameter("chat_template_kwargs", an_object, help="Variables of the chat template."),
-    },
+        Parameter("add_generation_prompt", boolean, "Whether the template opens the answer's message."),
+        Parameter("continue_final_message", boolean, "Whether the answer goes on with the last message.", (False,)),
+        Parameter("chat_template_kwargs", an_object, "Variables of the chat template."),
+    ),
     hidden=schema.hidden(CANNOT_CHAT),
 )
 
@@ -173,7 +160,7 @@ def chat_request(
         given, format, chat=chat, needs_log_probs=format.has_log_probs, guided_decoding=guide
     )
     field_names = {**field_names, **{f"images[{n}]": image.place for n, image in enumerate(chat.images)}}
-    return Parsed((request,), replace(format, field_names=field_names), tuple(ignored[:MAX_IGNORED]))
+    return Parsed((request,), replace(format, field_names=field_names), ignored)
 
 
 def _check_together(given: Given) -> None:

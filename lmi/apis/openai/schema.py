@@ -12,8 +12,8 @@ from typing import Any
 
 from lmi.apis.base import readers
 from lmi.apis.base.guides import GUIDED, an_object, asked_guide, structured_outputs
-from lmi.apis.base.parameters import MAX_IGNORED, ROWS, SAMPLING, Given, Parameter, ParameterTable, request_of, rows
-from lmi.apis.base.readers import Message, Parsed, takes
+from lmi.apis.base.parameters import ROWS, SAMPLING, Given, Parameter, ParameterTable, named, request_of, rows
+from lmi.apis.base.readers import Message, Parsed, boolean, takes, text
 from lmi.apis.openai.tools import Tools
 from lmi.errors import InvalidParameter, MalformedRequest, Unsupported, shorten
 from lmi.executor import DEFAULT_PRIORITY
@@ -102,44 +102,31 @@ SHARED: dict[str, Parameter] = rows(
     bad_words="bad_sequences",
     truncate_prompt_tokens="truncate",
     max_tokens="max_new_tokens",
-) | {
-    "model": Parameter(
-        "model",
-        readers.text,
-        fields=("lora_config",),
-        help="The model or adapter that answers; left out, the server's own.",
-    ),
-    "stream": Parameter("stream", readers.boolean, help="Whether the answer comes token by token."),
-    "stream_options": Parameter(
-        "stream_options", an_object, help="With `include_usage` true, a stream ends with the numbers of tokens."
-    ),
-    "return_token_ids": Parameter(
-        "return_token_ids", readers.boolean, (False,), help="Whether the ids of prompt and answer are given."
-    ),
-    "return_tokens_as_token_ids": Parameter(
-        "return_tokens_as_token_ids", readers.boolean, (False,), help="Whether log-probs name tokens as `token_id:ID`."
-    ),
+)
+SHARED |= named(
+    Parameter("model", text, "The model or adapter that answers; left out, the server's own.", fields=("lora_config",)),
+    Parameter("stream", boolean, "Whether the answer comes token by token."),
+    Parameter("stream_options", an_object, "With `include_usage` true, a stream ends with the numbers of tokens."),
+    Parameter("return_token_ids", boolean, "Whether the ids of prompt and answer are given.", (False,)),
+    Parameter("return_tokens_as_token_ids", boolean, "Whether log-probs name tokens as `token_id:ID`.", (False,)),
+)
+SHARED |= {
     "prompt_logprobs": ROWS["num_prompt_log_probs"],
     "stop": replace(ROWS["stop_sequences"], read=_stop),
     "temperature": replace(ROWS["temperature"], read=readers.number(0, MAX_TEMPERATURE)),
     "logit_bias": Parameter(
-        "token_biases", _biases, fields=("embedding_bias",), help="What is added to the logits of tokens, by id."
-    ),
-    "priority": Parameter("priority", readers.priority, (DEFAULT_PRIORITY,), help="A lower number is served earlier."),
-    "structured_outputs": Parameter(
-        "structured_outputs", structured_outputs, help="The structure that the answer must have."
-    ),
-    # the LMI schema's, at /invocations
-    "output_formatter": Parameter(
-        "output_formatter",
-        readers.choice([format.value for format in OutputFormat]),
-        help="The form of the answer at `/invocations`.",
+        "token_biases", _biases, "What is added to the logits of tokens, by id.", fields=("embedding_bias",)
     ),
 }
-TOOLS = {
-    "tools": Parameter("tools", anything, help="Functions that the model may call."),
-    "tool_choice": Parameter("tool_choice", anything, help="Which of the tools the answer calls, if it must."),
-}
+SHARED |= named(
+    Parameter("priority", readers.priority, "A lower number is served earlier.", (DEFAULT_PRIORITY,)),
+    Parameter("structured_outputs", structured_outputs, "The structure that the answer must have."),
+    Parameter("output_formatter", readers.choice(list(OutputFormat)), "The form of the answer at `/invocations`."),
+)
+TOOLS = named(
+    Parameter("tools", anything, "Functions that the model may call."),
+    Parameter("tool_choice", anything, "Which of the tools the answer calls, if it must."),
+)
 # Fields of OpenAI's and vLLM's APIs that change no answer of this server.
 WITHOUT_EFFECT = (
     "user metadata store service_tier safety_identifier prompt_cache_key prompt_cache_retention verbosity "
@@ -163,18 +150,18 @@ COMPLETION = ParameterTable(
     SHARED
     | {
         "prompt": Parameter(
-            "prompts", anything, fields=("inputs", "input_token_ids"), help="A text or token ids, or a list of them."
+            "prompts", anything, "A text or token ids, or a list of them.", fields=("inputs", "input_token_ids")
         ),
         "max_tokens": replace(ROWS["max_new_tokens"], read=readers.integer(0)),
         "best_of": replace(ROWS["best_of"], off=()),
         "logprobs": Parameter(
             "logprobs",
             _logprobs,
+            "How many alternatives to each token the answer has, with log-probs.",
             fields=("num_top_log_probs", "return_log_probs"),
-            help="How many alternatives to each token the answer has, with log-probs.",
         ),
-        "echo": Parameter("return_full_text", readers.boolean, help="Whether the answer begins with the prompt."),
-        "suffix": Parameter("suffix", readers.text, help="What follows the answer; refused unless it is empty."),
+        "echo": Parameter("return_full_text", boolean, "Whether the answer begins with the prompt."),
+        "suffix": Parameter("suffix", text, "What follows the answer; refused unless it is empty."),
     },
     hidden=hidden(CANNOT),
 )
@@ -246,7 +233,7 @@ def parse(message: Message[OpenAIFormat]) -> Parsed[OpenAIFormat]:
         needs_log_probs=format.has_log_probs or given.get("best_of", 1) > format.num_choices,
         guided_decoding=guide,
     )
-    return Parsed(tuple(replace(request, **prompt) for prompt in prompts), format, tuple(ignored[:MAX_IGNORED]))
+    return Parsed(tuple(replace(request, **prompt) for prompt in prompts), format, ignored)
 
 
 def _check_together(given: Given) -> None:
@@ -312,7 +299,7 @@ def forget_unused(given: dict[str, Any], table: ParameterTable, format: OpenAIFo
 
 def wants_usage(given: Given) -> bool:
     options = given.get("stream_options", {})
-    wanted: bool = readers.boolean("stream_options.include_usage", options.get("include_usage") or False)
+    wanted: bool = boolean("stream_options.include_usage", options.get("include_usage") or False)
     return wanted
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lmi.apis.base.guides import CONTRACT_NAME, AskedGuide, an_object, check_levels, json_schema
-from lmi.apis.base.parameters import ROWS, Given, Parameter, ParameterTable
+from lmi.apis.base.parameters import ROWS, Given, Parameter, ParameterTable, named
 from lmi.apis.base.readers import Message, Parsed, choice, refused, text
 from lmi.apis.openai.chat_schema import CHAT, chat_request, content, content_text, parsed_arguments
 from lmi.apis.openai.schema import CANNOT, SHARED, TOOLS, WITHOUT_EFFECT, OpenAIFormat, anything, hidden
@@ -57,26 +57,18 @@ RESPONSES = ParameterTable(
         for name in "model stream temperature top_p presence_penalty frequency_penalty cache_salt priority".split()
     }
     | TOOLS
-    | {
-        "input": Parameter(
-            "input",
-            anything,
-            fields=("inputs", "input_token_ids", "images"),
-            help="A text, or the items of the conversation.",
-        ),
-        "instructions": Parameter("instructions", text, help="What the model is told before the conversation."),
-        "max_output_tokens": ROWS["max_new_tokens"],
-        "metadata": Parameter("metadata", an_object, help="Given back as it is."),
-        "parallel_tool_calls": CHAT["parallel_tool_calls"],
-        "reasoning": Parameter("reasoning_effort", _reasoning, help="Its `effort` is a variable of the chat template."),
-        "text": Parameter("text", an_object, help="The `format` that the answer must have."),
-        "truncation": Parameter(
-            "truncation", choice(("disabled",)), help="A conversation that is too long is refused."
-        ),
-        "top_logprobs": Parameter(
-            "top_logprobs", refused("/v1/chat/completions tells log-probs", 0), help="Nothing but 0."
-        ),
-    },
+    | named(
+        Parameter("input", anything, "A text, or the items of the conversation.", fields=CHAT["messages"].fields),
+        Parameter("instructions", text, "What the model is told before the conversation."),
+    )
+    | {"max_output_tokens": ROWS["max_new_tokens"]}
+    | named(Parameter("metadata", an_object, "Given back as it is."), CHAT["parallel_tool_calls"])
+    | {"reasoning": Parameter("reasoning_effort", _reasoning, "Its `effort` is a variable of the chat template.")}
+    | named(
+        Parameter("text", an_object, "The `format` that the answer must have."),
+        Parameter("truncation", choice(("disabled",)), "A conversation that is too long is refused."),
+        Parameter("top_logprobs", refused("/v1/chat/completions tells log-probs", 0), "Nothing but 0."),
+    ),
     hidden=hidden(CANNOT_RESPOND, SILENT),
 )
 

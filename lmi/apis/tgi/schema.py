@@ -12,7 +12,7 @@ from typing import Any
 
 from lmi.apis.base import parameters
 from lmi.apis.base.guides import tgi_grammar
-from lmi.apis.base.parameters import MAX_IGNORED, ROWS, Given, Parameter, ParameterTable, in_parameters, rows
+from lmi.apis.base.parameters import ROWS, Given, Parameter, ParameterTable, in_parameters, rows
 from lmi.apis.base.readers import Message, Parsed, boolean, check_types, check_values, integer, number, read_object
 from lmi.errors import InvalidParameter, MalformedRequest, Unsupported, shorten
 from lmi.settings.config import ModelConfig
@@ -44,10 +44,10 @@ PARAMETERS = ParameterTable(
         "grammar": Parameter(
             "guided_decoding",
             tgi_grammar,
+            "The structure that the answer must have.",
             fields=("guided_decoding_params",),
-            help="The structure that the answer must have.",
         ),
-        "watermark": Parameter("watermark", boolean, (False,), help="No effect."),
+        "watermark": Parameter("watermark", boolean, "No effect.", (False,)),
     },
     in_parameters,
 )
@@ -103,7 +103,7 @@ def parse(message: Message[TgiFormat]) -> Parsed[TgiFormat]:
         num_prompt_log_probs=0 if has_prefill else None,
         needs_log_probs=format.details or format.is_streamed or parameters.needs_ranking(given),
     )
-    return Parsed((request,), format, tuple(ignored[:MAX_IGNORED]))
+    return Parsed((request,), format, ignored)
 
 
 def _is_greedy(fields: dict[str, Any], given: dict[str, Any]) -> bool:

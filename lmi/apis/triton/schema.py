@@ -17,7 +17,7 @@ import orjson
 
 from lmi.apis.base import readers
 from lmi.apis.base.guides import json_schema
-from lmi.apis.base.parameters import MAX_IGNORED, ROWS, Given, Parameter, ParameterTable, request_of, rows
+from lmi.apis.base.parameters import ROWS, Given, Parameter, ParameterTable, request_of, rows
 from lmi.apis.base.readers import Message, Parsed, Reader, takes
 from lmi.errors import InvalidParameter, InvalidRequest, MalformedRequest, Unsupported, shorten
 from lmi.executor import GuidedDecodingParams, GuideType
@@ -171,24 +171,24 @@ MEANT = rows(
     logprobs="num_top_log_probs",
     lora_name="adapter",
 ) | {
-    "text_input": Parameter("prompt", _prompt, fields=("inputs", "input_token_ids"), help="The prompt."),
-    "stream": Parameter("stream", readers.boolean, help="Whether the answer comes token by token."),
+    "text_input": Parameter("prompt", _prompt, "The prompt.", fields=("inputs", "input_token_ids")),
+    "stream": Parameter("stream", readers.boolean, "Whether the answer comes token by token."),
     "max_tokens": replace(ROWS["max_new_tokens"], off=(DEFAULT_MAX_NEW_TOKENS,)),
     "temperature": replace(ROWS["temperature"], off=(0,)),
     "stop_words": replace(ROWS["stop_sequences"], read=STOP_WORDS),
-    "stop": Parameter("stop", _stop, ((),), help="Texts that end the answer."),
+    "stop": Parameter("stop", _stop, "Texts that end the answer.", ((),)),
     "bad_words": replace(ROWS["bad_sequences"], read=_words(readers.MAX_WORDS)),
     "logits_post_processor_name": replace(ROWS["logits_post_processor_name"], off=("",)),
     "guided_decoding_guide_type": Parameter(
         "guide_type",
         _unless_empty(readers.choice(tuple(GUIDE_TYPES))),
+        "The kind of structure that the answer must have.",
         fields=("guided_decoding_params",),
-        help="The kind of structure that the answer must have.",
     ),
-    "guided_decoding_guide": Parameter("guide", _unless_empty(readers.text), help="That structure."),
+    "guided_decoding_guide": Parameter("guide", _unless_empty(readers.text), "That structure."),
     "exclude_input_in_output": replace(ROWS["return_full_text"], read=_negated),
     **{
-        name: Parameter(name, readers.boolean, (False,), help=f"Whether the answer has {' and '.join(keys)}.")
+        name: Parameter(name, readers.boolean, f"Whether the answer has {' and '.join(keys)}.", (False,))
         for name, keys in RETURNS.items()
     },
 }
@@ -265,7 +265,7 @@ def parse(message: Message[TritonFormat]) -> Parsed[TritonFormat]:
         num_answers=given.get("n", request.sampling.beam_width),
         field_names={"beam_width": said("use_beam_search")} if "use_beam_search" in given else {},
     )
-    return Parsed((request,), format, tuple(ignored[:MAX_IGNORED]))
+    return Parsed((request,), format, ignored)
 
 
 def _members(fields: dict[str, Any], where: str = "") -> Iterator[tuple[str, str, object]]:

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from lmi.apis.base.parameters import MAX_IGNORED
-from lmi.apis.base.readers import Parsed
+from lmi.apis.base.readers import MAX_IGNORED, Parsed
 from lmi.apis.lmi import schema as lmi
 from lmi.errors import InvalidParameter, InvalidRequest, LmiError, MalformedRequest, Unsupported
 from lmi.executor import GuidedDecodingParams, GuideType, SamplingConfig
