@@ -6,19 +6,7 @@ from lmi.apis.anthropic.api import ANTHROPIC
 from lmi.apis.anthropic.formatter import ENDS
 from lmi.apis.anthropic.schema import BLOCKS, MESSAGES
 from lmi.apis.base.formatter import SSE
-from lmi.apis.base.openapi import (
-    OF_INFERENCE,
-    ApiDescription,
-    Form,
-    Schema,
-    array,
-    asked,
-    content,
-    either,
-    or_null,
-    struct,
-    taken,
-)
+from lmi.apis.base.openapi import ApiDescription, Form, Schema, array, asked, content, either, or_null, struct, taken
 from lmi.settings.config import Config
 
 EXAMPLE = {"max_tokens": 8, "messages": [{"role": "user", "content": "What is the capital of France?"}]}
@@ -36,9 +24,9 @@ def describe(config: Config) -> ApiDescription:
     about, rules = "Anthropic's API, with which coding agents work.", [ANTHROPIC.errors]
     api = ApiDescription("Anthropic", about, config.model, SCHEMAS, content("AnthropicError"), rules)
     ok = content("AnthropicMessage") | content(either("AnthropicEvent", "AnthropicError"), SSE)
-    api.add("post", "/v1/messages", "Answer a conversation", ok, OF_INFERENCE, body="AnthropicRequest")
+    api.infer("/v1/messages", "Answer a conversation", ok, "AnthropicRequest")
     count, path = content(struct(input_tokens=int)), "/v1/messages/count_tokens"
-    api.add("post", path, "Count the tokens of a conversation", count, OF_INFERENCE, body="AnthropicCount")
+    api.infer(path, "Count the tokens of a conversation", count, "AnthropicCount")
     return api
 
 

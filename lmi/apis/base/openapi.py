@@ -32,7 +32,6 @@ ITEM_SCHEMA = "x-itemSchema"
 NOTHING: Content = {"text/plain": {"schema": {"type": "string", "maxLength": 0}}}
 TYPES: dict[type | None, str] = {str: "string", int: "integer", float: "number", bool: "boolean", dict: "object"}
 STRING: Schema = {"type": "string"}
-BOOLEAN: Schema = {"type": "boolean"}
 OF_HTTP = {  # what an answer may mean besides the errors of its route
     404: "There is no such path.",
     405: "The path has other methods.",
@@ -166,6 +165,12 @@ class ApiDescription:
             described["parameters"] = parameters
         self.paths.setdefault(path, {})[method] = described
         return described
+
+    def infer(
+        self, path: str, summary: str, ok: Form | Content, body: Form | Content, parameters: Iterable[Schema] = ()
+    ) -> Operation:
+        """Describe an operation that asks the model."""
+        return self.add("post", path, summary, ok, OF_INFERENCE, body=body, parameters=parameters)
 
     def _failures(self, causes: Causes) -> dict[str, Schema]:
         """Describe each status that HTTP or a cause gives. The reason is the first line of the cause's docstring."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lmi.apis.base.openapi import OF_INFERENCE, ApiDescription, asked, content, either, struct, taken
+from lmi.apis.base.openapi import ApiDescription, asked, content, either, struct, taken
 from lmi.apis.embeddings.api import EMBEDDINGS, PARAMETERS
 from lmi.apis.openai.openapi import PROMPT
 from lmi.settings.config import Config
@@ -13,7 +13,7 @@ EXAMPLE = {"input": "What is the capital of France?"}
 def describe(config: Config) -> ApiDescription:
     about, rules = "OpenAI's embeddings, of an embedding model.", [EMBEDDINGS.errors]
     api = ApiDescription("Embeddings", about, config.model, SCHEMAS, content("OpenAIError"), rules)
-    api.add("post", "/v1/embeddings", "Embed texts", "Embeddings", OF_INFERENCE, body="EmbeddingsRequest")
+    api.infer("/v1/embeddings", "Embed texts", "Embeddings", "EmbeddingsRequest")
     return api
 
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from lmi.apis.base.formatter import JSON, JSONLINES, SSE
 from lmi.apis.base.openapi import (
-    BOOLEAN,
-    OF_INFERENCE,
     ApiDescription,
     Form,
     Schema,
@@ -34,18 +32,16 @@ from lmi.settings.config import Config
 PATHS = ("/invocations", "/predictions/{model}", "/predictions/{model}/{version}", "/models/{model}/invoke")
 PROMPT: Schema = {"type": "string", "minLength": 1}
 EXAMPLE = {"inputs": "What is the capital of France?", "parameters": {"max_new_tokens": 8, "details": True}}
-REQUEST = {
-    **asked(
-        {
-            "inputs": PROMPT,
-            "stream": or_null(BOOLEAN),
-            "parameters": or_null(asked(taken(PARAMETERS))),
-            "adapters": {**or_null(JSON_SCHEMAS[adapter]), "description": "the name of a loaded LoRA adapter"},
-        },
-        "inputs",
-    ),
-    "examples": [EXAMPLE],
-}
+REQUEST = asked(
+    {
+        "inputs": PROMPT,
+        "stream": bool | None,
+        "parameters": or_null(asked(taken(PARAMETERS))),
+        "adapters": {**or_null(JSON_SCHEMAS[adapter]), "description": "the name of a loaded LoRA adapter"},
+    },
+    "inputs",
+    example=EXAMPLE,
+)
 BATCH_REQUEST = {
     **REQUEST,
     "properties": REQUEST["properties"] | {"inputs": {"anyOf": [PROMPT, {**array(PROMPT), "minItems": 1}]}},
@@ -104,7 +100,7 @@ def describe(config: Config) -> ApiDescription:
     schemas = (BATCH if is_batch else _schemas(is_tgi)) | SESSIONS | of_route
     api = ApiDescription("LMI", ABOUT, config.model, schemas, content("ErrorOfRoute", JSON, JSONLINES, SSE), rules)
     for path in PATHS:
-        api.add("post", path, "Continue a prompt", ok, OF_INFERENCE, body=body, parameters=HEADERS)
+        api.infer(path, "Continue a prompt", ok, body, HEADERS)
     return api
 
 
@@ -113,7 +109,7 @@ def _user_code(config: Config) -> ApiDescription:
     about, anything = "SageMaker's paths, answered by the model's own code.", {"*/*": Schema()}
     api = ApiDescription("LMI", about, config.model, {"Error": THREE_KEYS}, rules=[LMI.errors])
     for path in PATHS:
-        asks = api.add("post", path, "Ask the model's code", anything, OF_INFERENCE, body=anything)
+        asks = api.infer(path, "Ask the model's code", anything, anything)
         asks["responses"]["default"] = {"description": "what the model's code answers", "content": anything}
     return api
 

@@ -4,19 +4,7 @@ from __future__ import annotations
 
 from lmi import errors
 from lmi.apis.base.formatter import SSE
-from lmi.apis.base.openapi import (
-    OF_INFERENCE,
-    ApiDescription,
-    Form,
-    Schema,
-    array,
-    asked,
-    content,
-    either,
-    or_null,
-    struct,
-    taken,
-)
+from lmi.apis.base.openapi import ApiDescription, Form, Schema, array, asked, content, either, or_null, struct, taken
 from lmi.apis.base.readers import JSON_SCHEMAS
 from lmi.apis.openai.api import OPENAI_CHAT
 from lmi.apis.openai.chat_schema import CHAT, ROLES
@@ -46,7 +34,7 @@ def describe(config: Config) -> ApiDescription:
         ("/v1/completions", "Continue one or more prompts", "OpenAIText"),
     ):
         ok = content(kind) | content(either(f"{kind}Chunk", "OpenAIError"), SSE, end="[DONE]")
-        api.add("post", path, summary, ok, OF_INFERENCE, body=f"{kind}Request")
+        api.infer(path, summary, ok, f"{kind}Request")
     api.add("post", "/tokenize", "The token ids of a prompt or a chat", "OpenAITokens", TOKENS, body="OpenAIToTokenize")
     api.add("post", "/detokenize", "The text of token ids", content(struct(prompt=str)), TOKENS, body="OpenAIToText")
     models = content(struct(object={"const": "list"}, data=["OpenAIModel"]))
@@ -76,8 +64,6 @@ SAID: dict[str, Form] = {
     "tool_calls": [CALL],
 }
 REASON = ("stop", "length", "tool_calls")
-
-
 OF_PROMPT: dict[str, Form] = {"prompt_token_ids": [int], "prompt_logprobs": [dict | None]}
 
 

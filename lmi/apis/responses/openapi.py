@@ -3,19 +3,7 @@
 from __future__ import annotations
 
 from lmi.apis.base.formatter import SSE
-from lmi.apis.base.openapi import (
-    OF_INFERENCE,
-    ApiDescription,
-    Form,
-    Schema,
-    array,
-    asked,
-    content,
-    either,
-    or_null,
-    struct,
-    taken,
-)
+from lmi.apis.base.openapi import ApiDescription, Form, Schema, array, asked, content, either, or_null, struct, taken
 from lmi.apis.openai.openapi import CACHED
 from lmi.apis.responses.api import RESPONSES as API
 from lmi.apis.responses.formatter import EVENTS
@@ -35,7 +23,7 @@ def describe(config: Config) -> ApiDescription:
     about, rules = "OpenAI's Responses, with which coding agents work. Nothing is kept.", [API.errors]
     api = ApiDescription("Responses", about, config.model, SCHEMAS, content("OpenAIError"), rules)
     ok = content("Response") | content("ResponseEvent", SSE)
-    api.add("post", "/v1/responses", "Answer a conversation", ok, OF_INFERENCE, body="ResponseRequest")
+    api.infer("/v1/responses", "Answer a conversation", ok, "ResponseRequest")
     return api
 
 

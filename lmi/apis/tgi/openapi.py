@@ -3,18 +3,7 @@
 from __future__ import annotations
 
 from lmi.apis.base.formatter import SSE
-from lmi.apis.base.openapi import (
-    NOTHING,
-    OF_INFERENCE,
-    ApiDescription,
-    Form,
-    asked,
-    content,
-    either,
-    or_null,
-    struct,
-    taken,
-)
+from lmi.apis.base.openapi import NOTHING, ApiDescription, Form, asked, content, either, or_null, struct, taken
 from lmi.apis.tgi.api import TGI
 from lmi.apis.tgi.schema import PARAMETERS
 from lmi.settings.config import Config
@@ -28,9 +17,9 @@ def describe(config: Config) -> ApiDescription:
     api = ApiDescription("TGI", about, config.model, SCHEMAS, content("TgiError"), rules)
     events, request = content(either("TgiEvent", "TgiError"), SSE), "TgiRequest"
     said, summary = content(["TgiAnswer"]) | events, "Continue a prompt, in a list or a stream"
-    api.add("post", "/", summary, said, OF_INFERENCE, body="TgiEitherRequest")
-    api.add("post", "/generate", "Continue a prompt", "TgiAnswer", OF_INFERENCE, body=request)
-    api.add("post", "/generate_stream", "Continue a prompt, token by token", events, OF_INFERENCE, body=request)
+    api.infer("/", summary, said, "TgiEitherRequest")
+    api.infer("/generate", "Continue a prompt", "TgiAnswer", request)
+    api.infer("/generate_stream", "Continue a prompt, token by token", events, request)
     api.add("get", "/info", "What is served, and its limits", "TgiInfo")
     api.add("get", "/health", "Whether requests are served", NOTHING)
     return api

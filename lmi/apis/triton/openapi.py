@@ -3,20 +3,7 @@
 from __future__ import annotations
 
 from lmi.apis.base.formatter import SSE
-from lmi.apis.base.openapi import (
-    NOTHING,
-    OF_INFERENCE,
-    STRING,
-    ApiDescription,
-    Form,
-    Schema,
-    array,
-    asked,
-    content,
-    either,
-    schema_of,
-    struct,
-)
+from lmi.apis.base.openapi import NOTHING, ApiDescription, Form, Schema, asked, content, either, schema_of, struct
 from lmi.apis.base.readers import JSON_SCHEMAS
 from lmi.apis.triton.api import MODELS, TRITON
 from lmi.apis.triton.formatter import OUTPUTS
@@ -24,8 +11,6 @@ from lmi.apis.triton.schema import INPUTS, MAX_ID_BYTES, PACKED
 from lmi.settings.config import Config
 
 EXAMPLE = {"id": "42", "text_input": "What is the capital of France?", "parameters": {"max_tokens": 8}}
-
-
 FIELDS = {name: JSON_SCHEMAS.get(row.read, {}) for name, row in INPUTS.items()}
 NEEDED: Schema = {"required": ["text_input"]}
 REQUEST: Schema = {
@@ -41,7 +26,7 @@ REQUEST: Schema = {
     "description": "Each name once, at the top or in parameters; text_input is required.",
     "examples": [EXAMPLE],
 }
-PROMPT: Schema = {"type": ["string", "array"], "items": STRING, "minLength": 1, "minItems": 1, "maxItems": 1}
+PROMPT: Schema = {"type": ["string", "array"], "items": schema_of(str), "minLength": 1, "minItems": 1, "maxItems": 1}
 
 
 def describe(config: Config) -> ApiDescription:
@@ -49,9 +34,9 @@ def describe(config: Config) -> ApiDescription:
     api = ApiDescription("Triton", about, config.model, SCHEMAS, content("TritonError"), [TRITON.errors])
     events, request = content("TritonEvent", f"{SSE}; charset=utf-8"), "TritonRequest"
     for model in MODELS:
-        api.add("post", f"{model}/generate", "Continue a prompt", "TritonAnswer", OF_INFERENCE, body=request)
+        api.infer(f"{model}/generate", "Continue a prompt", "TritonAnswer", request)
         piecewise = "Continue a prompt, piece by piece"
-        api.add("post", f"{model}/generate_stream", piecewise, events, OF_INFERENCE, body=request)
+        api.infer(f"{model}/generate_stream", piecewise, events, request)
         api.add("get", model, "What the model takes and gives", "TritonModel")
         api.add("get", f"{model}/ready", "Whether the model is ready", NOTHING)
         api.add("get", f"{model}/stats", "How many requests came to which end", "TritonStats")
@@ -86,7 +71,7 @@ SCHEMAS = {
     "TritonError": struct(error=str),
     "TritonServer": struct(name=str, version=str, extensions=[str]),
     "TritonModel": struct(name=str, versions=[str], platform=str, inputs=TENSORS, outputs=TENSORS),
-    "TritonIndex": array(struct("reason", name=str, version=str, state=str, reason=str)),
+    "TritonIndex": schema_of([struct("reason", name=str, version=str, state=str, reason=str)]),
     "TritonStats": struct(
         model_stats=[
             struct(
