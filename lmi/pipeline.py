@@ -14,7 +14,6 @@ import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
-from typing import Self
 
 from lmi.capabilities import check_request
 from lmi.engine.client import Engines
@@ -27,13 +26,13 @@ from lmi.errors import (
     Unsupported,
     shorten,
 )
-from lmi.executor import Capabilities, EngineInfo, FinishReason, LoraConfig, OutputConfig, Request, Result
+from lmi.executor import EngineInfo, FinishReason, LoraConfig, OutputConfig, Request, Result
 from lmi.settings.config import ModelConfig
 from lmi.text.answer import AnswerText, prompt_tokens
 from lmi.text.chat_template import ChatTemplate
 from lmi.text.forgery import Forgery
 from lmi.text.tokenizer import Tokenizer
-from lmi.types import AnswerEnd, Chat, Delta, GenerationRequest
+from lmi.types import AnswerEnd, Delta, GenerationRequest
 
 Take = Callable[[Delta], Awaitable[None] | None]  # what it returns is awaited before the next Delta
 Spelled = Mapping[tuple[str, ...], list[tuple[int, ...]]]  # the token ids of bad words
@@ -51,26 +50,14 @@ REASONS = {
 class Pipeline:
     """Turns requests into Deltas, for every API and every engine."""
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        engines: Engines,
-        chat_template: ChatTemplate | None = None,
-        prefix_cache_scope: str = "server",
-        special_tokens_in_content: bool = False,
-    ) -> None:
+    def __init__(self, tokenizer: Tokenizer, engines: Engines, model: ModelConfig) -> None:
+        """Make the pipeline of a model as it is set. Raises ModelUnusable or BadConfiguration for its template."""
         self._tokenizer = tokenizer
         self._engines = engines
-        self._chat_template = chat_template
-        self._prefix_cache_scope = prefix_cache_scope
-        specials = () if special_tokens_in_content else (text for text, _ in tokenizer.special_texts.values())
+        self._chat_template = ChatTemplate.load(model.path, tokenizer.special_tokens, model.chat_template)
+        self._prefix_cache_scope = model.prefix_cache_scope
+        specials = () if model.special_tokens_in_content else (text for text, _ in tokenizer.special_texts.values())
         self._forgery = Forgery(specials)
-
-    @classmethod
-    def of(cls, tokenizer: Tokenizer, engines: Engines, model: ModelConfig) -> Self:
-        """Return the pipeline of a model as it is set. Raises ModelUnusable or BadConfiguration for its template."""
-        template = ChatTemplate.load(model.path, tokenizer.special_tokens, model.chat_template)
-        return cls(tokenizer, engines, template, model.prefix_cache_scope, model.special_tokens_in_content)
 
     @property
     def has_chat_template(self) -> bool:
@@ -222,23 +209,15 @@ class Pipeline:
 
     async def _text(self, request: GenerationRequest, image_placeholder: str = "") -> tuple[str, list[int]]:
         """Return the text of a prompt, and the places in it where the content of a chat spells special tokens."""
-        return (request.prompt, []) if request.chat is None else await self._render(request.chat, image_placeholder)
-
-    async def _render(self, chat: Chat, image_placeholder: str) -> tuple[str, list[int]]:
-        template, forgery = self._chat_template, self._forgery
+        chat, template, forgery = request.chat, self._chat_template, self._forgery
+        if chat is None:
+            return request.prompt, []
         if template is None:
             raise Unsupported("messages", "this model has no chat template, and option.chat_template gives none")
 
         def render() -> tuple[str, list[int]]:
-            text = template.render(
-                forgery.mark(chat.messages),
-                tools=forgery.mark(chat.tools),
-                variables=forgery.mark(chat.variables),
-                add_generation_prompt=chat.add_generation_prompt,
-                continue_final_message=chat.continue_final_message,
-                image_placeholder=image_placeholder,
-            )
-            return forgery.unmark(text)
+            said = {name: forgery.mark(getattr(chat, name)) for name in ("messages", "tools", "variables")}
+            return forgery.unmark(template.render(replace(chat, **said), image_placeholder))
 
         return await asyncio.to_thread(render)
 
@@ -252,7 +231,12 @@ class Pipeline:
             max_tokens=room if request.max_new_tokens is None else min(request.max_new_tokens, room),
             streaming=comes_in_parts(request),
             sampling_config=request.sampling,
-            output_config=output_config(request, info.capabilities),
+            output_config=OutputConfig(
+                return_log_probs=request.needs_log_probs,
+                num_top_log_probs=request.num_top_log_probs or 0,
+                num_prompt_log_probs=request.num_prompt_log_probs,
+                return_perf_metrics=info.capabilities.perf_metrics,
+            ),
             end_ids=self._tokenizer.eos_ids,
             ignore_eos=request.ignore_eos,
             stop_words=tuple((token_id,) for token_id in request.stop_token_ids),
@@ -295,7 +279,7 @@ class Sequences:
         self._has_prefill = request.prefill_details
         self._prompt, self._prompt_ids, self._first_index = prompt, prompt_ids, first_index
         self._is_prompt_told = False
-        self.open_texts = {index: answer_text(tokenizer, request, prompt_ids) for index in range(request.num_sequences)}
+        self.open_texts = {index: AnswerText(tokenizer, request, prompt_ids) for index in range(request.num_sequences)}
 
     def read(self, result: Result) -> Delta | None:
         """Return the Delta of a Result, None for a sequence that a stop string has ended."""
@@ -326,34 +310,22 @@ class Sequences:
 
 def beams_of(result: Result) -> list[Result]:
     """Return a Result for each beam of a search, as if each were a sequence. Before the end beams may still change."""
-    return [_beam(result, index) for index in range(len(result.output_token_ids))] if result.is_final else []
-
-
-def _beam(result: Result, index: int) -> Result:
-    return Result(
-        [result.output_token_ids[index]],
-        is_sequence_final=True,
-        sequence_index=index,
-        finish_reasons=[result.finish_reasons[index]],
-        log_probs=result.log_probs and [result.log_probs[index]],
-        top_log_probs=result.top_log_probs and [result.top_log_probs[index]],
-        prompt_log_probs=result.prompt_log_probs,
-        request_perf_metrics=result.request_perf_metrics,
-        num_cached_tokens=result.num_cached_tokens,
-    )
-
-
-def answer_text(tokenizer: Tokenizer, request: GenerationRequest, prompt_ids: Sequence[int]) -> AnswerText:
-    return AnswerText(
-        tokenizer,
-        prompt_ids,
-        stop_sequences=request.stop_sequences,
-        stop_token_ids=request.stop_token_ids,
-        include_stop_str_in_output=request.include_stop_str_in_output,
-        skip_special_tokens=request.skip_special_tokens,
-        spaces_between_special_tokens=request.spaces_between_special_tokens,
-        min_tokens=request.sampling.min_tokens or 0,
-    )
+    if not result.is_final:
+        return []
+    return [
+        Result(
+            [ids],
+            is_sequence_final=True,
+            sequence_index=index,
+            finish_reasons=[result.finish_reasons[index]],
+            log_probs=result.log_probs and [result.log_probs[index]],
+            top_log_probs=result.top_log_probs and [result.top_log_probs[index]],
+            prompt_log_probs=result.prompt_log_probs,
+            request_perf_metrics=result.request_perf_metrics,
+            num_cached_tokens=result.num_cached_tokens,
+        )
+        for index, ids in enumerate(result.output_token_ids)
+    ]
 
 
 def read_result(answer: AnswerText, result: Result) -> Delta:
@@ -384,12 +356,3 @@ def read_result(answer: AnswerText, result: Result) -> Delta:
 def comes_in_parts(request: GenerationRequest) -> bool:
     """Whether the engine sends tokens as they come. In a whole answer that is for stop strings to be found."""
     return request.is_streaming or (bool(request.stop_sequences) and not request.is_beam_search)
-
-
-def output_config(request: GenerationRequest, can: Capabilities) -> OutputConfig:
-    return OutputConfig(
-        return_log_probs=request.needs_log_probs,
-        num_top_log_probs=request.num_top_log_probs or 0,
-        num_prompt_log_probs=request.num_prompt_log_probs,
-        return_perf_metrics=can.perf_metrics,
-    )

@@ -73,12 +73,12 @@ class Image:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chat:
-    """A conversation for the model's chat template. `variables` are further names for the template.
+    """A conversation for the model's chat template. `variables` are further names for it (`enable_thinking` …).
 
     The content of a message is a text, or a list of texts and Images in their order.
 
     With `add_generation_prompt` the prompt ends where the model's next answer begins, with `continue_final_message`
-    where the content of the last message ends.
+    where the content of the last message ends, as in transformers.
     """
 
     messages: Sequence[Mapping[str, Any]]

@@ -407,7 +407,7 @@ async def _serve(
     pump = asyncio.create_task(_pump(executor, dispatcher, block, connections))
     engines = Engines([str(folder / "engine-0.sock")], block.engines)
     tokenizer = RecordingTokenizer.load(config.model.path)
-    pipeline = Pipeline.of(tokenizer, engines, config.model)
+    pipeline = Pipeline(tokenizer, engines, config.model)
     user_code, user_code_server = None, None
     if config.user_code is not None:
         user_code, user_code_server = await _run_user_code(folder, config, config.user_code, block)

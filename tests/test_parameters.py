@@ -243,7 +243,7 @@ class Door:
         self._model = ModelConfig(path="tiny", name="tiny", sampling_defaults=defaults)
         self._engine = OneEngine(executor)
         tokenizer = Tokenizer.load(str(tiny_model("llama_wide")))
-        self._pipeline = Pipeline(tokenizer, cast(Engines, self._engine))
+        self._pipeline = Pipeline(tokenizer, cast(Engines, self._engine), self._model)
 
     def ask(self, given: dict[str, object]) -> Answer:
         parameters = {"max_new_tokens": NUM_TOKENS} | given

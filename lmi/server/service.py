@@ -50,7 +50,7 @@ class Service:
         record = block.frontends[front_end.slot]
         engines = Engines(sockets, block.engines, record, has_prefix_cache=has_prefix_cache)
         tokenizer = Tokenizer.load(config.model.path)
-        pipeline = Pipeline.of(tokenizer, engines, config.model)
+        pipeline = Pipeline(tokenizer, engines, config.model)
         limits = config.server.max_adapters, config.engine.model_loading_timeout_s
         registry = AdapterRegistry(engines, runtime.adapters(), *limits)
         sessions, folder = Sessions.of(runtime), runtime.path.name

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from lmi.errors import InvalidParameter
 from lmi.executor import FinishReason, PromptLogProb, TokenLogProb
 from lmi.text.tokenizer import Tokenizer
-from lmi.types import Token
+from lmi.types import GenerationRequest, Token
 
 NOT_FINISHED = FinishReason.NOT_FINISHED
 
@@ -24,29 +24,19 @@ class AnswerText:
     Like end tokens, stop strings count only after the first `min_tokens` tokens.
     """
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        prompt_ids: Sequence[int],
-        *,
-        stop_sequences: Sequence[str] = (),
-        stop_token_ids: Collection[int] = (),
-        include_stop_str_in_output: bool = False,
-        skip_special_tokens: bool = True,
-        spaces_between_special_tokens: bool = True,
-        min_tokens: int = 0,
-    ) -> None:
+    def __init__(self, tokenizer: Tokenizer, request: GenerationRequest, prompt_ids: Sequence[int]) -> None:
         self._tokenizer = tokenizer
         self._special_ids = tokenizer.special_ids
         self._detokenizer = Detokenizer(
             tokenizer,
             prompt_ids,
-            skip_special_tokens=skip_special_tokens,
-            spaces_between_special_tokens=spaces_between_special_tokens,
+            skip_special_tokens=request.skip_special_tokens,
+            spaces_between_special_tokens=request.spaces_between_special_tokens,
         )
-        self._stop = StopStrings(stop_sequences, include_stop_str_in_output) if stop_sequences else None
-        self._silent_stop_ids = frozenset() if include_stop_str_in_output else frozenset(stop_token_ids)
-        self._num_unchecked = min_tokens
+        stops, is_included = request.stop_sequences, request.include_stop_str_in_output
+        self._stop = StopStrings(stops, is_included) if stops else None
+        self._silent_stop_ids = frozenset() if is_included else frozenset(request.stop_token_ids)
+        self._num_unchecked = request.sampling.min_tokens or 0
         self._last_id = -1
         self.stopped = False
 
@@ -213,17 +203,13 @@ class StopStrings:
         longest_first = sorted(set(stops), key=len, reverse=True)
         self._patterns = [(stop, _fallbacks(stop)) for stop in longest_first]
         self._states = [0] * len(self._patterns)  # characters of each stop string that the text ends in
-        self._first_char = (
-            re.compile("[" + "".join(re.escape(stop[0]) for stop in longest_first) + "]") if stops else None
-        )
+        self._first_char = re.compile("[" + "".join(re.escape(stop[0]) for stop in longest_first) + "]")
         self._held = ""
         self._is_included = include_stop_str_in_output
         self.matched: str | None = None
 
     def feed(self, text: str) -> str:
         """Return the text that cannot be part of a stop string any more, or all text before a complete one."""
-        if self._first_char is None:
-            return text
         if self.matched is not None:
             return ""
         if not self._held and self._first_char.search(text) is None:

@@ -12,6 +12,7 @@ import json
 import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
@@ -38,6 +39,7 @@ from lmi.errors import (
 )
 from lmi.text.template_filters import BoundedTree, Filters
 from lmi.text.template_limits import ASKING, BoundedFormatter, Budget, OutOfRoom, check_method, num_units
+from lmi.types import Chat
 
 MAX_PROMPT_CHARS = 64 << 20
 MAX_RENDER_S = 2.0
@@ -86,28 +88,23 @@ class ChatTemplate:
         templates, file = _templates_in(folder)
         return cls(templates, special_tokens, source=str(file)) if templates else None
 
-    def render(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        variables: Mapping[str, Any] | None = None,
-        image_placeholder: str = "",
-    ) -> str:
-        """Return the prompt. `variables` are further names for the template (`enable_thinking` ...).
+    def render(self, chat: Chat, image_placeholder: str = "") -> str:
+        """Return the prompt. An image is written by the template, or else `image_placeholder` stands for it.
 
-        With `continue_final_message` it ends where the content of the last message does, as in transformers. What is
-        no text in the list of a content is an image: the template writes it, or else `image_placeholder` stands for it.
         Raises InvalidRequest if the template refuses the messages, and GenerationFailed if it exceeds a limit.
         """
-        if continue_final_message:
+        messages = chat.messages
+        if chat.continue_final_message:
             said = messages[-1]["content"]
             messages = [*messages[:-1], {**messages[-1], "content": said + ([END] if isinstance(said, list) else END)}]
-        messages = self._in_its_form(messages, image_placeholder)
-        text = self._render(messages, tools, add_generation_prompt, variables)
-        return _until_end(text) if continue_final_message else text
+        text = self._render(replace(chat, messages=self._in_its_form(messages, image_placeholder)))
+        if not chat.continue_final_message:
+            return text
+        prompt, mark, behind = text.rpartition(END.strip())
+        if not mark:
+            rule = "false where the chat template leaves out the last message"
+            raise InvalidParameter("continue_final_message", rule, True)
+        return prompt if behind.startswith(" ") else prompt.rstrip()
 
     def _in_its_form(self, messages: Sequence[Mapping[str, Any]], placeholder: str) -> Sequence[Mapping[str, Any]]:
         """Return the messages with contents that are texts, or lists of parts, as the template takes them."""
@@ -130,32 +127,26 @@ class ChatTemplate:
 
         def is_written(content: object) -> bool:
             try:
-                text = self._render([{"role": "user", "content": content}], None, True, None)
+                text = self._render(Chat(messages=[{"role": "user", "content": content}]))
             except LmiError:
                 return False
             return PROBE in text and "'text'" not in text  # else it wrote the list itself
 
         return is_written(PROBE), is_written(_parts(PROBE))
 
-    def _render(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] | None,
-        add_generation_prompt: bool,
-        variables: Mapping[str, Any] | None,
-    ) -> str:
-        template = self._templates.get("tool_use") if tools else None
+    def _render(self, chat: Chat) -> str:
+        template = self._templates.get("tool_use") if chat.tools else None
         template = template or self._templates.get("default") or next(iter(self._templates.values()))
         known = {
-            "messages": messages,
-            "tools": tools,
+            "messages": chat.messages,
+            "tools": chat.tools,
             "documents": None,
-            "add_generation_prompt": add_generation_prompt,
+            "add_generation_prompt": chat.add_generation_prompt,
         }
         try:
-            return self._write(template, dict(variables or {}) | self._special_tokens | known)
+            return self._write(template, {**chat.variables, **self._special_tokens, **known})
         except OutOfRoom as error:
-            if _is_large((messages, tools, variables), self._max_prompt_chars // MAX_COPIES):
+            if _is_large((chat.messages, chat.tools, chat.variables), self._max_prompt_chars // MAX_COPIES):
                 raise InvalidRequest(f"the messages are too long for the chat template: {error}") from error
             raise
         except GenerationFailed:
@@ -189,14 +180,6 @@ def _text(content: object, placeholder: str, numbers: Iterator[int]) -> object:
         return content
     parts = (part if isinstance(part, str) else placeholder.replace("{n}", str(next(numbers))) for part in content)
     return "\n".join(parts)
-
-
-def _until_end(text: str) -> str:
-    prompt, mark, behind = text.rpartition(END.strip())
-    if not mark:
-        rule = "false where the chat template leaves out the last message"
-        raise InvalidParameter("continue_final_message", rule, True)
-    return prompt if behind.startswith(" ") else prompt.rstrip()
 
 
 def _is_large(values: object, max_units: int) -> bool:

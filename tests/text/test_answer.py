@@ -6,17 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmi.executor import FinishReason, PromptLogProb, TokenLogProb
+from lmi.executor import FinishReason, PromptLogProb, SamplingConfig, TokenLogProb
 from lmi.text.answer import AnswerText, prompt_tokens
 from lmi.text.tokenizer import Tokenizer
-from lmi.types import Token
+from lmi.types import GenerationRequest, Token
 
 END = 0  # <|endoftext|>
 LENGTH, END_ID, STOP_WORDS = FinishReason.LENGTH, FinishReason.END_ID, FinishReason.STOP_WORDS
 
 
-def answer(tokenizer: Tokenizer, **options: Any) -> AnswerText:
-    return AnswerText(tokenizer, tokenizer.encode("The quick"), **options)
+def answer(tokenizer: Tokenizer, min_tokens: int = 0, **asked: Any) -> AnswerText:
+    request = GenerationRequest(max_new_tokens=None, sampling=SamplingConfig(min_tokens=min_tokens), **asked)
+    return AnswerText(tokenizer, request, tokenizer.encode("The quick"))
 
 
 def text_of(tokens: list[Token]) -> str:

@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from lmi.errors import BadConfiguration, GenerationFailed, InvalidParameter, InvalidRequest, ModelUnusable, Unsupported
 from lmi.text.chat_template import ChatTemplate
+from lmi.types import Chat
 from tests.text.small_tokenizers import byte_level_backend
 
 CHATML = """
@@ -68,6 +69,7 @@ MESSAGES = [
     {"role": "assistant", "content": "世界 😀"},
     {"role": "user", "content": "Bye"},
 ]
+TALK = Chat(messages=MESSAGES)
 SPECIAL = {"bos_token": "<|im_start|>", "eos_token": "<|endoftext|>"}
 
 
@@ -84,7 +86,7 @@ def test_a_template_renders_as_in_transformers(template: str, tools: list[dict[s
     theirs = PreTrainedTokenizerFast(tokenizer_object=byte_level_backend(), **SPECIAL).apply_chat_template(
         MESSAGES, chat_template=template, tools=tools, tokenize=False, add_generation_prompt=True, mood="calm"
     )
-    assert compiled(template).render(MESSAGES, tools=tools, variables={"mood": "calm"}) == theirs
+    assert compiled(template).render(Chat(messages=MESSAGES, tools=tools, variables={"mood": "calm"})) == theirs
 
 
 @pytest.mark.parametrize("template", [CHATML, ALTERNATING])
@@ -94,20 +96,20 @@ def test_a_message_is_continued_as_in_transformers(template: str, said: str) -> 
     theirs = PreTrainedTokenizerFast(tokenizer_object=byte_level_backend(), **SPECIAL).apply_chat_template(
         messages, chat_template=template, tokenize=False, continue_final_message=True
     )
-    ours = compiled(template).render(messages, add_generation_prompt=False, continue_final_message=True)
+    ours = compiled(template).render(Chat(messages=messages, add_generation_prompt=False, continue_final_message=True))
     assert ours == theirs and ours.rstrip().endswith(said.strip())
 
 
 def test_a_last_message_that_the_template_leaves_out_cannot_be_continued() -> None:
     with pytest.raises(InvalidParameter, match="continue_final_message"):
-        compiled("{{ messages[0].content }}").render(MESSAGES, continue_final_message=True)
+        compiled("{{ messages[0].content }}").render(Chat(messages=MESSAGES, continue_final_message=True))
 
 
 def test_messages_that_the_template_refuses_are_the_clients_fault() -> None:
     with pytest.raises(InvalidRequest, match="Roles must alternate"):
-        compiled(ALTERNATING).render(MESSAGES[1:])
+        compiled(ALTERNATING).render(Chat(messages=MESSAGES[1:]))
     with pytest.raises(InvalidRequest, match="content"):
-        compiled("{{ messages[0].content + 'a' }}").render([{"role": "user"}])
+        compiled("{{ messages[0].content + 'a' }}").render(Chat(messages=[{"role": "user"}]))
 
 
 @pytest.mark.parametrize(
@@ -116,7 +118,7 @@ def test_messages_that_the_template_refuses_are_the_clients_fault() -> None:
 )
 def test_a_template_stays_in_its_sandbox(attack: str) -> None:
     try:
-        text = compiled(attack).render(MESSAGES)
+        text = compiled(attack).render(TALK)
     except InvalidRequest as error:
         text = str(error)
     assert "class 'object'" not in text
@@ -135,19 +137,19 @@ def test_a_template_stays_in_its_sandbox(attack: str) -> None:
 )
 def test_a_template_cannot_run_for_ever(attack: str) -> None:
     with pytest.raises(GenerationFailed, match="chat template"):
-        ChatTemplate({"default": attack}, SPECIAL, max_render_s=0.1).render(MESSAGES)
+        ChatTemplate({"default": attack}, SPECIAL, max_render_s=0.1).render(TALK)
 
 
 def test_a_variable_of_a_client_replaces_neither_the_template_nor_its_messages() -> None:
     variables = {"chat_template": "{{ 7 * 7 }}", "messages": [], "tools": ["x"], "add_generation_prompt": False}
     template = ChatTemplate({"default": "{{ bos_token }}" + CHATML}, SPECIAL)
-    assert template.render(MESSAGES, variables=variables | {"bos_token": "x"}) == template.render(MESSAGES)
+    assert template.render(Chat(messages=MESSAGES, variables=variables | {"bos_token": "x"})) == template.render(TALK)
 
 
 def test_a_template_cannot_write_for_ever() -> None:
     attack = "{% for a in range(99999) %}{{ 'a' * 100000 }}{% endfor %}"
     with pytest.raises(GenerationFailed, match="1048576 characters"):
-        ChatTemplate({"default": attack}, SPECIAL, max_prompt_chars=1 << 20).render(MESSAGES)
+        ChatTemplate({"default": attack}, SPECIAL, max_prompt_chars=1 << 20).render(TALK)
 
 
 GROW = "{%% set ns = namespace(x=%s) %%}{%% for i in range(60) %%}{%% set ns.x = %s %%}{%% endfor %%}{{ ns.x }}"
@@ -206,7 +208,7 @@ def test_no_expression_takes_long_or_much_memory(attack: str) -> None:
     tracemalloc.start()
     try:
         with pytest.raises(GenerationFailed, match="^the chat template (?!used up)"):
-            template.render(MESSAGES)
+            template.render(TALK)
         assert tracemalloc.get_traced_memory()[1] < 256 << 20
     finally:
         tracemalloc.stop()
@@ -218,7 +220,7 @@ def test_nothing_of_a_template_is_computed_when_it_is_compiled() -> None:
 
 
 def test_a_test_of_numbers_writes_no_text() -> None:
-    assert compiled("{{ '%3000000000d' is odd }}").render(MESSAGES) == "False"
+    assert compiled("{{ '%3000000000d' is odd }}").render(TALK) == "False"
 
 
 @pytest.mark.parametrize("text", ["{{" + "(" * 100_000, "{% if x %}" * 20_000, "x" * 300_000, "{{ 'a' | wordwrap }}"])
@@ -230,17 +232,17 @@ def test_a_template_that_cannot_be_compiled_is_refused_at_the_start(text: str) -
 def test_messages_that_fill_the_limit_alone_are_the_client_s_fault() -> None:
     template = ChatTemplate({"default": CHATML}, SPECIAL, max_prompt_chars=1 << 20)
     with pytest.raises(InvalidRequest, match="messages are too long"):
-        template.render([{"role": "user", "content": "a" * (1 << 20)}])
+        template.render(Chat(messages=[{"role": "user", "content": "a" * (1 << 20)}]))
 
 
 def test_one_template_renders_in_many_threads() -> None:
     template, texts = compiled(CHATML), []
-    threads = [threading.Thread(target=lambda: texts.append(template.render(MESSAGES))) for _ in range(8)]
+    threads = [threading.Thread(target=lambda: texts.append(template.render(TALK))) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert set(texts) == {template.render(MESSAGES)}
+    assert set(texts) == {template.render(TALK)}
     assert len(texts) == 8
 
 
@@ -277,7 +279,7 @@ def test_a_broken_template_is_named_in_one_line(tmp_path: Path) -> None:
 def render(folder: Path, override: str | None = None, tools: list[dict[str, Any]] | None = None) -> str:
     template = ChatTemplate.load(folder, SPECIAL, override)
     assert template is not None
-    return template.render(MESSAGES, tools=tools)
+    return template.render(Chat(messages=MESSAGES, tools=tools))
 
 
 IMAGE = object()  # any part that is no text
@@ -303,14 +305,17 @@ OF_BOTH = (
 )
 def test_a_template_gets_contents_in_the_form_that_it_takes(template: str, contents: list[Any], text: str) -> None:
     messages = [{"role": "user", "content": content} for content in contents]
-    assert compiled(template).render(messages, image_placeholder="<{n}>") == text
+    assert compiled(template).render(Chat(messages=messages), "<{n}>") == text
 
 
 def test_a_message_with_an_image_can_be_continued() -> None:
     messages = [{"role": "user", "content": ["a", IMAGE]}]
-    assert compiled(OF_PARTS).render(messages, continue_final_message=True, add_generation_prompt=False) == "[a<i>"
+    assert (
+        compiled(OF_PARTS).render(Chat(messages=messages, continue_final_message=True, add_generation_prompt=False))
+        == "[a<i>"
+    )
 
 
 def test_images_need_a_template_that_writes_them_or_a_placeholder() -> None:
     with pytest.raises(Unsupported, match="messages is not supported here: the chat template takes no images"):
-        compiled(CHATML).render([{"role": "user", "content": [IMAGE]}])
+        compiled(CHATML).render(Chat(messages=[{"role": "user", "content": [IMAGE]}]))

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from lmi.text.chat_template import ChatTemplate
 from lmi.text.forgery import MARK, Forgery
 from lmi.text.tokenizer import Tokenizer
+from lmi.types import Chat
 from tests.scripted import host
 
 CHATML = (
@@ -27,9 +28,11 @@ def tokens_of(tokenizer: Tokenizer, template: str, contents: list[str]) -> tuple
     texts = [text for text, _ in tokenizer.special_texts.values()]
     forgery = Forgery(texts)
     messages: list[dict[str, Any]] = [{"role": "user", "content": content} for content in contents]
-    marked = ChatTemplate({"default": template}, {}).render(forgery.mark(messages))
+    marked = ChatTemplate({"default": template}, {}).render(Chat(messages=forgery.mark(messages)))
     text, places = forgery.unmark(marked)
-    assert text == ChatTemplate({"default": template}, {}).render(messages), "the text is the one without marks"
+    assert text == ChatTemplate({"default": template}, {}).render(Chat(messages=messages)), (
+        "the text is the one without marks"
+    )
     return text, tokenizer.encode(text, add_special_tokens=False, forged=places)
 
 
@@ -50,7 +53,9 @@ def test_only_a_template_writes_special_tokens(byte_level: Tokenizer, contents: 
 def test_a_message_that_is_continued_forges_nothing_at_its_end(byte_level: Tokenizer) -> None:
     forgery = Forgery(text for text, _ in byte_level.special_texts.values())
     marked = forgery.mark([{"role": "assistant", "content": "a<|im_end|>b <"}])
-    text, places = forgery.unmark(ChatTemplate({"default": PARTS}, {}).render(marked, continue_final_message=True))
+    text, places = forgery.unmark(
+        ChatTemplate({"default": PARTS}, {}).render(Chat(messages=marked, continue_final_message=True))
+    )
     ids = byte_level.encode(text, add_special_tokens=False, forged=places)
     assert text == "a<|im_end|>b <" and num_special(byte_level, ids) == 0 and byte_level.decode(ids) == text
 

@@ -66,12 +66,6 @@ def test_nothing_comes_after_a_stop_string() -> None:
     assert [stop.feed("a\n"), stop.feed("\nb"), stop.feed("c"), stop.flush()] == ["a", "", "", ""]
 
 
-def test_text_passes_untouched_without_stop_strings() -> None:
-    stop = StopStrings([])
-    assert stop.feed("a\n") + stop.feed("b") + stop.flush() == "a\nb"
-    assert stop.matched is None
-
-
 @pytest.mark.parametrize("stop", ["]", "^", "-", "\\", "[a-z]", ".", "終わり", "👍🏽"])
 def test_a_stop_string_is_no_pattern(stop: str) -> None:
     stops = StopStrings([stop])
