@@ -7,8 +7,7 @@ from lmi.apis.base.openapi import ApiDescription, Form, Schema, array, asked, co
 from lmi.apis.openai.openapi import CACHED
 from lmi.apis.responses.api import RESPONSES as API
 from lmi.apis.responses.formatter import EVENTS
-from lmi.apis.responses.schema import RESPONSES
-from lmi.apis.responses.state import SETTINGS
+from lmi.apis.responses.schema import RESPONSES, SETTINGS
 from lmi.settings.config import Config
 
 EXAMPLE = {"input": "What is the capital of France?", "max_output_tokens": 8}

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmi.apis.openai.calls.harmony import CHANNEL, CONSTRAIN, ENDS, MESSAGE, START, Harmony
 from lmi.apis.openai.calls.reader import AnswerPart, Arguments, Text, Thought, ToolCall
+from lmi.apis.openai.parts import CHANNEL, CONSTRAIN, ENDS, MESSAGE, START, Harmony
 
 THOUGHT = f"{CHANNEL}analysis{MESSAGE}I <see>.<|end|>"
 CALLED = [ToolCall("f"), Arguments('{"a": 1}')]

@@ -13,10 +13,11 @@ from __future__ import annotations
 import json
 import re
 
-from lmi.apis.openai.calls.reader import Arguments, CallReader, Part, Text, ToolCall, read_name
+from lmi.apis.openai.calls.reader import Arguments, Brackets, CallReader, Part, Text, ToolCall, read_name
 
 ARGUMENTS = ("arguments", "parameters")
 SPACE = " \t\r\n"
+OF_JSON = ("{[", "}]", '"')  # brackets and quotes
 PYTHON_TAG = "<|python_tag|>"  # of Llama 3, before its calls
 MISTRAL_HEAD = r"\s*([\w.:-]+)(?:\[CALL_ID\][^\[{]*)?(?:\[ARGS\])?\s*"
 
@@ -25,8 +26,7 @@ class JsonCall(CallReader):
     def __init__(self) -> None:
         super().__init__()
         self._name = ""
-        self._depth = 0
-        self._in_string = self._is_escaped = False
+        self._brackets = Brackets(*OF_JSON)
         self._key: str | None = None
         self._from = 0  # where the key or value of the outer object that is being read begins
         self._arguments_from = self._arguments_to = -1
@@ -48,41 +48,29 @@ class JsonCall(CallReader):
         return parts, rest
 
     def _read(self, at: int, char: str) -> None:
-        if self._in_string:
-            self._read_in_string(at, char)
-        elif char == '"':
-            self._in_string = True
-            if self._depth == 1 and self._key is None:
-                self._from = at
-        elif char in "{[":
-            self.is_broken = self._depth == 0 and char == "["
-            self._depth += 1
-        elif char in "}]":
-            self._depth -= 1
-            if self._depth == 1 and self._key in ARGUMENTS and self._arguments_to < 0 <= self._arguments_from:
-                self._arguments_to = at + 1
-            elif self._depth == 0:
-                self._end_value(at)
-                self.is_over = True
-        elif char == ":" and self._depth == 1:
-            self._from = at + 1
-        elif char == "," and self._depth == 1:
-            self._end_value(at)
-        if self._depth == 2 and self._key in ARGUMENTS and char == "{" and self._arguments_from < 0:
-            self._arguments_from = at
-        self.is_broken = self.is_broken or (self._depth <= 0 and not self.is_over and char not in SPACE)
-        self.is_broken = self.is_broken and not self._can_begin  # parts that were passed on cannot be taken back
-
-    def _read_in_string(self, at: int, char: str) -> None:
-        if self._is_escaped:
-            self._is_escaped = False
-        elif char == "\\":
-            self._is_escaped = True
-        elif char == '"':
-            self._in_string = False
-            if self._depth == 1 and self._key is None:
+        was_quoted, depth = bool(self._brackets.quote), self._brackets.read(char)
+        if was_quoted:
+            if depth == 1 and self._key is None and not self._brackets.quote:
                 self._key = _loaded(self.text[self._from : at + 1])
                 self.is_broken = self._key is None
+        elif char == '"' and depth == 1 and self._key is None:
+            self._from = at
+        elif char == "[" and depth == 1:
+            self.is_broken = True
+        elif char in "}]":
+            if depth == 1 and self._key in ARGUMENTS and self._arguments_to < 0 <= self._arguments_from:
+                self._arguments_to = at + 1
+            elif depth == 0:
+                self._end_value(at)
+                self.is_over = True
+        elif char == ":" and depth == 1:
+            self._from = at + 1
+        elif char == "," and depth == 1:
+            self._end_value(at)
+        if depth == 2 and self._key in ARGUMENTS and char == "{" and self._arguments_from < 0:
+            self._arguments_from = at
+        self.is_broken = self.is_broken or (depth <= 0 and not self.is_over and char not in SPACE)
+        self.is_broken = self.is_broken and not self._can_begin  # parts that were passed on cannot be taken back
 
     def _end_value(self, at: int) -> None:
         if self._key == "name" and not self._name:
@@ -160,8 +148,7 @@ class NamedCall(CallReader):
     def __init__(self, head: str) -> None:
         super().__init__()
         self._head = re.compile(head)
-        self._depth = 0
-        self._in_string = self._is_escaped = False
+        self._brackets = Brackets(*OF_JSON)
 
     def feed(self, text: str) -> tuple[list[Part], str]:
         if self.has_begun:
@@ -171,21 +158,9 @@ class NamedCall(CallReader):
             if found is None:
                 return [], text
             parts = [found]
-        end = next((at + 1 for at, char in enumerate(text) if self._ends_with(char)), len(text))
+        end = next((at + 1 for at, char in enumerate(text) if self._brackets.read(char) == 0), len(text))
+        self.is_over = self._brackets.depth == 0
         return [*parts, Arguments(text[:end])] if end else parts, text[end:]
-
-    def _ends_with(self, char: str) -> bool:
-        if self._in_string:
-            self._in_string = char != '"' or self._is_escaped
-            self._is_escaped = char == "\\" and not self._is_escaped
-        elif char == '"':
-            self._in_string = True
-        elif char in "{[":
-            self._depth += 1
-        elif char in "}]":
-            self._depth -= 1
-            self.is_over = self._depth == 0
-        return self.is_over
 
 
 class MistralCalls(CallReader):

@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+from lmi.apis.openai.calls.converted_calls import PythonCallList, TaggedCall, Tags
 from lmi.apis.openai.calls.json_calls import JsonCall, JsonCallList, JsonCalls, MistralCalls, NamedCall
-from lmi.apis.openai.calls.python_calls import PythonCallList
 from lmi.apis.openai.calls.reader import CallReader, Part, Text, ToolCalls
-from lmi.apis.openai.calls.tagged_calls import TaggedCall, Tags
 from lmi.apis.openai.reasoning import cut
 from lmi.apis.openai.tools import Tools
 

@@ -50,6 +50,27 @@ class ToolCalls(Protocol):
     def flush(self) -> Sequence[AnswerPart]: ...
 
 
+class Brackets:
+    """Counts how deep a text stands in brackets, of which those inside of quotes do not count."""
+
+    def __init__(self, opening: str, closing: str, quotes: str, depth: int = 0) -> None:
+        self._opening, self._closing, self._quotes = opening, closing, quotes
+        self.depth = depth
+        self.quote = ""  # that is open
+        self._is_escaped = False
+
+    def read(self, char: str) -> int:
+        """Return the depth behind the next character."""
+        if self.quote:
+            self.quote = "" if char == self.quote and not self._is_escaped else self.quote
+            self._is_escaped = char == "\\" and not self._is_escaped
+        elif char in self._quotes:
+            self.quote = char
+        else:
+            self.depth += (char in self._opening) - (char in self._closing)
+        return self.depth
+
+
 class CallReader:
     """Reads one call, or a list of them, from its first character on.
 

@@ -1,16 +1,23 @@
-"""Calls whose name and arguments stand between tags. An argument is passed on as JSON when it is whole."""
+"""Calls whose arguments a model does not write as JSON, but between tags or as Python. They are passed on as JSON.
+
+TaggedCall      a name and arguments between tags; an argument is passed on when it is whole
+PythonCallList  a list as Python writes it, [f(a=1, b="x"), g()]; it is passed on when it is whole
+"""
 
 from __future__ import annotations
 
+import ast
 import json
 import re
+import warnings
 from typing import Any, NamedTuple
 
 import orjson
 
-from lmi.apis.openai.calls.reader import Arguments, CallReader, Part, read_name
+from lmi.apis.openai.calls.reader import Arguments, Brackets, CallReader, Part, ToolCall, read_name
 from lmi.apis.openai.tools import Tools
 
+MAX_CHARS, MAX_LEVELS = 64 << 10, 50  # of a list, and of brackets in it
 KINDS: dict[type, set[str]] = {  # the types of a schema that a value has
     bool: {"boolean"},
     int: {"integer", "number"},
@@ -99,3 +106,46 @@ def _types(schema: object) -> set[str]:
     types = {each for each in (given if isinstance(given, list) else [given]) if isinstance(each, str)}
     choices = [each for key in ("anyOf", "oneOf") if isinstance(schema.get(key), list) for each in schema[key]]
     return types.union(*map(_types, choices))
+
+
+class PythonCallList(CallReader):
+    """Begins behind the opening bracket."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._brackets = Brackets("[({", "])}", "'\"", depth=1)
+
+    def feed(self, text: str) -> tuple[list[Part], str]:
+        room = MAX_CHARS - len(self.text)
+        read = self._brackets.read
+        ends = (at + 1 for at, char in enumerate(text[:room]) if not 0 < read(char) <= MAX_LEVELS)
+        end = next(ends, min(room, len(text)))
+        self.text += text[:end]
+        if self._brackets.depth == 0:
+            parts = _python_calls("[" + self.text)
+            self.is_over = self.has_begun = bool(parts)
+            self.is_broken = not parts
+            return parts, text[end:]
+        self.is_broken = self._brackets.depth > MAX_LEVELS or end == room
+        return [], text[end:]
+
+
+def _python_calls(text: str) -> list[Part]:
+    """Return the calls of a list in Python's form, or none if it holds anything else."""
+    parts: list[Part] = []
+    try:
+        with warnings.catch_warnings(action="ignore"):  # about escapes
+            calls = ast.parse(text.strip(), mode="eval").body
+        if not isinstance(calls, ast.List):
+            return []
+        for call in calls.elts:
+            if not isinstance(call, ast.Call) or call.args or not isinstance(call.func, ast.Name | ast.Attribute):
+                return []
+            if any(each.arg is None for each in call.keywords):  # **names
+                return []
+            values = {str(each.arg): ast.literal_eval(each.value) for each in call.keywords}
+            arguments = json.dumps(values, ensure_ascii=False, allow_nan=False)
+            parts += [ToolCall(ast.unparse(call.func)), Arguments(arguments)]
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
+        return []
+    return parts
