@@ -29,6 +29,7 @@ ENDS = {
     AnswerEnd.EOS_TOKEN: "end_turn",
     AnswerEnd.STOP_SEQUENCE: "stop_sequence",
 }
+KINDS = {Text: "text", Thought: "thinking", ToolCall: "tool_use", Arguments: "tool_use"}  # of blocks
 
 
 class MessageFormatter(OpenAIFormatter):
@@ -70,8 +71,7 @@ class MessageWhole(MessageFormatter):
         self._texts.append(text_of(delta.tokens))
         if delta.finish_reason is None:
             return []
-        parts = AnswerParts(self._format, delta.prompt).feed("".join(self._texts), is_last=True)
-        content = _content(parts)
+        content = _content(AnswerParts(self._format, delta.prompt).feed("".join(self._texts), is_last=True))
         has_calls = any(block["type"] == "tool_use" for block in content)
         return [dumps(self._message(content, _end(delta, has_calls)))]
 
@@ -104,7 +104,7 @@ class MessageStream(MessageFormatter):
         return records
 
     def _events(self, part: AnswerPart) -> list[bytes]:
-        kind, records = _kind(part), list[bytes]()
+        kind, records = KINDS[type(part)], list[bytes]()
         if isinstance(part, ToolCall) or kind != self._open:
             records = self._close()
             self._index += 1
@@ -132,10 +132,6 @@ def _error(error: ErrorFields) -> dict[str, Any]:
     return {"error": {"type": error.kind, "message": error.message}, "request_id": error.request_id}
 
 
-def _kind(part: AnswerPart) -> str:
-    return "thinking" if isinstance(part, Thought) else "text" if isinstance(part, Text) else "tool_use"
-
-
 def _block(part: AnswerPart) -> dict[str, Any]:
     """Return the block that a part begins, without its text."""
     if isinstance(part, ToolCall):
@@ -148,7 +144,7 @@ def _block(part: AnswerPart) -> dict[str, Any]:
 def _delta(part: Thought | Text | Arguments) -> dict[str, str]:
     if isinstance(part, Arguments):
         return {"type": "input_json_delta", "partial_json": part.text}
-    kind = _kind(part)
+    kind = KINDS[type(part)]
     return {"type": f"{kind}_delta", kind: part.text}
 
 
@@ -156,7 +152,7 @@ def _content(parts: Iterable[AnswerPart]) -> list[dict[str, Any]]:
     """Return the blocks of a whole answer. A call whose arguments are cut, or are no object, is shown as their text."""
     blocks: list[dict[str, Any]] = []
     for part in parts:
-        kind = _kind(part)
+        kind = KINDS[type(part)]
         if isinstance(part, Arguments):
             value = parsed_arguments(part.text)
             is_object = isinstance(value, dict)

@@ -65,6 +65,9 @@ class OpenAIFormatter(Formatter[OpenAIFormat]):
     def _prompt_ids(self, delta: Delta) -> dict[str, Any]:
         return {"prompt_token_ids": delta.prompt_token_ids} if self._format.has_token_ids else {}
 
+    def _reason(self, end: AnswerEnd) -> str:
+        return REASONS[end] if self._format.is_answer_wanted else "length"
+
     def _object(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {
             "id": self._id,
@@ -189,7 +192,7 @@ class CompletionWhole(OpenAIWhole):
             "index": number,
             "text": text,
             "logprobs": log_probs.fields() if self._format.has_log_probs else None,
-            "finish_reason": REASONS[answer.finish_reason] if self._format.is_answer_wanted else "length",
+            "finish_reason": self._reason(answer.finish_reason),
             **self._ids(answer.tokens),
             **self._of_prompt(index),
         }
@@ -214,7 +217,7 @@ class CompletionStream(OpenAIStream):
         ids = self._ids(delta.tokens) | (self._prompt_ids(delta) if is_first else {})
         if not (text or delta.finish_reason or ids or (log_probs is not None and delta.tokens)):
             return []
-        reason = self._reason(delta)
+        reason = delta.finish_reason and self._reason(delta.finish_reason)
         return [{"index": delta.index, "text": text, "logprobs": log_probs, "finish_reason": reason, **ids}]
 
     def _log_probs(self, delta: Delta, is_first: bool) -> dict[str, Any]:
@@ -232,11 +235,6 @@ class CompletionStream(OpenAIStream):
         if delta.prefill:
             self._prefills[request] = delta.prefill
         return self._prefills.get(request, [])
-
-    def _reason(self, delta: Delta) -> str | None:
-        if delta.finish_reason is None:
-            return None
-        return REASONS[delta.finish_reason] if self._format.is_answer_wanted else "length"
 
 
 class CompletionLines(OpenAILines, CompletionStream):

@@ -16,7 +16,7 @@ from orjson import dumps
 
 from lmi.apis.base.formatter import JSON, SSE, text_of
 from lmi.apis.base.readers import Parsed
-from lmi.apis.openai.calls.reader import AnswerPart, Text, Thought, ToolCall
+from lmi.apis.openai.calls.reader import AnswerPart, Arguments, Text, Thought, ToolCall
 from lmi.apis.openai.formatter import OpenAIFormatter
 from lmi.apis.openai.parts import AnswerParts
 from lmi.apis.openai.schema import OpenAIFormat
@@ -28,6 +28,8 @@ EVENTS = {
     "reasoning": "response.reasoning_text",
     "function_call": "response.function_call_arguments",
 }
+KINDS = {Text: "message", Thought: "reasoning", ToolCall: "function_call", Arguments: "function_call"}
+BESIDE: dict[str, dict[str, Any]] = {"message": {"logprobs": []}}  # a text
 
 
 class ItemsStream(OpenAIFormatter):
@@ -45,7 +47,9 @@ class ItemsStream(OpenAIFormatter):
         self._state.model = parsed.format.model
         self._parts: AnswerParts | None = None
         self._item: dict[str, Any] | None = None  # that is open
+        self._place: dict[str, Any] = {}  # of the open item
         self._texts: list[str] = []  # of the open item
+        self._response: dict[str, Any] = {}  # at its end
 
     def feed(self, delta: Delta) -> list[bytes]:
         self._count(delta)
@@ -59,30 +63,31 @@ class ItemsStream(OpenAIFormatter):
         return records if delta.finish_reason is None else [*records, *self._end(delta.finish_reason)]
 
     def _add(self, part: AnswerPart) -> list[bytes]:
-        kind, item, records = _kind(part), self._item, list[bytes]()
-        if item is None or item["type"] != kind or isinstance(part, ToolCall):
-            records = self._close("completed")
-            self._item = item = _item(part)
-            self._texts = []
-            records += self._opened(item)
+        kind, records = KINDS[type(part)], list[bytes]()
+        if self._item is None or self._item["type"] != kind or isinstance(part, ToolCall):
+            records = [*self._close("completed"), *self._open(_item(part))]
         if isinstance(part, ToolCall):
             return records
         self._texts.append(part.text)
-        return [*records, self._event(f"{EVENTS[kind]}.delta", **self._place(item), **_beside(kind), delta=part.text)]
+        beside = BESIDE.get(kind, {})
+        return [*records, self._event(f"{EVENTS[kind]}.delta", **self._place, **beside, delta=part.text)]
 
-    def _opened(self, item: dict[str, Any]) -> list[bytes]:
-        records = [self._event("response.output_item.added", output_index=len(self._state.output), item=item)]
-        if item["type"] == "function_call":
-            return records
-        item["content"] = [_content(item["type"])]
-        place = self._place(item)
-        return [*records, self._event("response.content_part.added", **place, part=item["content"][0])]
+    def _open(self, item: dict[str, Any]) -> list[bytes]:
+        index = len(self._state.output)
+        self._item, self._texts = item, []
+        self._place = {"item_id": item["id"], "output_index": index}
+        records = [self._event("response.output_item.added", output_index=index, item=item)]
+        if item["type"] != "function_call":
+            item["content"] = [_content(item["type"])]
+            self._place["content_index"] = 0
+            records.append(self._event("response.content_part.added", **self._place, part=item["content"][0]))
+        return records
 
     def _close(self, status: str) -> list[bytes]:
         if self._item is None:
             return []
-        item, said = self._item, "".join(self._texts)
-        kind, place = item["type"], self._place(item)
+        item, place, said = self._item, self._place, "".join(self._texts)
+        kind = item["type"]
         done = f"{EVENTS[kind]}.done"
         item |= {"status": status} if "status" in item else {}
         if kind == "function_call":
@@ -91,26 +96,19 @@ class ItemsStream(OpenAIFormatter):
         else:
             [part] = item["content"]
             part["text"] = said
-            records = [self._event(done, **place, **_beside(kind), text=said)]
+            records = [self._event(done, **place, **BESIDE.get(kind, {}), text=said)]
             records.append(self._event("response.content_part.done", **place, part=part))
         records.append(self._event("response.output_item.done", output_index=place["output_index"], item=item))
         self._state.output.append(item)
         self._item = None
         return records
 
-    def _place(self, item: dict[str, Any]) -> dict[str, Any]:
-        """Return where the open item is, and its only content."""
-        place = {"item_id": item["id"], "output_index": len(self._state.output)}
-        return place if item["type"] == "function_call" else place | {"content_index": 0}
-
     def _end(self, reason: AnswerEnd) -> list[bytes]:
         status = "incomplete" if reason is AnswerEnd.LENGTH else "completed"
         records = self._close(status)
-        return [*records, self._event(f"response.{status}", response=self._ended(status))]
-
-    def _ended(self, status: str) -> dict[str, Any]:
         details = {"reason": "max_output_tokens"} if status == "incomplete" else None
-        return self._state.response(status, incomplete_details=details, usage=self._usage())
+        self._response = self._state.response(status, incomplete_details=details, usage=self._usage())
+        return [*records, self._event(f"response.{status}", response=self._response)]
 
     def _usage(self) -> dict[str, Any]:
         return {
@@ -133,23 +131,10 @@ class ItemsWhole(ItemsStream):
 
     def feed(self, delta: Delta) -> list[bytes]:
         super().feed(delta)
-        return [] if delta.finish_reason is None else [dumps(self._whole)]
-
-    def _ended(self, status: str) -> dict[str, Any]:
-        self._whole = super()._ended(status)
-        return self._whole
+        return [] if delta.finish_reason is None else [dumps(self._response)]
 
     def _event(self, kind: str, **fields: Any) -> bytes:
         return b""
-
-
-def _kind(part: AnswerPart) -> str:
-    return "reasoning" if isinstance(part, Thought) else "message" if isinstance(part, Text) else "function_call"
-
-
-def _beside(kind: str) -> dict[str, Any]:
-    """Return what stands beside a text."""
-    return {"logprobs": []} if kind == "message" else {}
 
 
 def _content(kind: str) -> dict[str, Any]:
