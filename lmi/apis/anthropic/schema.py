@@ -13,7 +13,7 @@ from typing import Any
 from lmi.apis.base.guides import CONTRACT_NAME, AskedGuide, an_object, check_levels, json_schema
 from lmi.apis.base.parameters import Given, Parameter, ParameterTable, named, rows
 from lmi.apis.base.readers import Message, Parsed, boolean, choice, takes, text
-from lmi.apis.openai.chat_schema import CHAT, chat_request, content, content_text, joined
+from lmi.apis.openai.chat_schema import CHAT, chat_request, content, content_text, joined, listed_messages
 from lmi.apis.openai.images import read_image
 from lmi.apis.openai.schema import SHARED, TOOLS, OpenAIFormat, anything, hidden
 from lmi.apis.openai.tools import ToolChoice, Tools, flat_tools, function_choice, mode_choice
@@ -86,13 +86,11 @@ def _read_output_config(given: dict[str, Any]) -> AskedGuide:
 
 
 def _messages(given: Given) -> list[dict[str, Any]]:
-    messages = given.get("messages")
-    if not isinstance(messages, list) or not messages:
-        raise InvalidParameter("messages", "a non-empty list of messages", messages)
+    messages = listed_messages(given)
     system = content_text("system", given.get("system"), is_needed=False)
     said = [{"role": "system", "content": system}] if system else []
-    for n, message in enumerate(messages):
-        said += _read_message(f"messages[{n}]", an_object(f"messages[{n}]", message))
+    for name, message in messages:
+        said += _read_message(name, an_object(name, message))
     return said
 
 

@@ -72,10 +72,6 @@ class _Part(msgspec.Struct):
     url: msgspec.Raw = msgspec.Raw()  # of an image, as its data
     data: msgspec.Raw = msgspec.Raw()
 
-    @property
-    def texts(self) -> tuple[msgspec.Raw, ...]:
-        return self.text, self.content, self.output, self.image_url, self.source, self.url, self.data
-
 
 class _Outline(msgspec.Struct):
     """The part of a body that `check_texts` measures."""
@@ -112,7 +108,7 @@ def _num_text_bytes(said: bytes, max_levels: int = 3) -> int:
     if said[:1] not in (b"[", b"{") or not max_levels:
         return 0
     parts = msgspec.json.decode(said if said[:1] == b"[" else b"[%b]" % said, type=list[_Part])
-    texts = (text for part in parts for text in part.texts)
+    texts = (text for part in parts for text in msgspec.structs.astuple(part))
     return sum(_num_text_bytes(bytes(text), max_levels - 1) for text in texts)
 
 
@@ -125,8 +121,16 @@ def parse(message: Message[OpenAIFormat]) -> Parsed[OpenAIFormat]:
     schema.forget_unused(given, CHAT, message.format, ignored)
     tools = nested_tools(given.get("tools"))
     choice = tool_choice(given.get("tool_choice"), tools)
-    messages, guide = _messages(given.get("messages")), asked_guide(given)
-    return chat_request(given, message.format, messages, tools, choice, guide, ignored)
+    messages = [_message(name, each) for name, each in listed_messages(given)]
+    return chat_request(given, message.format, messages, tools, choice, asked_guide(given), ignored)
+
+
+def listed_messages(given: Given) -> list[tuple[str, object]]:
+    """Return each message with its place in the request."""
+    messages = given.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise InvalidParameter("messages", "a non-empty list of messages", messages)
+    return [(f"messages[{n}]", message) for n, message in enumerate(messages)]
 
 
 def chat_request(
@@ -139,7 +143,15 @@ def chat_request(
     ignored: Sequence[str],
 ) -> Parsed[OpenAIFormat]:
     """Return the request of checked fields, messages and tools, which are in the form that templates expect."""
-    format = replace(_chat_format(given, format, choice), tools=tools)
+    format = replace(
+        schema.format_of(given, format),
+        has_log_probs=given.get("logprobs", False),
+        num_top_log_probs=given.get("top_logprobs", 0),
+        function=choice.function,
+        tool_calls=tool_call_form(choice, format.tool_calls),
+        reasoning=HARMONY if format.tool_calls == HARMONY else format.reasoning,
+        tools=tools,
+    )
     guide, field_names = asked
     if choice.is_forced:
         guide = call_guide(choice, tools, given.get("parallel_tool_calls", True))
@@ -149,10 +161,11 @@ def chat_request(
     if not choice.is_forced and (format.tool_calls or format.reasoning):
         given = {"skip_special_tokens": False, **given}  # some models have the marks as special tokens
     is_continued = given.get("continue_final_message", False)
+    effort = {"reasoning_effort": given["reasoning_effort"]} if "reasoning_effort" in given else {}
     chat = Chat(
         messages=messages,
         tools=None if choice.mode == "none" else list(tools.values()),
-        variables=_variables(given),
+        variables={**effort, **given.get("chat_template_kwargs", {})},
         add_generation_prompt=given.get("add_generation_prompt", not is_continued),
         continue_final_message=is_continued,
     )
@@ -172,34 +185,6 @@ def _check_together(given: Given) -> None:
         raise InvalidParameter("top_logprobs", "given together with logprobs true", given["top_logprobs"])
     if given.get("continue_final_message") and given.get("add_generation_prompt"):
         raise InvalidParameter("continue_final_message", "false beside add_generation_prompt true", True)
-
-
-def _chat_format(given: Given, format: OpenAIFormat, choice: ToolChoice) -> OpenAIFormat:
-    return replace(
-        format,
-        has_usage=schema.wants_usage(given),
-        has_token_ids=given.get("return_token_ids", False),
-        has_log_probs=given.get("logprobs", False),
-        num_prompt_log_probs=given.get("num_prompt_log_probs"),
-        names_tokens_by_id=given.get("return_tokens_as_token_ids", False),
-        num_top_log_probs=given.get("top_logprobs", 0),
-        num_choices=given.get("n", 1),
-        function=choice.function,
-        tool_calls=tool_call_form(choice, format.tool_calls),
-        reasoning=HARMONY if format.tool_calls == HARMONY else format.reasoning,
-    )
-
-
-def _variables(given: Given) -> dict[str, Any]:
-    """Return the further names for the template."""
-    effort = {"reasoning_effort": given["reasoning_effort"]} if "reasoning_effort" in given else {}
-    return {**effort, **given.get("chat_template_kwargs", {})}
-
-
-def _messages(value: object) -> list[dict[str, Any]]:
-    if not isinstance(value, list) or not value:
-        raise InvalidParameter("messages", "a non-empty list of messages", value)
-    return [_message(f"messages[{n}]", each) for n, each in enumerate(value)]
 
 
 def _message(name: str, value: object) -> dict[str, Any]:

@@ -220,7 +220,13 @@ def parse(message: Message[OpenAIFormat]) -> Parsed[OpenAIFormat]:
     _check_together(given)
     forget_unused(given, COMPLETION, message.format, ignored)
     guide, field_names = asked_guide(given)
-    format = _completion_format(given, message.format)
+    format = replace(
+        format_of(given, message.format),
+        has_log_probs="logprobs" in given,
+        num_top_log_probs=given.get("logprobs", 0),
+        echoes_prompt=given.get("return_full_text", False),
+        is_answer_wanted=given.get("max_new_tokens") != 0,
+    )
     if format.echoes_prompt and format.has_log_probs:
         if format.num_prompt_log_probs is None:
             field_names = {**field_names, "num_prompt_log_probs": "logprobs"}
@@ -251,18 +257,16 @@ def check_whole(given: Given) -> None:
         raise Unsupported("prompt_logprobs", "a stream has no place for them")
 
 
-def _completion_format(given: Given, format: OpenAIFormat) -> OpenAIFormat:
+def format_of(given: Given, format: OpenAIFormat) -> OpenAIFormat:
+    """Return the format with what the fields say of it that both schemas share."""
+    options = given.get("stream_options", {})
     return replace(
         format,
-        has_usage=wants_usage(given),
+        has_usage=boolean("stream_options.include_usage", options.get("include_usage") or False),
         has_token_ids=given.get("return_token_ids", False),
-        has_log_probs="logprobs" in given,
         num_prompt_log_probs=given.get("num_prompt_log_probs"),
         names_tokens_by_id=given.get("return_tokens_as_token_ids", False),
-        num_top_log_probs=given.get("logprobs", 0),
         num_choices=given.get("n", 1),
-        echoes_prompt=given.get("return_full_text", False),
-        is_answer_wanted=given.get("max_new_tokens") != 0,
     )
 
 
@@ -295,12 +299,6 @@ def forget_unused(given: dict[str, Any], table: ParameterTable, format: OpenAIFo
     """Read the fields of a beam search, and drop those without effect beside it or without it."""
     table.read_search(given, is_streamed=format.is_streamed)
     table.drop(given, table.without_effect(given, is_greedy=False), ignored)
-
-
-def wants_usage(given: Given) -> bool:
-    options = given.get("stream_options", {})
-    wanted: bool = boolean("stream_options.include_usage", options.get("include_usage") or False)
-    return wanted
 
 
 def openai_request(given: Given, format: OpenAIFormat, **own: Any) -> GenerationRequest:
