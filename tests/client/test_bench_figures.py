@@ -15,12 +15,9 @@ from click.testing import CliRunner
 
 from lmi.cli import lmi
 from lmi.client.bench.dialects import DIALECTS, Ask
-from lmi.client.bench.figures import Targets, figures_of, quantile
-from lmi.client.bench.load import LOST, Load, Sample, merged
+from lmi.client.bench.figures import Targets, figures_of, quantile, report_of, table_of
+from lmi.client.bench.load import LOST, Load, Sample, Served, client_of, merged, of_file, synthetic
 from lmi.client.bench.page import page_of
-from lmi.client.bench.prompts import of_file, synthetic
-from lmi.client.bench.report import report_of, table_of
-from lmi.client.bench.run import Served, client_of
 
 FAST = Sample(0.0, 1.0, "200", [0.25, 0.5, 1.0], 4)
 SLOW = Sample(1.0, 4.0, "200", [3.0, 4.0])

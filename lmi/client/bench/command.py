@@ -1,22 +1,27 @@
-"""What `lmi bench` does with its settings."""
+"""What `lmi bench` does with its settings: warm-up, rounds in which the servers take turns, and what comes of them.
+
+A line shows how far they are.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import itertools
+import sys
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import click
 import orjson
 
-from lmi.client.bench import prompts, report, run
 from lmi.client.bench.dialects import DIALECTS, Ask
-from lmi.client.bench.figures import Targets
-from lmi.client.bench.load import Load
+from lmi.client.bench.figures import Targets, report_of, table_of
+from lmi.client.bench.load import Load, Sample, Served, client_of, first_model, of_file, synthetic
 from lmi.client.bench.page import page_of
 from lmi.client.talk import headers_of
 
 MAX_SERVERS = 2
+SHOW_EVERY_S = 0.25
 
 
 def bench(settings: dict[str, Any]) -> int:
@@ -30,10 +35,10 @@ def bench(settings: dict[str, Any]) -> int:
         from lmi.client.bench.picture import write_picture  # before the load, where Pillow is missing
     extra = settings["body"] = _object("--body", settings["body"])
     servers = [
-        run.Served(
+        Served(
             url,
             Load(
-                run.client_of(url, headers_of(api_key)),
+                client_of(url, headers_of(api_key)),
                 DIALECTS[settings["dialect"]],
                 settings["model"],
                 is_streamed=not settings["is_whole"],
@@ -46,10 +51,12 @@ def bench(settings: dict[str, Any]) -> int:
         for url in urls
     ]
     counts = (settings["num_warmup"], settings["num_requests"], settings["rounds"])
-    asyncio.run(run.run(servers, _asks(settings), *counts))
+    asyncio.run(run(servers, _asks(settings), *counts))
     shown = {name: str(value) if name == "prompts" and value else value for name, value in settings.items()}
-    found = report.report_of(shown, servers, _targets(settings))
-    click.echo(report.table_of(found))
+    limits_ms = (settings[f"target_{name}_ms"] for name in ("ttft", "itl", "e2e"))
+    targets = Targets(*(None if limit is None else limit / 1e3 for limit in limits_ms))
+    found = report_of(shown, servers, targets)
+    click.echo(table_of(found))
     if files["json_file"]:
         files["json_file"].write_bytes(orjson.dumps(found, option=orjson.OPT_INDENT_2))
     if files["html_file"]:
@@ -71,11 +78,60 @@ def _object(flag: str, text: str) -> dict[str, Any]:
 
 def _asks(settings: dict[str, Any]) -> Iterator[Ask]:
     if settings["prompts"]:
-        return prompts.of_file(settings["prompts"], settings["max_tokens"])
+        return of_file(settings["prompts"], settings["max_tokens"])
     names = ("num_words", "num_shared_words", "num_prefixes", "max_tokens", "seed")
-    return prompts.synthetic(*(settings[name] for name in names))
+    return synthetic(*(settings[name] for name in names))
 
 
-def _targets(settings: dict[str, Any]) -> Targets:
-    limits_ms = (settings[f"target_{name}_ms"] for name in ("ttft", "itl", "e2e"))
-    return Targets(*(None if limit is None else limit / 1e3 for limit in limits_ms))
+async def run(servers: Sequence[Served], asks: Iterator[Ask], num_warmup: int, num_requests: int, rounds: int) -> None:
+    """Run the rounds. In each, every server is asked the same, the first one first in every other round.
+
+    Raises ClickException for a server that answers none of the warm-up, or lists no model where it must be named.
+    """
+    shown = asyncio.create_task(_show(servers, rounds * num_requests))
+    try:
+        for server in servers:
+            if server.load.dialect.needs_model and not server.load.model:
+                server.load.model = await first_model(server.load.client)
+        warmup = list(itertools.islice(asks, num_warmup))
+        for server in servers:
+            await _warm_up(server, warmup)
+        for number in range(rounds):
+            part = list(itertools.islice(asks, num_requests))
+            for server in servers if number % 2 == 0 else reversed(servers):
+                await server.round(part, seed=number)
+    finally:
+        shown.cancel()
+        for server in servers:
+            await server.load.client.aclose()
+
+
+async def _warm_up(server: Served, asks: Sequence[Ask]) -> None:
+    outcomes = {sample.outcome for sample in await server.load.run(iter(asks))}
+    if outcomes and "200" not in outcomes:
+        raise click.ClickException(f"{server.url} answers no request of the warm-up: {', '.join(sorted(outcomes))}")
+
+
+async def _show(servers: Sequence[Served], num_requests: int) -> None:
+    """Keep one line on a terminal up to date."""
+    seen: list[list[Sample]] = [[] for _ in servers]
+    for server, samples in zip(servers, seen, strict=True):
+        server.load.on_sample = samples.append
+    if not sys.stderr.isatty():
+        return
+    try:
+        while True:
+            await asyncio.sleep(SHOW_EVERY_S)
+            click.echo(
+                "\r\033[K" + "  ".join(map(_line, servers, seen, itertools.repeat(num_requests))), err=True, nl=False
+            )
+    finally:
+        click.echo("\r\033[K", err=True, nl=False)
+
+
+def _line(server: Served, samples: list[Sample], num_requests: int) -> str:
+    num_failed = sum(not sample.is_ok for sample in samples)
+    num_tokens = sum(sample.num_tokens for sample in samples)
+    return (
+        f"{server.url}: {len(samples)}/{num_requests} requests with warm-up, {num_failed} failed, {num_tokens} tokens"
+    )

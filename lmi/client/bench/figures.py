@@ -1,17 +1,24 @@
-"""The figures of a load: percentiles, rates, errors by outcome, goodput. Times are in seconds."""
+"""The figures of a load: percentiles, rates, errors by outcome, goodput; as one object for JSON, and as a table.
+
+Times are in seconds.
+"""
 
 from __future__ import annotations
 
-import itertools
 import math
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
-from lmi.client.bench.load import Sample
+from lmi.client.bench.load import Sample, Served
 
 SHARES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
+Json = dict[str, Any]
+LATENCIES = {"first_s": "time to first token", "gap_s": "between tokens", "end_s": "end to end"}
+RATES = {"tokens_per_s": "tokens/s", "requests_per_s": "answers/s", "goodput_per_s": "goodput, answers/s"}
+COUNTS = {"num_requests": "requests", "num_ok": "whole answers", "num_tokens": "output tokens"}
 
 
 @dataclass(frozen=True)
@@ -23,13 +30,8 @@ class Targets:
     end_s: float | None = None
 
     def hold(self, sample: Sample) -> bool:
-        gaps_s = gaps_of(sample)
-        pairs = (
-            (first_of(sample), self.first_s),
-            (statistics.fmean(gaps_s) if gaps_s else None, self.gap_s),
-            (sample.end_s - sample.due_s, self.end_s),
-        )
-        return sample.is_ok and all(seen is None or most is None or seen <= most for seen, most in pairs)
+        pairs = ((sample.latencies_s[name], most) for name, most in vars(self).items())
+        return sample.is_ok and all(not seen or most is None or statistics.fmean(seen) <= most for seen, most in pairs)
 
 
 @dataclass(frozen=True)
@@ -54,14 +56,6 @@ def quantile(values: Iterable[float], share: float) -> float:
     """Return the smallest value that at least this share of them does not exceed; NaN if there is none."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else math.nan
-
-
-def first_of(sample: Sample) -> float | None:
-    return sample.times_s[0] - sample.due_s if sample.times_s else None
-
-
-def gaps_of(sample: Sample) -> list[float]:
-    return [after - before for before, after in itertools.pairwise(sample.times_s)]
 
 
 def summary(values: Sequence[float]) -> dict[str, float]:
@@ -92,7 +86,75 @@ def figures_of(rounds: Sequence[Sequence[Sample]], targets: Targets) -> Figures:
         tokens_per_s=num_tokens / seconds,
         requests_per_s=len(good) / seconds,
         goodput_per_s=sum(map(targets.hold, samples)) / seconds,
-        first_s=summary([first for sample in good if (first := first_of(sample)) is not None]),
-        gap_s=summary([gap for sample in good for gap in gaps_of(sample)]),
-        end_s=summary([sample.end_s - sample.due_s for sample in good]),
+        **{name: summary([value for sample in good for value in sample.latencies_s[name]]) for name in LATENCIES},
     )
+
+
+def report_of(settings: Json, servers: Sequence[Served], targets: Targets) -> Json:
+    """Return settings, the figures of each server, of all rounds and of each, and the ratios of two servers.
+
+    A ratio is the median over the rounds of the second server's figure by the first one's; None where one has none.
+    """
+    parts = [[figures_of([one], targets) for one in server.rounds] for server in servers]
+    found = [
+        {
+            "url": server.url,
+            "total": asdict(figures_of(server.rounds, targets)),
+            "rounds": list(map(asdict, part)),
+            "cpu_s": server.cpu_s,
+            "samples": server.rounds,
+        }
+        for server, part in zip(servers, parts, strict=True)
+    ]
+    report: Json = {"settings": settings, "servers": found}
+    return report | {"ratios": _ratios(*parts)} if len(servers) == 2 else report
+
+
+def _ratios(first: list[Figures], second: list[Figures]) -> dict[str, float | None]:
+    pairs = [(_flat(asdict(one)), _flat(asdict(other))) for one, other in zip(first, second, strict=True)]
+    ratios = {}
+    for name in _flat(asdict(first[0])):
+        found = [other[name] / one[name] for one, other in pairs if one.get(name) and name in other]
+        ratios[name] = statistics.median(found) if found else None
+    return ratios
+
+
+def _flat(figures: Json) -> dict[str, float]:
+    """Return rates by name, and latencies by names such as `first_s.p50`."""
+    latencies = {f"{name}.{part}": value for name in LATENCIES for part, value in figures[name].items()}
+    return {name: figures[name] for name in RATES} | latencies
+
+
+def rows_of(report: Json) -> list[list[str]]:
+    """Return a table of texts: a head, then a row for each figure, with a column for each server and one of ratios."""
+    totals, ratios = [server["total"] for server in report["servers"]], report.get("ratios")
+    heads = ["", *(server["url"] for server in report["servers"]), *(["ratio"] if ratios else [])]
+    rows = [heads]
+
+    def add(label: str, cells: list[str], ratio: float | None = None) -> None:
+        shown = [] if ratios is None else ["" if ratio is None else f"{ratio:.2f}"]
+        rows.append([label, *cells, *shown])
+
+    for name, label in COUNTS.items():
+        add(label, [str(total[name]) for total in totals])
+    add("tokens counted by", [total["counted_by"] for total in totals])
+    for outcome in sorted({one for total in totals for one in total["outcomes"]} - {"200"}):
+        add(f"failed: {outcome}", [str(total["outcomes"].get(outcome, 0)) for total in totals])
+    for name, label in RATES.items():
+        add(label, [f"{total[name]:.1f}" for total in totals], (ratios or {}).get(name))
+    for name, label in LATENCIES.items():
+        for part in ("mean", "p50", "p90", "p99"):
+            cells = [f"{total[name][part] * 1e3:.1f}" if total[name] else "-" for total in totals]
+            add(f"{label}, {part}, ms", cells, (ratios or {}).get(f"{name}.{part}"))
+    add("CPU of the server, s", [f"{sum(s['cpu_s'].values()):.2f}" if s["cpu_s"] else "-" for s in report["servers"]])
+    return rows
+
+
+def table_of(report: Json) -> str:
+    """Return the table as text, and the CPU of each process below it."""
+    rows = rows_of(report)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in rows]
+    for server in report["servers"]:
+        lines += [f"CPU of {server['url']}: {name} {used_s:.2f} s" for name, used_s in sorted(server["cpu_s"].items())]
+    return "\n".join(lines)

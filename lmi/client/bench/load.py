@@ -1,12 +1,14 @@
-"""The load: clients that ask in a closed or an open loop, and what each of them saw."""
+"""The load: what clients ask, in a closed or an open loop, and what each of them saw."""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import click
@@ -14,8 +16,10 @@ import httpx2
 import orjson
 
 from lmi.client.bench.dialects import Ask, Dialect
+from lmi.client.bench.processes import cpu_of
 
 LOST, TIMEOUT, BROKEN = "lost", "timeout", "broken"  # outcomes of requests that have no whole answer
+WORDS = "time river stone light paper green seven window garden music horse winter letter bridge cloud table".split()
 
 
 @dataclass
@@ -35,6 +39,13 @@ class Sample:
     @property
     def num_tokens(self) -> int:
         return len(self.times_s) if self.num_reported is None else self.num_reported
+
+    @property
+    def latencies_s(self) -> dict[str, list[float]]:
+        """The times to the first token, between tokens and to the end, as far as there are some."""
+        gaps_s = [after - before for before, after in itertools.pairwise(self.times_s)]
+        first_s = [time_s - self.due_s for time_s in self.times_s[:1]]
+        return {"first_s": first_s, "gap_s": gaps_s, "end_s": [self.end_s - self.due_s]}
 
 
 @dataclass
@@ -113,6 +124,22 @@ class Load:
         return "200" if has_end else BROKEN
 
 
+@dataclass
+class Served:
+    """A server, what its requests saw in each round, and the CPU seconds of its processes if it is on this machine."""
+
+    url: str
+    load: Load
+    rounds: list[list[Sample]] = field(default_factory=list)
+    cpu_s: dict[str, float] = field(default_factory=dict)
+
+    async def round(self, asks: Sequence[Ask], seed: int) -> None:
+        before_s = cpu_of(self.url)
+        self.rounds.append(await self.load.run(iter(asks), seed))
+        for name, until_s in cpu_of(self.url).items():
+            self.cpu_s[name] = self.cpu_s.get(name, 0.0) + until_s - before_s.get(name, 0.0)
+
+
 def _reported(dialect: Dialect, answer: Any) -> int | None:
     return dialect.num_tokens_of(answer[0] if isinstance(answer, list) else answer)
 
@@ -130,3 +157,41 @@ async def first_model(client: httpx2.AsyncClient) -> str:
         return str(orjson.loads(response.raise_for_status().content)["data"][0]["id"])
     except (httpx2.HTTPError, ValueError, LookupError) as error:
         raise click.ClickException(f"{client.base_url}: no list at /v1/models ({error}): name a --model") from None
+
+
+def client_of(url: str, headers: dict[str, str]) -> httpx2.AsyncClient:
+    limits = httpx2.Limits(max_connections=None, max_keepalive_connections=None)
+    return httpx2.AsyncClient(
+        base_url=url.rstrip("/").removesuffix("/v1"), headers=headers, timeout=None, limits=limits, trust_env=False
+    )
+
+
+def of_file(path: Path, max_tokens: int) -> Iterator[Ask]:
+    """Yield each line, and the first again after the last. A line is a text, or an object with prompt and max_tokens.
+
+    Raises ClickException for a file without prompts and for a line that begins as an object and is none.
+    """
+    lines = [line for line in path.read_text().splitlines() if line.strip()]
+    asks = [_ask_of(line, number, max_tokens) for number, line in enumerate(lines, 1)]
+    if not asks:
+        raise click.ClickException(f"{path}: no prompts")
+    return itertools.cycle(asks)
+
+
+def _ask_of(line: str, number: int, max_tokens: int) -> Ask:
+    if not line.startswith("{"):
+        return Ask(line, max_tokens)
+    try:
+        row = orjson.loads(line)
+        return Ask(str(row["prompt"]), int(row.get("max_tokens", max_tokens)))
+    except (ValueError, TypeError, KeyError) as error:
+        raise click.ClickException(f"prompt {number}: not an object with prompt and max_tokens: {error}") from None
+
+
+def synthetic(num_words: int, num_shared_words: int, num_prefixes: int, max_tokens: int, seed: int) -> Iterator[Ask]:
+    """Yield prompts of `num_words` words. The first `num_shared_words` are one of `num_prefixes` beginnings."""
+    dice = random.Random(seed)
+    prefixes = [dice.choices(WORDS, k=min(num_shared_words, num_words)) for _ in range(num_prefixes)]
+    while True:
+        prefix = dice.choice(prefixes)
+        yield Ask(" ".join([*prefix, *dice.choices(WORDS, k=num_words - len(prefix))]), max_tokens)

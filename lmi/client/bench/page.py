@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from html import escape
 from typing import Any, NamedTuple
 
-from lmi.client.bench.report import LATENCIES, rows_of
+from lmi.client.bench.figures import LATENCIES, rows_of
 
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 360, 220, 40, 36, 10
 NUM_STEPS = 200  # points of a line
@@ -79,13 +78,8 @@ def page_of(report: dict[str, Any]) -> str:
 
 def _latencies(server: dict[str, Any], name: str) -> list[float]:
     """Return the latencies of whole answers in ms."""
-    good = [sample for part in server["samples"] for sample in part if sample["outcome"] == "200"]
-    if name == "end_s":
-        return [(sample["end_s"] - sample["due_s"]) * 1e3 for sample in good]
-    if name == "first_s":
-        return [(sample["times_s"][0] - sample["due_s"]) * 1e3 for sample in good if sample["times_s"]]
-    pairs = (pair for sample in good for pair in itertools.pairwise(sample["times_s"]))
-    return [(after_s - before_s) * 1e3 for before_s, after_s in pairs]
+    good = [sample for part in server["samples"] for sample in part if sample.is_ok]
+    return [value * 1e3 for sample in good for value in sample.latencies_s[name]]
 
 
 def _shares(values: Sequence[float]) -> Line:
@@ -100,14 +94,13 @@ def _rates(server: dict[str, Any]) -> Line:
     points: Line = []
     passed_s, num_bins = 0.0, max(MIN_BINS, NUM_BINS // len(server["samples"]))
     for samples in server["samples"]:
-        start_s, until_s = min(one["due_s"] for one in samples), max(one["end_s"] for one in samples)
+        start_s, until_s = min(one.due_s for one in samples), max(one.end_s for one in samples)
         step_s = max(until_s - start_s, 1e-9) / num_bins
         bins = [0.0] * num_bins
         for sample in samples:
-            times_s = sample["times_s"] or [sample["end_s"]]
-            num_tokens = len(sample["times_s"]) if sample["num_reported"] is None else sample["num_reported"]
+            times_s = sample.times_s or [sample.end_s]
             for time_s in times_s:
-                bins[min(num_bins - 1, int((time_s - start_s) / step_s))] += num_tokens / len(times_s)
+                bins[min(num_bins - 1, int((time_s - start_s) / step_s))] += sample.num_tokens / len(times_s)
         points += [(passed_s + (number + 0.5) * step_s, count / step_s) for number, count in enumerate(bins)]
         passed_s += until_s - start_s
     return points
