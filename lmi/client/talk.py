@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import click
@@ -64,7 +65,7 @@ class Talk:
                     raise click.ClickException(_message(chunk))
                 yield from chunk["choices"]
 
-    def _asked(self, method: str, path: str, body: object = None) -> Any:
+    def _asked(self, method: str, path: str, body: object = None) -> closing[httpx2.Response]:
         request = self._client.build_request(method, path, json=body)
         try:
             response = self._client.send(request, stream=True)
@@ -72,20 +73,7 @@ class Talk:
             raise click.ClickException(f"no server answers at {self._url}: {error}; `lmi serve` starts one") from None
         if response.status_code != 200:
             raise click.ClickException(f"{response.status_code}: {_message(orjson.loads(response.read()))}")
-        return _Closing(response)
-
-
-class _Closing:
-    """Closes a response at the end of a `with`."""
-
-    def __init__(self, response: httpx2.Response) -> None:
-        self._response = response
-
-    def __enter__(self) -> httpx2.Response:
-        return self._response
-
-    def __exit__(self, *_: object) -> None:
-        self._response.close()
+        return closing(response)
 
 
 def _typed() -> Iterator[str]:

@@ -51,7 +51,14 @@ class Filters:
         for names, bound in ((MEASURED, self._measured), (HEAVY, self._heavy), (NAMING, self._naming)):
             filters.update({name: bound(filters[name]) for name in names})
         filters |= {name[3:]: getattr(self, name) for name in vars(Filters) if name.startswith("do_")}
-        filters |= {CLOCK: self._clock, MADE: self._made, PART: self._part, CONCAT: self._concat, LISTED: self._listed}
+        ours: dict[str, Filter] = {
+            CLOCK: self._clock,
+            MADE: lambda value: self.budget.made(value),
+            PART: lambda value, *ends: self.budget.made(value[slice(*ends)]),
+            CONCAT: lambda *values: self._environment.concat([v if isinstance(v, str) else str(v) for v in values]),
+            LISTED: lambda values: self.budget.listed(values),
+        }
+        filters.update({name: _in_context(function) for name, function in ours.items()})
         tests: dict[str, Any] = self._environment.tests
         tests.update({name: self._timed(tests[name]) for name in TIMED_TESTS})
         tests.update({name: _of_number(tests[name]) for name in OF_NUMBERS})
@@ -178,26 +185,19 @@ class Filters:
             return self._environment.concat(encoder.iterencode(value))
         return str(self.budget.made(encoder.encode(value)))
 
-    @pass_context
-    def _clock(self, context: Any, value: Any) -> Any:
+    def _clock(self, value: Any) -> Any:
         self.budget.check_time()
         return value
 
-    @pass_context
-    def _made(self, context: Any, value: Any) -> Any:
-        return self.budget.made(value)
+
+def _in_context(function: Filter) -> Filter:
+    """Return a filter that needs a rendering, so that it is not computed when a template is compiled."""
 
     @pass_context
-    def _part(self, context: Any, value: Any, start: Any, stop: Any, step: Any) -> Any:
-        return self.budget.made(value[start:stop:step])
+    def bounded(context: Any, *given: Any) -> Any:
+        return function(*given)
 
-    @pass_context
-    def _listed(self, context: Any, values: Any) -> list[Any]:
-        return self.budget.listed(values)
-
-    @pass_context
-    def _concat(self, context: Any, *values: Any) -> str:
-        return self._environment.concat([value if isinstance(value, str) else str(value) for value in values])
+    return bounded
 
 
 def _of_number(function: Filter) -> Filter:

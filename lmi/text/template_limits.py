@@ -24,15 +24,8 @@ MAX_NUMBER_CHARS = 1300  # of such an integer, or of a float
 MAX_COUNT = 100_000  # of a filter's numbers, as of a `range`
 MAX_NAME_CHARS = 256  # of an attribute that a filter reads
 MAX_WORK = 100_000_000  # of a search whose work is the product of two lengths
-CONTAINERS: tuple[type[Any], ...] = (
-    list,
-    tuple,
-    dict,
-    type({}.keys()),
-    type({}.values()),
-    type({}.items()),
-    MappingProxyType,
-)
+VIEWS: tuple[type[Any], ...] = type({}.keys()), type({}.values()), type({}.items())
+CONTAINERS: tuple[type[Any], ...] = (list, tuple, dict, *VIEWS, MappingProxyType)
 
 
 class OutOfRoom(GenerationFailed):

@@ -73,7 +73,7 @@ class Tokenizer:
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
-        self._pool: ThreadPoolExecutor | None = None
+        self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="tokenize")
         self._is_byte_level = backend.decoder is not None and b'"ByteLevel"' in bytes(backend.decoder.__getstate__())
         self.special_tokens = special.named
         added = backend.get_added_tokens_decoder().items()
@@ -136,12 +136,7 @@ class Tokenizer:
         encode = partial(self.encode, text, add_special_tokens=add_special_tokens, forged=forged)
         if len(text) <= MAX_INLINE_CHARS:
             return encode()
-        return await asyncio.get_running_loop().run_in_executor(self._threads(), encode)
-
-    def _threads(self) -> ThreadPoolExecutor:
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="tokenize")
-        return self._pool
+        return await asyncio.get_running_loop().run_in_executor(self._threads, encode)
 
     async def encode_prompt(
         self,
@@ -194,7 +189,7 @@ class Tokenizer:
 
         if sum(map(len, words)) + WORD_CHARS * len(words) <= MAX_INLINE_CHARS:
             return spell_all()
-        return await asyncio.get_running_loop().run_in_executor(self._threads(), spell_all)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, spell_all)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         with _panics_as_failures():

@@ -36,10 +36,7 @@ CALL: dict[str, Form] = {"type": {"const": "tool_use"}, "id": str, "name": str, 
 SAID = either(struct(**TEXT), struct(**THOUGHT), struct(**CALL))
 END: dict[str, Form] = {"stop_reason": or_null((*ENDS.values(), "tool_use")), "stop_sequence": str | None}
 USAGE = struct(
-    **dict.fromkeys(
-        ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens", "output_tokens"),
-        int,
-    )
+    **dict.fromkeys(("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens", "output_tokens"), int)
 )
 DELTA = struct(
     *("text", "thinking", "partial_json"),
@@ -56,13 +53,7 @@ SCHEMAS = {
     "AnthropicRequest": asked(FIELDS, "max_tokens", "messages", example=EXAMPLE),
     "AnthropicCount": asked(FIELDS, "messages", example={"messages": EXAMPLE["messages"]}),
     "AnthropicMessage": struct(
-        id=str,
-        type={"const": "message"},
-        role={"const": "assistant"},
-        model=str,
-        content=[SAID],
-        **END,
-        usage=USAGE,
+        id=str, type={"const": "message"}, role={"const": "assistant"}, model=str, content=[SAID], **END, usage=USAGE
     ),
     "AnthropicEvent": either(
         _event("message_start", message="AnthropicMessage"),

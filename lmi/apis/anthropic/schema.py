@@ -116,14 +116,10 @@ def _read_message(name: str, message: dict[str, Any]) -> list[dict[str, Any]]:
     return results if results and not parts else [*results, rest]
 
 
-def _text(place: str, block: dict[str, Any]) -> str:
-    said: str = text(f"{place}.text", block.get("text"))
-    return said
-
-
-def _thought(place: str, block: dict[str, Any]) -> str:
-    said: str = text(f"{place}.thinking", block.get("thinking"))
-    return said
+def _said(place: str, block: dict[str, Any]) -> str:
+    """Return a text or a thought, which is in the field that the block's type names."""
+    field = block["type"]
+    return str(text(f"{place}.{field}", block.get(field)))
 
 
 def _result(place: str, block: dict[str, Any]) -> dict[str, Any]:
@@ -140,12 +136,12 @@ def _call(place: str, block: dict[str, Any]) -> dict[str, Any]:
 
 
 BLOCKS: dict[str, dict[str, Callable[[str, dict[str, Any]], Any]]] = {  # by role
-    "user": {"text": _text, "image": read_image, "tool_result": _result},
+    "user": {"text": _said, "image": read_image, "tool_result": _result},
     "assistant": {
-        "text": _text,
-        "thinking": _thought,
+        "text": _said,
+        "thinking": _said,
         "redacted_thinking": lambda place, block: None,  # nobody here can read it
         "tool_use": _call,
     },
-    "system": {"text": _text},
+    "system": {"text": _said},
 }

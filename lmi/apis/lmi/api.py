@@ -39,7 +39,7 @@ ERRORS = ErrorRules(
 LMI: Api[LmiFormat] = Api(
     name="lmi",
     prefixes=("/",),
-    default_format=schema.default_format,
+    default_format=lambda model: LmiFormat(tgi_compat=model.tgi_compat),
     read=schema.read,
     parse=schema.parse,
     formatter=FORMS.formatter,

@@ -75,11 +75,6 @@ PARAMETERS = ParameterTable(
 WIRE_NAMES = PARAMETERS.wire_names(input_token_ids="inputs", lora_config="adapters")
 
 
-def default_format(model: ModelConfig) -> LmiFormat:
-    """Return the format of the answer to a body that cannot be read."""
-    return LmiFormat(tgi_compat=model.tgi_compat)
-
-
 def read(
     body: bytes, content_type: str | None, model: ModelConfig, *, accepts_events: bool = False
 ) -> Message[LmiFormat]:

@@ -184,10 +184,7 @@ def read(
 
 
 def message(
-    body: bytes,
-    model: ModelConfig,
-    stream_format: OutputFormat | None = None,
-    kind: type[OpenAIFormat] = OpenAIFormat,
+    body: bytes, model: ModelConfig, stream_format: OutputFormat | None = None, kind: type[OpenAIFormat] = OpenAIFormat
 ) -> Message[OpenAIFormat]:
     fields, format = readers.read_object(body), default_format(model, kind)
     name, is_streaming = fields.get("model"), fields.get("stream")

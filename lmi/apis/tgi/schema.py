@@ -58,11 +58,6 @@ NOT_STREAMED = {
 }
 
 
-def default_format(model: ModelConfig) -> TgiFormat:
-    """Return the format of the answer to a body that cannot be read."""
-    return TgiFormat()
-
-
 def read(
     body: bytes, content_type: str | None, model: ModelConfig, *, stream: bool | None = None
 ) -> Message[TgiFormat]:

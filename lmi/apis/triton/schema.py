@@ -17,7 +17,7 @@ import orjson
 
 from lmi.apis.base import readers
 from lmi.apis.base.guides import json_schema
-from lmi.apis.base.parameters import ROWS, Given, Parameter, ParameterTable, request_of, rows
+from lmi.apis.base.parameters import ROWS, Parameter, ParameterTable, request_of, rows
 from lmi.apis.base.readers import Message, Parsed, Reader, takes
 from lmi.errors import InvalidParameter, InvalidRequest, MalformedRequest, Unsupported, shorten
 from lmi.executor import GuidedDecodingParams, GuideType
@@ -209,10 +209,6 @@ INPUTS = ParameterTable(
 )
 
 
-def default_format(model: ModelConfig) -> TritonFormat:
-    return TritonFormat()
-
-
 def reader(output_format: OutputFormat) -> Callable[[bytes, str | None, ModelConfig], Message[TritonFormat]]:
     """Make the `read` of one of the two URLs: JSON for generate, SSE for generate_stream."""
 
@@ -250,7 +246,12 @@ def parse(message: Message[TritonFormat]) -> Parsed[TritonFormat]:
     INPUTS.check_together(given, is_streamed=is_streaming)
     INPUTS.read_search(given, is_streamed=is_streaming)
     is_greedy = "beam_width" not in given and (not given.get("temperature") or given.get("top_p") == 0)
-    INPUTS.drop(given, _without_effect(given, is_greedy, is_streaming), ignored)
+    reasons = INPUTS.without_effect(given, is_greedy=is_greedy)
+    if is_streaming:
+        reasons["return_full_text"] = "in a stream"
+    if "return_logprobs" not in given:
+        reasons["num_top_log_probs"] = "without return_logprobs"
+    INPUTS.drop(given, reasons, ignored)
     outputs = tuple(key for flag, keys in RETURNS.items() if flag in given for key in keys)
     request = request_of(
         given,
@@ -329,16 +330,6 @@ def _ignore(where: str, name: str, value: object, ignored: list[str]) -> None:
             f"{where}parameter {shorten(name)} has invalid type. "
             "It is none of the model's inputs and should be a number, a boolean or a string."
         )
-
-
-def _without_effect(given: Given, is_greedy: bool, is_streaming: bool) -> dict[str, str]:
-    """Return the inputs that this request cannot use, with the reasons."""
-    reasons = INPUTS.without_effect(given, is_greedy=is_greedy)
-    if is_streaming:
-        reasons["return_full_text"] = "in a stream"
-    if "return_logprobs" not in given:
-        reasons["num_top_log_probs"] = "without return_logprobs"
-    return reasons
 
 
 def _guide(kind: str | None, guide: str | None) -> GuidedDecodingParams | None:
