@@ -27,12 +27,12 @@ import os
 import threading
 import time
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import uvicorn
@@ -77,6 +77,9 @@ from lmi.user_code.client import UserCodeWorkers
 from lmi.user_code.job import CallConnection, CodeThread
 from lmi.user_code.runner import UserCode
 from tests import machine
+
+if TYPE_CHECKING:
+    from lmi.tracing.exporter import Exporter
 
 CAPABILITIES = Capabilities(max_top_log_probs=5, typical_p=True, perf_metrics=True)
 EMBEDDING = Capabilities(perf_metrics=True, embeddings=Embeddings(4, ()))
@@ -366,8 +369,12 @@ def host(
     capabilities: Capabilities = CAPABILITIES,
     user_code: UserCodeConfig | None = None,
     options: dict[str, str] | None = None,
+    traces: Callable[[FrontEnd], Exporter | None] | None = None,
 ) -> Iterator[Host]:
-    """Serve a scripted engine on a free port of loopback, with the user code, if any, in a thread."""
+    """Serve a scripted engine on a free port of loopback, with the user code, if any, in a thread.
+
+    `traces` makes what exports traces.
+    """
     write_byte_tokenizer(folder / "model")
     config = Config(
         server=ServerConfig(**(server or {})),  # type: ignore[arg-type]
@@ -379,7 +386,9 @@ def host(
     block = Block.create(folder / "state", 1, 1, int(user_code is not None))
     started: list[Host] = []
     stop = threading.Event()
-    thread = threading.Thread(target=lambda: asyncio.run(_serve(folder, config, executor, block, started, stop)))
+    thread = threading.Thread(
+        target=lambda: asyncio.run(_serve(folder, config, executor, block, started, stop, traces))
+    )
     thread.start()
     try:
         wait_until(lambda: started or not thread.is_alive())
@@ -391,7 +400,13 @@ def host(
 
 
 async def _serve(
-    folder: Path, config: Config, executor: ScriptedExecutor, block: Block, started: list[Host], stop: threading.Event
+    folder: Path,
+    config: Config,
+    executor: ScriptedExecutor,
+    block: Block,
+    started: list[Host],
+    stop: threading.Event,
+    traces: Callable[[FrontEnd], Exporter | None] | None,
 ) -> None:
     loop = asyncio.get_running_loop()
     dispatcher = Dispatcher(executor, block.engines[0])
@@ -416,7 +431,7 @@ async def _serve(
     models = Models(FrontEnd(ServerRuntime(folder, config.server), block, block.frontends[0]))
     registry = AdapterRegistry(engines, Folder(folder / "adapters", Adapter), config.server.max_adapters)
     models.add(Service(config, block, models.front_end, engines, pipeline, user_code, sessions, registry))
-    app = build_app(models)
+    app = build_app(models, traces(models.front_end) if traces else None)
     server = uvicorn.Server(
         uvicorn.Config(
             app, port=0, lifespan="on", log_config=None, http=GuardedProtocol, ws="none", timeout_graceful_shutdown=1

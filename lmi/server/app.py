@@ -77,13 +77,11 @@ def create_app() -> ASGIApp:
     kind = SeveralModels if runtime.config.multi_model else Models
     models = kind(FrontEnd(runtime, block, block.frontends[int(os.environ["LMI_SLOT"])]))
     models.load()
-    return build_app(models)
+    return build_app(models, exporter_of(models.front_end))
 
 
-def build_app(models: Models) -> ASGIApp:
-    """Make the application of these models, which run while the server runs."""
-
-    exporter = exporter_of(models.front_end)
+def build_app(models: Models, exporter: Exporter | None = None) -> ASGIApp:
+    """Make the application of these models, which run while the server runs. `exporter` takes its traces."""
 
     @asynccontextmanager
     async def lifespan(app: object) -> AsyncIterator[None]:

@@ -33,8 +33,6 @@ except ImportError as error:
         f"option.otlp_traces_endpoint needs the extra otel, pip install 'lmi[otel]': {error}"
     ) from None
 
-SEND_EVERY_S = 1.0
-MAX_WAITING = 2048  # requests whose spans wait for the collector
 MAX_SENT = 256  # requests in one message
 CLOSE_S = 0.5  # for the last spans, when the process ends
 CONTEXT = ("traceparent", "tracestate")  # headers
@@ -43,9 +41,14 @@ log = logging.getLogger(__name__)
 
 
 class Exporter(SpanProcessor):
-    """The spans of one front end on their way to the collector. `record` counts the requests whose spans were lost."""
+    """The spans of one front end on their way to the collector, which takes them every `send_every_s`.
 
-    def __init__(self, endpoint: str, record: FrontEndRecord) -> None:
+    The spans of `max_waiting` requests wait for it. `record` counts the requests whose spans were lost.
+    """
+
+    def __init__(
+        self, endpoint: str, record: FrontEndRecord, send_every_s: float = 1.0, max_waiting: int = 2048
+    ) -> None:
         logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # one line of ours says what happens
         resource = Resource.create({"service.version": __version__})
         if str(resource.attributes[SERVICE_NAME]).startswith("unknown_service"):
@@ -54,6 +57,7 @@ class Exporter(SpanProcessor):
         provider.add_span_processor(self)
         self._tracer = provider.get_tracer("lmi", __version__)
         self._endpoint, self._client = endpoint, OTLPSpanExporter(endpoint)
+        self._send_every_s, self._max_waiting = send_every_s, max_waiting
         self._record, self._count_lock = record, threading.Lock()
         self._waiting: deque[tuple[TraceSpan, dict[str, str]]] = deque()
         self._made: list[ReadableSpan] = []
@@ -64,7 +68,7 @@ class Exporter(SpanProcessor):
 
     def add(self, exchange: Exchange, meters: Sequence[Meter]) -> None:
         """Take a request that has ended. Its headers may name the trace that it belongs to."""
-        if len(self._waiting) >= MAX_WAITING:
+        if len(self._waiting) >= self._max_waiting:
             self._lose(1)
             return
         context = {name: exchange.headers[name] for name in CONTEXT if name in exchange.headers}
@@ -86,7 +90,7 @@ class Exporter(SpanProcessor):
     def _run(self) -> None:
         is_last = False
         while not is_last:
-            is_last = self._closing.wait(SEND_EVERY_S)
+            is_last = self._closing.wait(self._send_every_s)
             while num := min(len(self._waiting), MAX_SENT):
                 self._send([self._waiting.popleft() for _ in range(num)])
 

@@ -18,7 +18,8 @@ from lmi.errors import BadConfiguration
 from lmi.runtime import ServerRuntime
 from lmi.server.app import exporter_of
 from lmi.server.front_end import FrontEnd
-from lmi.tracing import exporter
+from lmi.settings.config import ServerConfig
+from lmi.tracing.exporter import Exporter
 from tests.scripted import Host, host, wait_until
 
 trace_service_pb2 = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
@@ -99,20 +100,19 @@ def collecting() -> Iterator[Collector]:
 
 
 @pytest.fixture
-def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
-    monkeypatch.setattr(exporter, "SEND_EVERY_S", 0.01)
+def collector() -> Iterator[Collector]:
     with collecting() as found:
         yield found
 
 
 @pytest.fixture
 def lmi(collector: Collector, tmp_path: Path) -> Iterator[Host]:
-    with traced(collector, tmp_path) as running:
+    with traced(collector, tmp_path, 0.01) as running:
         yield running
 
 
-def traced(collector: Collector, folder: Path) -> Any:
-    return host(folder, server={"otlp_traces_endpoint": collector.url})
+def traced(collector: Collector, folder: Path, send_every_s: float, max_waiting: int = 100) -> Any:
+    return host(folder, traces=lambda front: Exporter(collector.url, front.record, send_every_s, max_waiting))
 
 
 def complete(lmi: Host, prompt: str, headers: dict[str, str] | None = None, **more: object) -> int:
@@ -236,9 +236,8 @@ def test_a_collector_that_hangs_holds_up_neither_requests_nor_the_end(
     collector: Collector, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "400")  # longer than this test may take
-    monkeypatch.setattr(exporter, "MAX_WAITING", 2)
     collector.is_open.clear()
-    with traced(collector, tmp_path) as lmi:
+    with traced(collector, tmp_path, 0.01, max_waiting=2) as lmi:
         assert complete(lmi, "say a") == 200
         wait_until(lambda: collector.num_asked)
         for _ in range(5):
@@ -247,20 +246,24 @@ def test_a_collector_that_hangs_holds_up_neither_requests_nor_the_end(
     assert not collector.is_open.is_set()
 
 
+def test_the_option_names_the_collector(collector: Collector, tmp_path: Path) -> None:
+    with host(tmp_path, server={"otlp_traces_endpoint": collector.url}, traces=exporter_of) as lmi:
+        assert complete(lmi, "say a") == 200
+        assert collector.span("POST /v1/completions")
+
+
 def test_without_the_library_the_option_is_refused_with_the_command_that_installs_it(
     lmi: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delitem(sys.modules, "lmi.tracing.exporter")
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
-    front_end = FrontEnd(ServerRuntime(Path("/r"), lmi.config.server), lmi.block, lmi.block.frontends[0])
+    server = ServerConfig(otlp_traces_endpoint="http://127.0.0.1/v1/traces")
+    front_end = FrontEnd(ServerRuntime(Path("/r"), server), lmi.block, lmi.block.frontends[0])
     with pytest.raises(BadConfiguration, match=r"^option\.otlp_traces_endpoint needs .* pip install 'lmi\[otel\]'"):
         exporter_of(front_end)
 
 
-def test_the_last_traces_are_sent_when_the_server_ends(
-    collector: Collector, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(exporter, "SEND_EVERY_S", 400)
-    with traced(collector, tmp_path) as lmi:
+def test_the_last_traces_are_sent_when_the_server_ends(collector: Collector, tmp_path: Path) -> None:
+    with traced(collector, tmp_path, 400) as lmi:
         assert complete(lmi, "say a") == 200
     assert collector.span("POST /v1/completions")
