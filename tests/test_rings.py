@@ -82,7 +82,6 @@ MAX_LINES = {
     "lmi/executor": 960,
     "lmi/gateway": 2260,
     "lmi/http": 1210,
-    "lmi/ipc": 320,
     "lmi/models": 850,
     "lmi/server": 2720,
     "lmi/settings": 3080,

@@ -27,8 +27,7 @@ from lmi.engine.messages import (
 from lmi.engine.prefixes import Prefixes, keys_of
 from lmi.errors import EngineLost, ErrorInfo, GenerationFailed, LmiError, Unavailable, cause_line, from_info
 from lmi.executor import EngineInfo, Request, Response, ResponseError, Result
-from lmi.ipc.connection import Connection, Connections
-from lmi.ipc.frames import frame
+from lmi.ipc import Connection, Connections, frame
 from lmi.shared.state import EngineRecord, FrontEndRecord
 from lmi.types import Origin
 

@@ -35,9 +35,7 @@ from lmi.engine.messages import (
 from lmi.engine.queue import QueueEntry, RequestQueue
 from lmi.errors import LmiError, Overloaded, Unavailable
 from lmi.executor import ErrorKind, Executor, IterationStats, Request, RequestPerfMetrics, Response, ResponseError
-from lmi.ipc.frames import FrameTooLarge, frame
-from lmi.ipc.listener import Accepted
-from lmi.ipc.writer import ThreadSafeWriter
+from lmi.ipc import Accepted, FrameTooLarge, ThreadSafeWriter, frame
 from lmi.shared.state import EngineRecord
 
 MAX_UNSENT_BYTES = 64 << 20  # a front end that leaves more unread loses its connection

@@ -26,7 +26,7 @@ from lmi.adapters.keeper import AdapterKeeper
 from lmi.engine.resolve import missing_library, resolve
 from lmi.engine.server import Dispatcher, FrontEndConnection
 from lmi.executor import EngineInfo, Executor, Response
-from lmi.ipc.listener import listen
+from lmi.ipc import listen
 from lmi.runtime import Runtime
 from lmi.shared import slot_process
 from lmi.shared.cores import keep as keep_to_cores

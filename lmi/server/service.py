@@ -10,7 +10,7 @@ from typing import Any
 from lmi.adapters.registry import AdapterRegistry
 from lmi.engine.client import Engines
 from lmi.errors import InvalidParameter, Overloaded, UnknownModel, shorten
-from lmi.ipc.connection import Connections
+from lmi.ipc import Connections
 from lmi.pipeline import Pipeline
 from lmi.runtime import Runtime
 from lmi.server.front_end import FrontEnd

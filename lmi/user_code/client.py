@@ -11,8 +11,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from itertools import count
 
 from lmi.errors import EngineLost, LmiError, MalformedRequest, OutOfMemory, Unavailable, UserCodeFailed
-from lmi.ipc.connection import Connection, Connections
-from lmi.ipc.frames import FrameTooLarge, frame
+from lmi.ipc import Connection, Connections, FrameTooLarge, frame
 from lmi.shared.state import EngineRecord
 from lmi.user_code.messages import (
     BodyChunk,

@@ -13,8 +13,7 @@ from contextlib import suppress
 from typing import Any
 
 from lmi.errors import is_out_of_memory, writable
-from lmi.ipc.frames import FrameTooLarge, frame
-from lmi.ipc.listener import Accepted
+from lmi.ipc import Accepted, FrameTooLarge, frame
 from lmi.shared.log import follow
 from lmi.shared.state import EngineRecord
 from lmi.user_code.answer import UserAnswers

@@ -16,7 +16,7 @@ from dataclasses import replace
 from functools import partial
 
 from lmi.errors import ModelUnusable
-from lmi.ipc.listener import listen
+from lmi.ipc import listen
 from lmi.runtime import Runtime
 from lmi.settings.config import ModelConfig, UserCodeConfig
 from lmi.shared import slot_process

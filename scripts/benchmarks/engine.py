@@ -25,7 +25,7 @@ from lmi.executor import (
     Response,
     SamplingConfig,
 )
-from lmi.ipc.frames import frame
+from lmi.ipc import frame
 from lmi.settings.config import EngineConfig
 from lmi.settings.model_folder import demo_folder
 from lmi.shared import linux

@@ -17,7 +17,7 @@ from lmi.engine.messages import Cancel, Ready, Refused, Responses, Submit, decod
 from lmi.engine.prefixes import keys_of
 from lmi.errors import GenerationFailed, InvalidParameter, LmiError, Overloaded, PromptTooLong, Unavailable
 from lmi.executor import EngineInfo, FinishReason, Request, Response, ResponseError, Result
-from lmi.ipc.frames import FrameReader, FrameTooLarge, frame
+from lmi.ipc import FrameReader, FrameTooLarge, frame
 from lmi.shared.state import Block, Phase
 
 INFO = EngineInfo(name="scripted", vocab_size=10, max_sequence_length=100, max_num_sequences=4)

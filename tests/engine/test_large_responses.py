@@ -14,7 +14,7 @@ from lmi.engine.client import Engines, ResponseStream
 from lmi.engine.server import Dispatcher, FrontEndConnection
 from lmi.errors import GenerationFailed
 from lmi.executor import OutputConfig, Request, Result, SamplingConfig
-from lmi.ipc.frames import MAX_FRAME_BYTES
+from lmi.ipc import MAX_FRAME_BYTES
 from lmi.shared.state import Block, Phase
 from tests.fake_runner import FakeRunner
 

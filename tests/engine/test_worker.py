@@ -17,7 +17,7 @@ import pytest
 from lmi.engine.messages import Cancel, Ready, Refused, Responses, Submit, decode_to_front_end, encode
 from lmi.errors import ErrorInfo
 from lmi.executor import FinishReason, Request, Response
-from lmi.ipc.frames import MAX_FRAME_BYTES, FrameReader, frame
+from lmi.ipc import MAX_FRAME_BYTES, FrameReader, frame
 from lmi.runtime import ENVIRONMENT_NAME, Runtime
 from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig
 from lmi.settings.handler import announced

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmi.ipc.frames import FrameReader, FrameTooLarge, frame
+from lmi.ipc import MAX_FRAME_BYTES, FrameReader, FrameTooLarge, frame
 
 
 @given(payloads=st.lists(st.binary(max_size=40), max_size=8), cut=st.integers(1, 17))
@@ -18,5 +18,5 @@ def test_frames_fed_in_any_pieces_are_the_frames_that_were_sent(payloads: list[b
 
 
 def test_an_announced_length_over_the_limit_is_refused_before_the_bytes_come() -> None:
-    with pytest.raises(FrameTooLarge, match="at most 8 bytes, this one 9"):
-        list(FrameReader(max_bytes=8).feed((9).to_bytes(4, "little")))
+    with pytest.raises(FrameTooLarge, match="at most 67108864 bytes, this one 67108865"):
+        list(FrameReader().feed((MAX_FRAME_BYTES + 1).to_bytes(4, "little")))

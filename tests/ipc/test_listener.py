@@ -13,9 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from lmi.ipc.connection import Connection, Connections
-from lmi.ipc.frames import FrameReader, frame
-from lmi.ipc.listener import Accepted, bind, listen
+from lmi.ipc import Accepted, Connection, Connections, FrameReader, bind, frame, listen
 from lmi.shared.state import Phase
 
 NOBODY = 65534

@@ -10,7 +10,7 @@ from typing import cast
 
 import pytest
 
-from lmi.ipc.writer import ThreadSafeWriter
+from lmi.ipc import ThreadSafeWriter
 
 MAX_UNSENT_BYTES = 8 << 20
 PIECE = 100_000
