@@ -13,7 +13,7 @@ import re
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Generator, Iterable
 from contextlib import asynccontextmanager
 from itertools import accumulate
 from typing import Any
@@ -25,7 +25,6 @@ from starlette.types import Receive, Scope, Send
 
 from lmi.errors import ClientGone, DeadlineExceeded, LmiError, shorten
 from lmi.http.body import BodyMemory
-from lmi.http.sent import SENT
 
 KEY_FIELDS = (b"x-api-key", b"api-key")
 CUSTOM_ATTRIBUTES = "x-amzn-sagemaker-custom-attributes"
@@ -45,6 +44,16 @@ Header = tuple[str, str]
 
 access = logging.getLogger("lmi.access")
 log = logging.getLogger(__name__)
+
+
+class Sent(Awaitable[None]):
+    """What `send` returns for data that the transport already has. Awaiting it costs no turn of the event loop."""
+
+    def __await__(self) -> Generator[None]:
+        yield from ()
+
+
+SENT = Sent()
 
 
 class BodyTooLarge(LmiError):

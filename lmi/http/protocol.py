@@ -29,8 +29,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.server import ServerState
 
 from lmi.errors import shorten
+from lmi.http.exchange import SENT
 from lmi.http.flow import FairFlow
-from lmi.http.sent import SENT
 
 log = logging.getLogger(__name__)
 

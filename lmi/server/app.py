@@ -1,4 +1,4 @@
-"""The ASGI application: the table of routes, and the middleware that turns every error into an answer.
+"""The ASGI application: the table of routes, which port has which, and what turns every error into an answer.
 
 Of starlette it uses only the Router. ErrorMiddleware is the ASGI application around it. It answers the errors that a
 route raises before its response has started, counts the request and writes the access line.
@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -26,11 +28,9 @@ from lmi.http.exchange import BufferedExchange, Exchange
 from lmi.models import routes as model_routes
 from lmi.models.choice import SeveralModels
 from lmi.runtime import ServerRuntime
-from lmi.server.cors import CrossOrigin
 from lmi.server.front_end import FrontEnd
 from lmi.server.keys import PROBES
 from lmi.server.models import Models
-from lmi.server.ports import check_port
 from lmi.server.routes import anthropic, batch, health, invocations, kserve, openai, pages, tgi, tokens
 from lmi.server.service import Service
 from lmi.sessions.http import kept_clean
@@ -48,6 +48,11 @@ log = logging.getLogger(__name__)
 
 TARGET_MODEL = "x-amzn-sagemaker-target-model"  # the platform's name of a model, for the log only
 UNCOUNTED = (*PROBES, "/metrics")  # nor logged
+READABLE = ("Retry-After", "X-Request-Id", "WWW-Authenticate")  # by pages of other origins, beside what every page may
+# The requests of the management port, and those of both: /docs and the playground both read the description.
+MANAGEMENT = re.compile(r"/metrics|/docs|/load|/server_info|/v1/(un)?load_lora_adapter|(/models/[^/]+)?/adapters(/.*)?")
+CHANGES_MODELS = re.compile(r"POST /models|DELETE /models/[^/]+")
+ANYWHERE = re.compile("|".join(map(re.escape, PROBES)) + r"|/version|/pages/.*|/openapi\.json")
 SERVER_ROUTES: list[ServerRow] = [
     *pages.ROUTES,
     *health.ROUTES,
@@ -213,6 +218,24 @@ class ErrorMiddleware:
         exchange.log_access(duration_s, **({"target_model": target} if target else {}))
         if self._exporter is not None:
             self._exporter.add(exchange, exchange.scope["lmi.meters"])
+
+
+class CrossOrigin(CORSMiddleware):
+    """The outermost application where `cors_allowed_origins` is given. A browser asks first, which needs no key."""
+
+    def __init__(self, app: ErrorMiddleware, origins: Sequence[str]) -> None:
+        super().__init__(app, origins, allow_methods=["*"], allow_headers=["*"], expose_headers=READABLE)
+        self.end_requests = app.end_requests
+
+
+def check_port(exchange: Exchange, management_port: int | None) -> None:
+    """Raise HTTPException for a request that came to the wrong port. Both ports tell whether the server serves."""
+    if management_port is None or ANYWHERE.fullmatch(exchange.path):
+        return
+    asked = f"{exchange.method} {exchange.path}"
+    is_management = MANAGEMENT.fullmatch(exchange.path) is not None or CHANGES_MODELS.fullmatch(asked) is not None
+    if is_management != (exchange.scope["server"][1] == management_port):
+        raise HTTPException(404)
 
 
 async def refuse(

@@ -13,8 +13,7 @@ from collections.abc import Awaitable
 
 from lmi.apis.base.api import AnyApi, Rendered
 from lmi.apis.base.formatter import AsyncFormatter
-from lmi.http.exchange import Exchange
-from lmi.http.sent import SENT
+from lmi.http.exchange import SENT, Exchange
 
 NOT_ASCII = re.compile(r"[^\x00-\x7f]")
 

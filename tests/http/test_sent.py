@@ -7,8 +7,8 @@ from typing import Any, cast
 
 from uvicorn.protocols.http.flow_control import FlowControl
 
+from lmi.http.exchange import SENT
 from lmi.http.protocol import Cycle
-from lmi.http.sent import SENT
 
 
 class Written(asyncio.Transport):
