@@ -10,6 +10,8 @@ connection.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 
 from lmi.errors import ErrorInfo, InvalidRequest, LmiError, Unavailable
@@ -57,22 +59,10 @@ LOOK = b""
 ToEngine = Submit | Cancel
 ToFrontEnd = Ready | Responses | Refused
 
-_encoder = msgspec.msgpack.Encoder()
-_to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
-_to_front_end: msgspec.msgpack.Decoder[ToFrontEnd] = msgspec.msgpack.Decoder(ToFrontEnd)
-
-
-def encode(message: ToEngine | ToFrontEnd) -> bytes:
-    return _encoder.encode(message)
-
-
-def decode_to_engine(frame: bytes | memoryview) -> ToEngine:
-    """Decode a message. Raises msgspec.DecodeError or ValidationError for any other bytes."""
-    return _to_engine.decode(frame)
-
-
-def decode_to_front_end(frame: bytes | memoryview) -> ToFrontEnd:
-    return _to_front_end.decode(frame)
+encode: Callable[[ToEngine | ToFrontEnd], bytes] = msgspec.msgpack.Encoder().encode
+# These raise msgspec.DecodeError or ValidationError for any other bytes.
+decode_to_engine: Callable[[bytes], ToEngine] = msgspec.msgpack.Decoder(ToEngine).decode
+decode_to_front_end: Callable[[bytes], ToFrontEnd] = msgspec.msgpack.Decoder(ToFrontEnd).decode
 
 
 def refusal(error: Exception) -> ErrorInfo:

@@ -220,7 +220,10 @@ class Dispatcher:
                 entry.connection.entries.pop(entry.request_id, None)
                 entry.connection.send(Refused(entry.request_id, refusal(error)))
                 self._record.num_refused.add(entry.priority_class)
-            self._count_classes()
+            queued, taken = self._queue.num_by_class()
+            self._record.num_queued.set(queued)
+            self._record.num_taken.set(taken)
+            self._record.num_clients = self._queue.num_busy_clients
             self._record.wait_error_s = self._queue.wait_error_s
             self._start(now)
 
@@ -273,12 +276,6 @@ class Dispatcher:
         active = self._record.num_running if num_active is None else num_active
         self._record.num_running = min(active, len(self._entries))
         self._record.num_waiting = num_all - self._record.num_running
-
-    def _count_classes(self) -> None:
-        queued, taken = self._queue.num_by_class()
-        self._record.num_queued.set(queued)
-        self._record.num_taken.set(taken)
-        self._record.num_clients = self._queue.num_busy_clients
 
 
 class FrontEndConnection(Accepted):

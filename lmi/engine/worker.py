@@ -18,16 +18,19 @@ import threading
 import time
 from contextlib import suppress
 from functools import partial
+from importlib import import_module
+from operator import attrgetter
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, cast
+from typing import TYPE_CHECKING, Protocol, Self, cast
 
 import lmi.shared.log
 from lmi.adapters.keeper import AdapterKeeper
-from lmi.engine.resolve import missing_library, resolve
 from lmi.engine.server import Dispatcher, FrontEndConnection
-from lmi.executor import EngineInfo, Executor, Response
+from lmi.errors import BadConfiguration
+from lmi.executor import Executor, Progress, Response
 from lmi.ipc import listen
 from lmi.runtime import Runtime
+from lmi.settings.config import EngineConfig
 from lmi.shared import slot_process
 from lmi.shared.cores import keep as keep_to_cores
 from lmi.shared.report import LoadReport, write_report
@@ -35,7 +38,8 @@ from lmi.shared.sink import stream
 from lmi.shared.state import EngineRecord, Phase
 
 if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
+    from rich.progress import Progress as Bar
+    from rich.progress import TaskID
 
 BEAT_S = 0.2
 AWAIT_S = 0.5  # how long the pump waits before it checks whether it should stop
@@ -53,14 +57,15 @@ class Loading:
         self._record = record
         self._started_s = time.monotonic()
         self._tenth, self._logged_s = -1, 0.0
-        self._bar: Progress | None = None
+        self._bar: Bar | None = None
         self._task: TaskID | None = None
         if has_bar:
             from rich.console import Console
-            from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+            from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+            from rich.progress import Progress as Bar
 
             columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
-            self._bar = Progress(*columns, console=Console(file=stream(lmi.shared.log.fd())), transient=True)
+            self._bar = Bar(*columns, console=Console(file=stream(lmi.shared.log.fd())), transient=True)
 
     def __call__(self, stage: str, share: float) -> None:
         now = time.monotonic()
@@ -131,14 +136,11 @@ class Worker:
         self.dispatcher.is_closing = True
         self._record.phase = Phase.DRAINING
         server.close()
-        await self._finish()
-        self._loop.remove_signal_handler(signal.SIGTERM)
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one must not interrupt the executor's shutdown
-
-    async def _finish(self) -> None:
         deadline_s = time.monotonic() + FINISH_S
         while self.dispatcher.num_requests and self.failure is None and time.monotonic() < deadline_s:
             await asyncio.sleep(0.02)
+        self._loop.remove_signal_handler(signal.SIGTERM)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one must not interrupt the executor's shutdown
 
     def _beat(self) -> None:
         self._record.beat_s = time.monotonic()
@@ -165,31 +167,50 @@ class Worker:
         self._stop.set()
 
 
+class Loader(Protocol):
+    """Loads a model and returns the engine that runs it.
+
+    Raises a StartError that names the file or option at fault, or ImportError for a library that is not installed.
+    """
+
+    def __call__(self, config: EngineConfig, model_path: str, progress: Progress) -> Executor: ...
+
+
+def resolve(handler: str, load: str) -> Loader:
+    """Return the function `load`, a "module:function", which loads the engine of `handler`.
+
+    It is the first to import the engine's module. Raises BadConfiguration for a handler whose library is missing.
+    """
+    module, _, name = load.partition(":")
+    try:
+        return cast(Loader, attrgetter(name)(import_module(module)))
+    except ImportError as error:
+        raise missing_library(handler, error) from error
+
+
+def missing_library(handler: str, error: ImportError) -> BadConfiguration:
+    return BadConfiguration(f"engine {handler} cannot be used here, a library is missing: {error}")
+
+
 def load(runtime: Runtime, record: EngineRecord, function: str) -> tuple[Executor, LoadReport]:
     """Load the configured engine with a "module:function". Raises StartError for a fault that an operator can mend."""
-    engine = runtime.config.engine
-    is_alone = engine.num_engines == 1
-    with Loading(
-        record, has_bar=is_alone and os.isatty(lmi.shared.log.fd()) and runtime.config.server.log_format != "json"
-    ) as loading:
+    engine, is_text = runtime.config.engine, runtime.config.server.log_format != "json"
+    with Loading(record, has_bar=engine.num_engines == 1 and is_text and os.isatty(lmi.shared.log.fd())) as loading:
         loading("import", 0.0)
         load_engine = resolve(engine.handler, function)
         try:
             executor = load_engine(engine, runtime.config.model.path, loading)
         except ImportError as error:
             raise missing_library(engine.handler, error) from error
-    return executor, describe(executor.info, loading.stages_s)
-
-
-def describe(info: EngineInfo, stages_s: dict[str, float]) -> LoadReport:
-    return LoadReport(
+    info = executor.info
+    return executor, LoadReport(
         engine=info.name,
         device=info.device,
         dtype=info.dtype,
         kernels=info.kernels,
         max_sequence_length=info.max_sequence_length,
         max_num_sequences=info.max_num_sequences,
-        stages_s=stages_s,
+        stages_s=loading.stages_s,
     )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec.json import decode, encode
 
-from lmi.engine.resolve import resolve as load_function
+from lmi.engine.worker import resolve as load_function
 from lmi.errors import BadConfiguration
 from lmi.settings.config import Config, SamplingDefaults, SamplingValues
 from lmi.settings.handler import Handler, announced

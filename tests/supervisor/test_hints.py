@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from handlers.lmi_dist.config_file import unsupported
-from lmi.engine.resolve import missing_library
+from lmi.engine.worker import missing_library
 from lmi.errors import BadConfiguration, ModelUnusable
 from lmi.settings.config import ModelConfig, UserCodeConfig
 from lmi.settings.engine_choice import choose_handler
