@@ -5,7 +5,7 @@ Front ends find the first and engines the second through one environment variabl
 `ServerRuntime`, holds:
 
     server.json         the settings of the server
-    url                 where the server is; locked while it runs (`lmi/supervisor/leftovers.py`)
+    url                 where the server is, for a health check; locked while it runs
     state               the shared block with the records of supervisor and front ends
     front-end-failure   why a front end cannot start
     models/H.json       a model that should be loaded; H is a hash of its name
@@ -27,10 +27,14 @@ The folder of a model, a `Runtime`, holds:
 
 from __future__ import annotations
 
+import fcntl
+import logging
 import os
 import shutil
+import stat
 import tempfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
@@ -42,12 +46,26 @@ from lmi.errors import StartError
 from lmi.settings.config import Config, ServerConfig
 from lmi.settings.user import User
 from lmi.shared.desired_state import Adapter, Folder, Model, ModelFolder, State, key
+from lmi.shared.files import write_whole
 from lmi.shared.state import Block, EngineRecord
 
 ENVIRONMENT_NAME = "LMI_RUNTIME_DIR"
+URL = "url"
 
-
+log = logging.getLogger(__name__)
 C = TypeVar("C", Config, ServerConfig)
+
+
+class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The facts about a loaded engine that the supervisor shows to people."""
+
+    engine: str
+    device: str = ""
+    dtype: str = ""
+    kernels: str = ""  # what computes, where the engine has a choice
+    max_sequence_length: int | None = None  # tokens; None for user code, whose limit is not known
+    max_num_sequences: int = 1
+    stages_s: dict[str, float]  # seconds by stage, in order
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +87,7 @@ class RuntimeFolder(Generic[C]):
             runtime._share()
         except OSError as error:
             runtime.remove()
-            raise _cannot_write(runtime.path, error) from error
+            raise cannot_write(runtime.path, error) from error
         return runtime
 
     @classmethod
@@ -129,6 +147,17 @@ class ServerRuntime(RuntimeFolder[ServerConfig]):
     def user(self) -> User | None:
         return self.config.user
 
+    @contextmanager
+    def running(self, url: str) -> Iterator[None]:
+        """Show that the server of this folder runs, and where. The kernel frees the lock, even after SIGKILL."""
+        new = self.path / f"{URL}.new"
+        with open(new, "w+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            file.write(url)
+            file.flush()
+            new.rename(self.path / URL)  # no other server sees it without its lock
+            yield
+
     def front_end_failure(self) -> Path:
         return self.path / "front-end-failure"
 
@@ -153,7 +182,7 @@ class ServerRuntime(RuntimeFolder[ServerConfig]):
             except FileExistsError:
                 continue
             except OSError as error:
-                raise _cannot_write(path, error) from error
+                raise cannot_write(path, error) from error
             return Runtime.create(config, path)
         raise AssertionError("count never ends")
 
@@ -213,8 +242,13 @@ class Runtime(RuntimeFolder[Config]):
     def engine_socket(self, slot: int) -> str:
         return str(self.path / f"engine-{slot}.sock")
 
-    def engine_report(self, slot: int) -> Path:
-        return self.path / f"engine-{slot}.json"
+    def write_report(self, slot: int, report: LoadReport) -> None:
+        path = self.path / f"engine-{slot}.json"
+        if not path.exists():  # an earlier process of this slot wrote it, perhaps before the disk was full
+            write_whole(path, msgspec.json.encode(report))
+
+    def read_report(self, slot: int) -> LoadReport:
+        return msgspec.json.decode((self.path / f"engine-{slot}.json").read_bytes(), type=LoadReport)
 
     def adapters(self) -> Folder[Adapter]:
         """Return the folder of the model's adapters that should be loaded."""
@@ -237,6 +271,18 @@ class Runtime(RuntimeFolder[Config]):
             folder.add(Adapter(name=name, path=path, src=src, is_static=True, state=State.READY))
 
 
+def remove_leftovers() -> None:
+    """Remove the runtime folders of this user whose server no longer runs, because it was killed."""
+    for folder in Path(tempfile.gettempdir()).glob("lmi-*"):
+        with suppress(OSError):  # it has no such file, or its server holds the lock
+            found = folder.lstat()
+            if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid():
+                with open(folder / URL, "rb") as file:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(folder)
+                    log.info("removed %s, which a killed server had left", folder)
+
+
 def _num_front_end_slots(config: ServerConfig) -> int:
     """Twice the workers, because those of a master that died finish their streams while the next ones start."""
     return 2 * config.frontend_workers
@@ -249,5 +295,5 @@ def _new_folder() -> Path:
         raise StartError(f"no folder for temporary files (TMPDIR) can be written to: {error.strerror}") from error
 
 
-def _cannot_write(path: Path, error: OSError) -> StartError:
+def cannot_write(path: Path, error: OSError) -> StartError:
     return StartError(f"{path} (TMPDIR chooses another place): {error.strerror}")

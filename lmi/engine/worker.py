@@ -29,11 +29,10 @@ from lmi.engine.server import Dispatcher, FrontEndConnection
 from lmi.errors import BadConfiguration
 from lmi.executor import Executor, Progress, Response
 from lmi.ipc import listen
-from lmi.runtime import Runtime
+from lmi.runtime import LoadReport, Runtime
 from lmi.settings.config import EngineConfig
 from lmi.shared import slot_process
 from lmi.shared.cores import keep as keep_to_cores
-from lmi.shared.report import LoadReport, write_report
 from lmi.shared.sink import stream
 from lmi.shared.state import EngineRecord, Phase
 
@@ -234,7 +233,7 @@ def run(slot: int, load_with: str) -> int:
 def _load_and_serve(runtime: Runtime, record: EngineRecord, slot: int, load_with: str) -> None:
     executor, report = load(runtime, record, load_with)
     with executor:
-        write_report(runtime.engine_report(slot), report)
+        runtime.write_report(slot, report)
         keep_to_cores()  # only now, because compilers of a model may use all cores
         failure = asyncio.run(serve(executor, record, runtime, slot))
         if failure is not None:

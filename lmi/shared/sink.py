@@ -98,7 +98,7 @@ class Sink:
         self._is_pipe = stat.S_ISFIFO(mode)
         self._is_terminal = os.isatty(fd)
         self._is_socket = stat.S_ISSOCK(mode)
-        self._patience = Patience(max_wait_s)
+        self._patience = Allowance(max_wait_s, WAIT_SHARE)  # seconds
         self._is_stuck = False  # the last line was lost, so `write` does not wait until a line is written
         self._rest = b""  # the rest of a line that was begun
 
@@ -116,10 +116,14 @@ class Sink:
         """Write as much as the reader takes in time. Returns the rest."""
         with suppress(OSError):  # a full disk, a reader that is gone
             while data:
+                now = time.monotonic()
                 if num_bytes := self._offer(data):
                     data = data[num_bytes:]
-                elif self._is_stuck or not self._patience.wait():
+                elif self._is_stuck or self._patience.left(now) < PAUSE_S:
                     break
+                else:
+                    time.sleep(PAUSE_S)
+                    self._patience.spend(time.monotonic() - now)
         return data
 
     def _offer(self, data: bytes) -> int:
@@ -148,23 +152,21 @@ class Sink:
         return num_bytes // PAGE_BYTES + 1 + SPARE_PAGES <= num_pages - num_used
 
 
-class Patience:
-    """The time that a writer may wait: `max_s` at once, and in the long run a small share of its time."""
+class Allowance:
+    """What may be spent: `burst` at once, and `per_s` in the long run."""
 
-    def __init__(self, max_s: float) -> None:
-        self._max_s = self._left_s = max_s
+    def __init__(self, burst: float, per_s: float) -> None:
+        self._burst, self._per_s = burst, per_s
+        self._left = burst
         self._looked_s = time.monotonic()
 
-    def wait(self) -> bool:
-        """Wait a moment. Returns False, without waiting, if the time is used up."""
-        now = time.monotonic()
-        self._left_s = min(self._max_s, self._left_s + WAIT_SHARE * (now - self._looked_s))
+    def left(self, now: float) -> float:
+        self._left = min(self._burst, self._left + self._per_s * (now - self._looked_s))
         self._looked_s = now
-        if self._left_s < PAUSE_S:
-            return False
-        time.sleep(PAUSE_S)
-        self._left_s = max(0.0, self._left_s - (time.monotonic() - now))
-        return True
+        return self._left
+
+    def spend(self, amount: float) -> None:
+        self._left = max(0.0, self._left - amount)
 
 
 def send(fd: int, data: bytes) -> int:

@@ -1,26 +1,34 @@
-"""Messages of the supervisor to people: that the server is ready, or why it ends.
+"""Messages of the supervisor to people: that the server is ready, or late, what its engines do, or why it ends.
 
 A message is text if the log is text, and one JSON object if the log is JSON. The object of a server that failed is its
-last line, because platforms often keep only that line.
+last line, because platforms often keep only that line. Source of the limit of a start: the ProductionVariant of
+SageMaker's API.
 """
 
 from __future__ import annotations
 
+import logging
 import sys
+from collections.abc import Iterable, Mapping
 
 import orjson
 from msgspec import Struct
 
 from lmi.errors import StartError
+from lmi.runtime import LoadReport
 from lmi.settings.config import Config, ServerConfig
+from lmi.settings.model_folder import PLATFORM_FOLDER
 from lmi.shared.log import escape, is_text
-from lmi.shared.report import LoadReport
+from lmi.shared.state import EngineRecord
 from lmi.supervisor.hints import hint
 
 CLEAR_BAR = "\r\x1b[2K\x1b[?25h"  # clears the line and shows the cursor, which a bar hides
-
+LIMIT = "ContainerStartupHealthCheckTimeoutInSeconds"
+DEFAULT_LIMIT_S, MIN_LIMIT_S, MAX_LIMIT_S = 480, 60, 3600
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+
+log = logging.getLogger(__name__)
 
 
 class Failure(Struct, frozen=True, kw_only=True):
@@ -128,3 +136,44 @@ def _dtype(config: Config, report: LoadReport) -> str | None:
     asked = DTYPES.get(config.engine.dtype)
     is_other = asked is not None and report.dtype in DTYPES.values() and report.dtype != asked
     return f"{report.dtype} in place of {asked}" if is_other else report.dtype
+
+
+def is_on_sagemaker(environ: Mapping[str, str], folder: str) -> bool:
+    """Return whether SageMaker seems to run this server of the model in `folder`."""
+    return folder == str(PLATFORM_FOLDER) or any(name.startswith("SAGEMAKER_") for name in environ)
+
+
+def slow_start(after_s: float, stage: str, progress: float) -> str:
+    """Return the warning about a server that is not ready yet. `progress` is a share of the stage."""
+    return (
+        f"not ready after {after_s:.0f} s (stage {stage}, {progress:.0%}): SageMaker gives up after the endpoint's "
+        f"{LIMIT}, {MIN_LIMIT_S} to {MAX_LIMIT_S} s, by default {DEFAULT_LIMIT_S} s; this server goes on"
+    )
+
+
+class Throughput:
+    """Logs what the engines of all models did, every `interval_s` in which they did something, never if it is None."""
+
+    def __init__(self, interval_s: float | None, now: float) -> None:
+        self._interval_s = interval_s
+        self._looked_s = now
+        self._num_prefilled = self._num_decoded = 0  # tokens, until then
+
+    def look(self, engines: Iterable[EngineRecord], now: float) -> None:
+        seconds = now - self._looked_s
+        if self._interval_s is None or seconds < self._interval_s:
+            return
+        records, before = list(engines), (self._num_prefilled, self._num_decoded)
+        self._looked_s = now
+        self._num_prefilled = sum(record.num_context_tokens for record in records)
+        self._num_decoded = sum(record.num_generation_tokens for record in records)
+        max_num_blocks = sum(record.max_num_blocks for record in records)
+        work = {  # a model that was unloaded took its totals with it
+            "prefill_tokens_per_s": round(max(0, self._num_prefilled - before[0]) / seconds, 1),
+            "decode_tokens_per_s": round(max(0, self._num_decoded - before[1]) / seconds, 1),
+            "running": sum(record.num_running for record in records),
+            "waiting": sum(record.num_waiting for record in records),
+        }
+        if any(work.values()):
+            usage = sum(record.num_used_blocks for record in records) / max(1, max_num_blocks)
+            log.info("throughput", extra={**work, "kv_cache_usage": round(usage, 3)})

@@ -13,11 +13,10 @@ import time
 from collections.abc import Iterable
 from itertools import chain
 
-from lmi.runtime import ENVIRONMENT_NAME, Runtime
+from lmi.runtime import ENVIRONMENT_NAME, LoadReport, Runtime
 from lmi.shared import linux
 from lmi.shared.cores import Cores
 from lmi.shared.desired_state import Model, State
-from lmi.shared.report import LoadReport, read_report
 from lmi.shared.state import Phase
 from lmi.supervisor import kinds
 from lmi.supervisor.stages import requirements
@@ -78,7 +77,7 @@ class RunningModel:
     def report(self) -> LoadReport:
         """Return the report of an engine that is ready."""
         slot = next(slot for slot, record in enumerate(self.block.engines) if record.phase == Phase.READY)
-        return read_report(self.runtime.engine_report(slot))
+        return self.runtime.read_report(slot)
 
     def entry(self) -> Model:
         """Return the entry that says to the front ends that this model is here."""

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 from lmi.shared.log import add_dropped
+from lmi.shared.sink import Allowance
 
 PIPE_BYTES = 1 << 20  # also the limit of one read
 MAX_LINE_BYTES = 4096
@@ -62,7 +63,8 @@ class ChildOutput:
         """Log the output that has come."""
         *lines, rest = self._receive_lines()
         self._rest = rest[: MAX_LINE_BYTES + 1]
-        num_logged = self._allowance.take(len(lines), time.monotonic())
+        num_logged = min(len(lines), int(self._allowance.left(time.monotonic())))
+        self._allowance.spend(num_logged)
         self._say(lines[:num_logged])
         self._drop(len(lines) - num_logged)
 
@@ -88,20 +90,15 @@ class ChildOutput:
 
     def _receive_lines(self) -> list[bytes]:
         """Return the lines that have come, without empty ones, and then the beginning of the next line."""
-        *lines, rest = (self._rest + self._receive()).replace(b"\r", b"\n").split(b"\n")
+        data = b""
+        if self.is_open:
+            with suppress(BlockingIOError):
+                data = os.read(self.reader, PIPE_BYTES)
+                self._read_s = time.monotonic()
+                if not data:
+                    self.close()
+        *lines, rest = (self._rest + data).replace(b"\r", b"\n").split(b"\n")
         return [*filter(None, lines), rest]
-
-    def _receive(self) -> bytes:
-        if not self.is_open:
-            return b""
-        try:
-            data = os.read(self.reader, PIPE_BYTES)
-        except BlockingIOError:
-            return b""
-        if not data:
-            self.close()
-        self._read_s = time.monotonic()
-        return data
 
     def _say(self, lines: Iterable[bytes]) -> None:
         for line in filter(None, lines):
@@ -122,22 +119,6 @@ class ChildOutput:
     @property
     def _source(self) -> dict[str, object]:
         return {"role": self._role, "pid": self._pid}
-
-
-class Allowance:
-    """A limit of lines: `burst` at once, and `per_s` in the long run."""
-
-    def __init__(self, burst: int, per_s: float) -> None:
-        self._burst, self._per_s = burst, per_s
-        self._left = float(burst)
-        self._taken_s = time.monotonic()
-
-    def take(self, num_wanted: int, now: float) -> int:
-        self._left = min(self._burst, self._left + self._per_s * (now - self._taken_s))
-        self._taken_s = now
-        num_taken = min(num_wanted, int(self._left))
-        self._left -= num_taken
-        return num_taken
 
 
 def level_of(line: str) -> int:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lmi.errors import StartError
-from lmi.runtime import Runtime, ServerRuntime
+from lmi.runtime import Runtime, ServerRuntime, cannot_write
 from lmi.settings.config import Config, ServerConfig
 from lmi.settings.model_choice import Fetched
 from lmi.settings.values import Resolved
@@ -67,7 +67,9 @@ def stages(resolved: Resolved, settle: Settle, runtime: ServerRuntime) -> Iterat
         return
     if resolved.request is not None:
         yield (fetch := download(resolved.request, resolved.config, runtime))
-        resolved = settle(_fetched(fetch))
+        if (result := read(fetch.folder / RESULT, FetchResult)) is None:
+            raise StartError(f"the fetch process left no {RESULT}")
+        resolved = settle(result.folders)
         say(resolved)
     if (stage := requirements(resolved.config, runtime)) is not None:
         yield stage
@@ -134,17 +136,10 @@ def _failure(folder: Path) -> StartError | None:
     return None if failure is None else failure.error
 
 
-def _fetched(stage: Stage) -> dict[str, Path]:
-    result = read(stage.folder / RESULT, FetchResult)
-    if result is None:
-        raise StartError(f"the fetch process left no {RESULT}")
-    return result.folders
-
-
 def _new_folder(runtime: ServerRuntime | Runtime, name: str) -> Path:
     folder = runtime.path / name
     try:
         folder.mkdir()
     except OSError as error:
-        raise StartError(f"{folder} (TMPDIR chooses another place): {error.strerror}") from error
+        raise cannot_write(folder, error) from error
     return folder

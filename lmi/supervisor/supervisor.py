@@ -5,8 +5,7 @@ polls for signals, deaths and the clock. It binds the port first and passes it o
 model and stays open when a front end dies. Engines are never children of the front end. The supervisor reads the state
 of an engine from the shared blocks. `stages.py` has what comes before a model's processes, `lmi/sources/processes.py`
 what front ends ask for later, `child.py` the children, `kinds.py` their kinds, `model.py` those of a model,
-`restarts.py` the rules of restarts and hangs, `banner.py` the messages for people, and `throughput.py` the line about
-the work of the engines.
+`restarts.py` the rules of restarts and hangs, and `banner.py` the messages for people.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from lmi.errors import StartError
 from lmi.gateway import local_url
 from lmi.http.listener import bind
 from lmi.models.follower import RunningModels
-from lmi.runtime import ServerRuntime
+from lmi.runtime import ServerRuntime, remove_leftovers
 from lmi.settings.config import Config
 from lmi.settings.kinds import digest
 from lmi.settings.values import Resolved
@@ -37,18 +36,27 @@ from lmi.shared.log import count_dropped_in, follow
 from lmi.shared.pauses import Pauses
 from lmi.shared.state import Block, Phase
 from lmi.sources.processes import FetchProcesses
-from lmi.supervisor import kinds, leftovers, start_budget
-from lmi.supervisor.banner import Failure, clear_bar, say_failed, say_ready, say_ready_for_models
+from lmi.supervisor import kinds
+from lmi.supervisor.banner import (
+    Failure,
+    Throughput,
+    clear_bar,
+    is_on_sagemaker,
+    say_failed,
+    say_ready,
+    say_ready_for_models,
+    slow_start,
+)
 from lmi.supervisor.child import Child
 from lmi.supervisor.environment import divided_cores
 from lmi.supervisor.model import RunningModel
 from lmi.supervisor.preconditions import check_certificate, check_user, raise_file_limit
 from lmi.supervisor.restarts import DRAIN_CUT_S, DRAIN_END_S, LATE_TURN_S, drain_notice_s
 from lmi.supervisor.stages import Settle, Stage, stages
-from lmi.supervisor.throughput import Throughput
 
 APP = "lmi.server.app:create_app()"
 TICK_S, LOADING_TICK_S = 0.2, 0.05
+WARN_AFTER_S = 300.0  # of a start that SageMaker may not wait for
 STOP_S = 0.5  # for each stage of an immediate end: engines, errors to clients, front ends
 STRAYS_S = 0.3  # for a library's process that tidies up after an engine and ends by itself when the engine has ended
 OWN_OOM_SCORE = -500
@@ -88,7 +96,7 @@ class Supervisor:
         self._throughput = Throughput(self._config.throughput_interval_s, time.monotonic())
         self._phase = Phase.STARTING
         self._phase_s = self._started_s = time.monotonic()  # when the phase began
-        self._warn_after_s = start_budget.WARN_AFTER_S
+        self._warn_after_s = WARN_AFTER_S
         self._failure: Failure | None = None
         self._exit_code: int | None = None  # set when the server ends
 
@@ -163,8 +171,9 @@ class Supervisor:
         self._throughput.look((record for model in self._models for record in model.block.engines), now)
         if paused_s := self._pauses.note(now):
             log.info("this server was paused for %.1f s, which counts against nobody", paused_s)
-        if self._phase == Phase.FAILED:
-            self._notify(now)
+        if self._failure is not None:
+            if now - self._phase_s >= self._failure.notice_s:  # `/ping` has reported it for long enough
+                self._exit_code = self._failure.code
         elif self._phase == Phase.DRAINING:
             self._drain(now)
         else:
@@ -253,17 +262,10 @@ class Supervisor:
         if self._phase == Phase.LOADING and self._pauses.ran_s(self._started_s, now) >= self._warn_after_s:
             self._warn_after_s = math.inf
             folder = next((model.config.model.path for model in self._models), "")
-            if start_budget.is_on_sagemaker(os.environ, folder):
+            if is_on_sagemaker(os.environ, folder):
                 engines = [record for model in self._models for record in model.block.engines]
                 record = engines[0] if engines else self._block.supervisor
-                said = start_budget.slow_start(now - self._started_s, record.stage or "start", record.progress)
-                log.warning("%s", said)
-
-    def _notify(self, now: float) -> None:
-        """End a failed server once `/ping` has reported the failure for long enough."""
-        assert self._failure is not None
-        if now - self._phase_s >= self._failure.notice_s:
-            self._exit_code = self._failure.code
+                log.warning("%s", slow_start(now - self._started_s, record.stage or "start", record.progress))
 
     def _drain(self, now: float) -> None:
         """Take the next step of a drain: stop the front ends first, and the engines when no front end needs them."""
@@ -272,7 +274,8 @@ class Supervisor:
         if self._is_listening and (since_s >= drain_notice_s(timeout_s) or not is_serving):
             self._stop_listening()
             self._front_end.send(signal.SIGTERM)
-        if not self._is_listening and (not is_serving or not self._has_front_ends()):
+        has_front_ends = self._front_end.pid is not None or any(map(linux.is_alive, self._front_end_pids()))
+        if not self._is_listening and (not is_serving or not has_front_ends):  # no worker of a dead master either
             _send(self._workers, signal.SIGTERM)
         if since_s >= timeout_s + DRAIN_CUT_S:
             self._front_end.send(signal.SIGKILL)
@@ -286,10 +289,6 @@ class Supervisor:
     def _stop_listening(self) -> None:
         for listener in self._listeners:
             listener.close()
-
-    def _has_front_ends(self) -> bool:
-        """Return whether the master runs, or workers of a master that died."""
-        return self._front_end.pid is not None or any(map(linux.is_alive, self._front_end_pids()))
 
     def _front_end_pids(self) -> list[int]:
         """Return the master, if it runs, and every worker."""
@@ -364,14 +363,14 @@ def serve(resolved: Resolved, settle: Settle, app: str = APP) -> int:
     signals = linux.Signals()
     if config.user is not None:
         os.umask(0o022)  # front ends read what root writes
-    leftovers.sweep()
+    remove_leftovers()
     runtime = ServerRuntime.create(config)
     try:
         if config.user is not None:
             check_user(config.user, runtime)
         steps = stages(resolved, settle, runtime)
         url = local_url(config.host, listeners[0].getsockname()[1], config.scheme)
-        with leftovers.running(runtime.path, url):
+        with runtime.running(url):
             return Supervisor(runtime, runtime.attach(), listeners, signals, steps, app).run()
     finally:
         runtime.remove()

@@ -17,11 +17,10 @@ from functools import partial
 
 from lmi.errors import ModelUnusable
 from lmi.ipc import listen
-from lmi.runtime import Runtime
+from lmi.runtime import LoadReport, Runtime
 from lmi.settings.config import ModelConfig, UserCodeConfig
 from lmi.shared import slot_process
 from lmi.shared.cores import keep as keep_to_cores
-from lmi.shared.report import LoadReport, write_report
 from lmi.shared.state import EngineRecord, Phase
 from lmi.user_code import runner
 from lmi.user_code.job import CallConnection, CodeThread, describe, line_number
@@ -89,8 +88,7 @@ def _load_and_serve(runtime: Runtime, slot: int, record: EngineRecord) -> None:
     started_s = time.monotonic()
     user_code = load(with_sessions(code, runtime), runtime.config.model, record)
     if code.handler is not None:
-        report = LoadReport(engine="model.py", stages_s={"load": time.monotonic() - started_s})
-        write_report(runtime.engine_report(slot), report)
+        runtime.write_report(slot, LoadReport(engine="model.py", stages_s={"load": time.monotonic() - started_s}))
     record.stage = ""
     keep_to_cores()
     asyncio.run(serve(user_code, record, runtime.user_code_socket(slot)))

@@ -21,7 +21,6 @@ from lmi.ipc import MAX_FRAME_BYTES, FrameReader, frame
 from lmi.runtime import ENVIRONMENT_NAME, Runtime
 from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig
 from lmi.settings.handler import announced
-from lmi.shared.report import read_report
 from lmi.shared.state import EngineRecord, Phase
 from tests.scripted import wait_until
 from tests.system.container import START_TIMEOUT_S, wait_within
@@ -158,7 +157,7 @@ def test_a_loaded_engine_says_so_in_its_record_and_reports_its_stages(start: Sta
     wait_until(lambda: worker.record.phase == Phase.LOADING and worker.record.stage == "weights")
     wait_until(lambda: 0 < worker.record.progress < 1)
     worker.wait_ready()
-    report = read_report(worker.runtime.engine_report(0))
+    report = worker.runtime.read_report(0)
     assert report.engine == "echo" and 1.9 < report.stages_s["weights"] < TIMEOUT_S
     lines = [line for line in worker.errors.read_text().splitlines() if "weights" in line]
     assert 1 <= len(lines) <= 1 + int(report.stages_s["weights"])  # at most one a second

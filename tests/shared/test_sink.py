@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from lmi.shared import log
-from lmi.shared.sink import MAX_WAIT_S, PAGE_BYTES, Patience, Sink, pipe_unread_bytes, stream
+from lmi.shared.sink import MAX_WAIT_S, PAGE_BYTES, Allowance, Sink, pipe_unread_bytes, stream
 from tests import machine
 from tests.machine import measurements
 
@@ -167,14 +167,13 @@ def test_a_reader_that_is_gone_and_a_full_disk_lose_the_line_and_nothing_else() 
         assert not Sink(full.fileno()).write(b"line\n")
 
 
-def test_patience_comes_back_slowly() -> None:
-    patience = Patience(0.02)
-    while patience.wait():
-        pass
-    started_s, num_waits = time.monotonic(), 0
-    while (seconds := time.monotonic() - started_s) < 0.5 or not num_waits:
-        num_waits += patience.wait()
-    assert 0 < num_waits * 0.001 <= 0.1 * seconds + 0.02
+def test_an_allowance_grows_with_time_up_to_its_burst() -> None:
+    allowance, now = Allowance(burst=10, per_s=2.0), time.monotonic()
+    allowance.spend(8)
+    assert allowance.left(now) == pytest.approx(2)
+    allowance.spend(2)
+    assert allowance.left(now + 1.5) == pytest.approx(3)
+    assert allowance.left(now + 1000) == 10
 
 
 def test_a_stream_of_python_drops_what_finds_no_room() -> None:

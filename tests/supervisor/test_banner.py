@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
+from lmi.runtime import LoadReport
 from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig, UserCodeConfig
-from lmi.shared.report import LoadReport
 from lmi.supervisor.banner import Failure, banner, say_failed, say_ready
 from lmi.supervisor.hints import OPTIONS
 

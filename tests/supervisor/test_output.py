@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from lmi.shared import linux, log
-from lmi.supervisor.output import BURST_LINES, CALM_S, LAST_LINES, MAX_LINE_BYTES, Allowance, ChildOutput, level_of
+from lmi.supervisor.output import BURST_LINES, CALM_S, LAST_LINES, MAX_LINE_BYTES, ChildOutput, level_of
 from tests import machine
 
 ROOT = Path(__file__).parents[2]
@@ -132,13 +132,6 @@ def test_programs_that_a_child_starts_do_not_have_its_log(
     os.waitpid(pid, 0)
     output.read_last()
     assert caplog.messages == ["True False False"]
-
-
-def test_an_allowance_grows_with_time_up_to_its_burst() -> None:
-    allowance, now = Allowance(burst=10, per_s=2.0), time.monotonic()
-    assert [allowance.take(8, now), allowance.take(8, now), allowance.take(8, now)] == [8, 2, 0]
-    assert allowance.take(8, now + 1.5) == 3
-    assert allowance.take(80, now + 1000) == 10
 
 
 @pytest.mark.parametrize(

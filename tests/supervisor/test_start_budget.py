@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lmi.supervisor.start_budget import is_on_sagemaker, slow_start
+from lmi.supervisor.banner import is_on_sagemaker, slow_start
 
 
 def test_the_warning_names_stage_progress_and_the_limit_with_its_bounds_and_default() -> None:

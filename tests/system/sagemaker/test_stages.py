@@ -37,10 +37,10 @@ def handle(inputs):
 """
 WARNED = """
 import sys
-from lmi.supervisor import start_budget
+from lmi.supervisor import supervisor
 from lmi.cli import main
 
-start_budget.WARN_AFTER_S = 0.5
+supervisor.WARN_AFTER_S = 0.5
 main(sys.argv[1:])
 """
 
