@@ -17,7 +17,7 @@ import pytest
 from tests.test_layout import ANNEX_FOLDERS, ROOT, imported_modules, module_name, sources
 
 ANNEXES = {
-    "openai": ("lmi.apis.openai", "lmi.server.routes.openai", "lmi.server.routes.tokens"),
+    "openai": ("lmi.apis.openai", "lmi.server.routes.openai"),
     "anthropic": ("lmi.apis.anthropic", "lmi.server.routes.anthropic"),
     "responses": ("lmi.apis.responses",),
     "embeddings": ("lmi.apis.embeddings",),

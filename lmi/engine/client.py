@@ -9,9 +9,9 @@ its request.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from hashlib import blake2b
 from itertools import count
 
 from lmi.engine.messages import (
@@ -185,6 +185,9 @@ class EngineConnection(Connection):
         self._news = asyncio.Event()
 
 
+BySlot = Mapping[int, EngineConnection]
+
+
 class Engines(Connections[EngineConnection]):
     """The connections of one front end to all engines of one model."""
 
@@ -205,32 +208,31 @@ class Engines(Connections[EngineConnection]):
 
     def submit(self, request: Request, session: str | None = None, origin: Origin = ANYBODY) -> ResponseStream:
         """Send a request to the engine of its session, else to the best one. Raises Unavailable without one."""
-        candidates = self._candidates(_adapter_of(request))
-        of_session = None if session is None else self._of_session(session, candidates)
-        return self._submit(candidates if of_session is None else [of_session], request, origin)
+        candidates: BySlot = self._candidates(_adapter_of(request))
+        if session is not None and (slot := self._slot_of_session(session, candidates)) is not None:
+            candidates = {slot: candidates[slot]}
+        return self._submit(candidates, request, origin)
 
     def submit_elsewhere(self, stream: ResponseStream, request: Request, origin: Origin) -> ResponseStream | None:
         """Send the request of a stream to another engine, the best one. Returns None if no other is ready."""
-        others = [one for one in self._ready() if one is not stream.connection]
-        adapter = _adapter_of(request)
-        if adapter is not None:
-            others = [one for one in others if one.info is not None and adapter in one.info.adapters]
+        others: BySlot = {slot: one for slot, one in self._ready().items() if one is not stream.connection}
+        if (adapter := _adapter_of(request)) is not None:
+            others = _with_adapter(others, adapter)
         if not others:
             return None
         if self._record is not None:
             self._record.num_moved += 1
         return self._submit(others, request, origin)
 
-    def _submit(self, engines: Sequence[EngineConnection], request: Request, origin: Origin) -> ResponseStream:
+    def _submit(self, engines: BySlot, request: Request, origin: Origin) -> ResponseStream:
         """Send a request to the engine with the fewest outstanding tokens, less those of the prompt that it has had."""
         if self._prefixes is None:
             return _least_loaded(engines).submit(request, origin)
         keys = keys_of(request)
         num_known = self._prefixes.num_tokens(keys)
-        slots = [slot for slot, connection in self.open.items() if connection in engines]
-        slot = min(slots, key=lambda slot: self.open[slot].num_outstanding_tokens - num_known[slot])
+        slot = min(engines, key=lambda slot: engines[slot].num_outstanding_tokens - num_known[slot])
         self._prefixes.note(keys, slot)
-        return self.open[slot].submit(request, origin)
+        return engines[slot].submit(request, origin)
 
     async def _connect(self, slot: int) -> None:
         try:
@@ -268,32 +270,31 @@ class Engines(Connections[EngineConnection]):
     @property
     def adapters(self) -> tuple[str, ...]:
         """The adapters that requests may use. While no engine is connected, they are the last ones known."""
-        if infos := [engine.info for engine in self._ready() if engine.info is not None]:
+        if infos := [engine.info for engine in self._ready().values() if engine.info is not None]:
             self._adapters = tuple(sorted({name for info in infos for name in info.adapters}))
         return self._adapters
 
     def adapter_failure(self, name: str) -> str | None:
         """Return why an engine could not load a registered adapter, or None."""
-        outcomes = (one.outcomes[name] for one in self._ready() if name in one.outcomes)
+        outcomes = (one.outcomes[name] for one in self._ready().values() if name in one.outcomes)
         return next((cause_line(from_info(found.error)) for found in outcomes if found.error is not None), None)
 
-    def _ready(self) -> list[EngineConnection]:
+    def _ready(self) -> BySlot:
         """Return the connected engines with a recent heartbeat, or all connected ones if none has one."""
         ready = {slot: connection for slot, connection in self.open.items() if connection.info is not None}
-        alive = [connection for slot, connection in ready.items() if self.records[slot].is_alive]
-        return alive or list(ready.values())
+        return {slot: connection for slot, connection in ready.items() if self.records[slot].is_alive} or ready
 
-    def _of_session(self, session: str, ready: Sequence[EngineConnection]) -> EngineConnection | None:
+    def _slot_of_session(self, session: str, engines: BySlot) -> int | None:
         """Return the one of these engines that every front end chooses for a session, or None if its queue is full.
 
-        A queue is full if as many requests wait in it as can run. While other engines come and go, the choice stays.
+        A queue is full if as many requests wait in it as can run. While other engines come and go, the choice stays:
+        it is that of rendezvous hashing.
         """
-        slots = [slot for slot, connection in self.open.items() if connection in ready]
-        slot = max(slots, key=lambda slot: rendezvous_weight(session, slot))
-        engine = self._engines[slot]
-        return None if engine.num_waiting >= engine.max_num_sequences > 0 else self.open[slot]
+        slot = max(engines, key=lambda slot: blake2b(f"{session} {slot}".encode(), digest_size=8).digest())
+        record = self._engines[slot]
+        return None if record.num_waiting >= record.max_num_sequences > 0 else slot
 
-    def _candidates(self, adapter: str | None) -> list[EngineConnection]:
+    def _candidates(self, adapter: str | None) -> BySlot:
         """Return the engines that a request may go to: those that have its adapter, if any has it.
 
         Raises Unavailable if no engine is ready.
@@ -301,22 +302,19 @@ class Engines(Connections[EngineConnection]):
         ready = self._ready()
         if not ready:
             raise Unavailable("no engine is ready: " + self.describe())
-        if adapter is None:
-            return ready
-        return [one for one in ready if one.info is not None and adapter in one.info.adapters] or ready
+        return ready if adapter is None else _with_adapter(ready, adapter) or ready
 
 
 def _adapter_of(request: Request) -> str | None:
     return None if request.lora_config is None else request.lora_config.name
 
 
-def _least_loaded(engines: Iterable[EngineConnection]) -> EngineConnection:
-    return min(engines, key=lambda connection: connection.num_outstanding_tokens)
+def _with_adapter(engines: BySlot, adapter: str) -> BySlot:
+    return {slot: one for slot, one in engines.items() if one.info is not None and adapter in one.info.adapters}
 
 
-def rendezvous_weight(session: str, slot: int) -> bytes:
-    """Return the weight of an engine for a session, of which the largest counts: rendezvous hashing."""
-    return hashlib.blake2b(f"{session} {slot}".encode(), digest_size=8).digest()
+def _least_loaded(engines: BySlot) -> EngineConnection:
+    return min(engines.values(), key=lambda connection: connection.num_outstanding_tokens)
 
 
 def failure(error: ResponseError | None) -> LmiError:

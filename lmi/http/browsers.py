@@ -27,7 +27,8 @@ def check_page(exchange: Exchange, origins: Container[str], hosts: Container[str
     """
     host, origin = exchange.headers.get("host", ""), exchange.headers.get("origin")
     name = re.sub(r":\d*$", "", host).strip("[]").rstrip(".").lower()
-    if ANY not in hosts and name not in hosts and _is_public(name):
+    is_public = "." in name and not name.endswith(".localhost") and not _is_address(name)
+    if is_public and ANY not in hosts and name not in hosts:
         rule = "Host must be an address, a name without a dot, or one of lmi serve's allowed_hosts"
         raise ForeignPage(f"{rule}, given {shorten(host)}")
     if origin is None or ANY in origins or origin in origins:
@@ -35,10 +36,6 @@ def check_page(exchange: Exchange, origins: Container[str], hosts: Container[str
     if exchange.headers.get("sec-fetch-site") not in OWN_PAGE and origin.partition("://")[2].lower() != host.lower():
         rule = "Origin must be that of this server or one of lmi serve's cors_allowed_origins"
         raise ForeignPage(f"{rule}, given {shorten(origin)}")
-
-
-def _is_public(name: str) -> bool:
-    return "." in name and not name.endswith(".localhost") and not _is_address(name)
 
 
 def _is_address(name: str) -> bool:

@@ -31,7 +31,7 @@ from lmi.runtime import ServerRuntime
 from lmi.server.front_end import FrontEnd
 from lmi.server.keys import PROBES
 from lmi.server.models import Models
-from lmi.server.routes import anthropic, batch, health, invocations, kserve, openai, pages, tgi, tokens
+from lmi.server.routes import anthropic, batch, health, invocations, kserve, openai, pages, tgi
 from lmi.server.service import Service
 from lmi.sessions.http import kept_clean
 from lmi.user_code import routes as user_code
@@ -67,7 +67,7 @@ ROUTES: list[Row] = [
     *invocations.API_ROUTES,
     *kserve.ROUTES,
     *tgi.ROUTES,
-    *tokens.ROUTES,
+    *openai.ROUTES,
     *anthropic.ROUTES,
     *adapter_routes.ROUTES,
     *adapter_routes.LORA_ROUTES,

@@ -38,23 +38,21 @@ class Service:
     def load(cls, runtime: Runtime, front_end: FrontEnd) -> Service:
         """Load the tokenizer of a model. Raises StartError for a model that a front end cannot use."""
         config, block = runtime.config, runtime.attach()
-        user_code = None
+        service = cls(config, block, front_end, folder=runtime.path.name)
         if config.user_code is not None:
             records = runtime.user_code_records(block)
-            user_code = UserCodeWorkers([runtime.user_code_socket(slot) for slot in range(len(records))], records)
-        if config.is_user_code:
-            sessions, folder = Sessions.of(runtime), runtime.path.name
-            return cls(config, block, front_end, user_code=user_code, sessions=sessions, folder=folder)
-        sockets = [runtime.engine_socket(slot) for slot in range(len(block.engines))]
-        has_prefix_cache = config.engine.enable_prefix_caching is not False
-        record = block.frontends[front_end.slot]
-        engines = Engines(sockets, block.engines, record, has_prefix_cache=has_prefix_cache)
-        tokenizer = Tokenizer.load(config.model.path)
-        pipeline = Pipeline(tokenizer, engines, config.model)
-        limits = config.server.max_adapters, config.engine.model_loading_timeout_s
-        registry = AdapterRegistry(engines, runtime.adapters(), *limits)
-        sessions, folder = Sessions.of(runtime), runtime.path.name
-        return cls(config, block, front_end, engines, pipeline, user_code, sessions, registry, folder)
+            sockets = [runtime.user_code_socket(slot) for slot in range(len(records))]
+            service.user_code = UserCodeWorkers(sockets, records)
+        if not config.is_user_code:
+            sockets = [runtime.engine_socket(slot) for slot in range(len(block.engines))]
+            has_prefix_cache = config.engine.enable_prefix_caching is not False
+            engines = Engines(sockets, block.engines, service.record, has_prefix_cache=has_prefix_cache)
+            limits = config.server.max_adapters, config.engine.model_loading_timeout_s
+            service.engines = engines
+            service.pipeline = Pipeline(Tokenizer.load(config.model.path), engines, config.model)
+            service.adapters = AdapterRegistry(engines, runtime.adapters(), *limits)
+        service.sessions = Sessions.of(runtime)
+        return service
 
     async def start(self) -> None:
         """Connect to the model's processes, now and whenever one starts again."""
@@ -133,7 +131,10 @@ class Service:
 
     def check_sequences(self, requests: Sequence[GenerationRequest]) -> None:
         """Raise InvalidParameter if one body asks for more sequences than it may, or than the queue can ever hold."""
-        limit, reason = self._max_sequences()
+        limit, reason = self.config.server.max_request_sequences, "max_request_sequences"
+        in_flight = self.front_end.max_in_flight
+        if in_flight < limit and all(engine.is_alive for engine in self.block.engines):  # else it is not known yet
+            limit, reason = in_flight, "job_queue_size and the running batch"
         num_prompts, num_each = len(requests), max(request.num_places for request in requests)
         if num_prompts > limit:
             raise InvalidParameter("inputs", f"at most {limit} prompts ({reason})", f"{num_prompts} prompts")
@@ -142,10 +143,3 @@ class Service:
             rule = f"at most {limit // num_prompts}{each}, as best_of ({limit} sequences, {reason})"
             name = "beam_width" if any(request.is_beam_search for request in requests) else "num_return_sequences"
             raise InvalidParameter(name, rule, num_each)
-
-    def _max_sequences(self) -> tuple[int, str]:
-        """Return the limit for one body, and the reason. The size of the queue is known when every engine is alive."""
-        limit, in_flight = self.config.server.max_request_sequences, self.front_end.max_in_flight
-        if in_flight < limit and all(engine.is_alive for engine in self.block.engines):
-            return in_flight, "job_queue_size and the running batch"
-        return limit, "max_request_sequences"

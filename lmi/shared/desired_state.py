@@ -15,7 +15,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -124,9 +124,13 @@ class Folder(Generic[T]):
 
     def version(self) -> Version:
         """Return a value that differs after every change of the folder."""
+        found = set()
         with suppress(FileNotFoundError), os.scandir(self._path) as files:
-            return frozenset(_versions(file for file in files if file.name.endswith(".json")))
-        return frozenset()
+            for file in files:
+                if file.name.endswith(".json"):
+                    with suppress(FileNotFoundError):  # removed since the folder was listed
+                        found.add((file.name, file.stat().st_ino, file.stat().st_mtime_ns))
+        return frozenset(found)
 
     def _file(self, name: str) -> Path:
         return self._path / f"{key(name)}.json"
@@ -221,13 +225,6 @@ class ModelFolder(Folder[Model]):
         """Return whether the entry is there, perhaps in another state."""
         found = self.read(entry.name)
         return found is not None and found.folder == entry.folder
-
-
-def _versions(files: Iterable[os.DirEntry[str]]) -> Iterator[tuple[str, int, int]]:
-    for file in files:
-        with suppress(FileNotFoundError):  # removed since the folder was listed
-            stat = file.stat()
-            yield file.name, stat.st_ino, stat.st_mtime_ns
 
 
 def key(name: str) -> str:

@@ -155,21 +155,16 @@ def spawn(
         for fd in inherited_fds:
             os.set_inheritable(fd, True)
         if output_fd is not None:
-            environ = {**environ, LOG_FD_NAME: str(_redirect_output(output_fd))}
+            log_fd = os.dup(STDERR)  # the former standard error
+            os.set_inheritable(log_fd, True)
+            os.dup2(output_fd, STDOUT)
+            os.dup2(output_fd, STDERR)
+            environ = {**environ, LOG_FD_NAME: str(log_fd)}
         os.execve(argv[0], list(argv), dict(environ))
     except BaseException as error:
         os.write(2, f"cannot start {argv[0]}: {error}\n".encode())
     finally:
         os._exit(EXIT_EXEC_FAILED)
-
-
-def _redirect_output(fd: int) -> int:
-    """Put `fd` in place of standard output and error. Returns a descriptor of the former standard error."""
-    log_fd = os.dup(STDERR)
-    os.set_inheritable(log_fd, True)
-    os.dup2(fd, STDOUT)
-    os.dup2(fd, STDERR)
-    return log_fd
 
 
 def end_at_once(code: int) -> NoReturn:

@@ -1,14 +1,28 @@
-"""`/v1/models`: the list of models of the OpenAI API."""
+"""What clients of OpenAI's API and of vLLM ask beside a generation: the models, and the tokens of a text.
+
+`/v1/models` lists the models. `/tokenize` and `/detokenize` answer the token ids of a prompt or a chat, and the text of
+token ids, in vLLM's form. A body of `/tokenize` is read as that of a completion or of a chat, so its ids are those that
+generation would begin with.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lmi.errors import UnknownModel, shorten
+from lmi.apis.base.api import AnyApi
+from lmi.apis.base.outline import BodyOutline
+from lmi.apis.base.readers import boolean
+from lmi.apis.openai.api import OPENAI_CHAT, OPENAI_COMPLETIONS
+from lmi.apis.openai.schema import PROMPT_IDS
+from lmi.errors import InvalidParameter, UnknownModel, shorten
 from lmi.http.exchange import Exchange
 from lmi.server.models import Models
+from lmi.server.respond import Inference
 from lmi.server.service import Service
+
+ADD_SPECIAL, NAMES = "add_special_tokens", "return_token_strs"
 
 
 async def models(exchange: Exchange, models: Models) -> None:
@@ -21,7 +35,11 @@ async def model(exchange: Exchange, models: Models) -> None:
     cards = [entry for service in services for entry in cards_of(service)]
     found = next((entry for entry in cards if entry["id"] == name), None)
     if found is None:
-        found = _card(_checked(name, models.only, [entry["id"] for entry in cards]), name)
+        if (only := models.only) is None:
+            served = ", ".join(repr(entry["id"]) for entry in cards) or "none"
+            raise UnknownModel(f"no model {shorten(name)} is served here, only {served}")
+        only.check_model(name)  # it may have further names
+        found = _card(only, name)
     await exchange.send_json(found)
 
 
@@ -31,14 +49,6 @@ def cards_of(service: Service) -> list[dict[str, Any]]:
     entries = [] if service.adapters is None else service.adapters.entries()
     adapters = [_card(service, entry.name) | {"parent": model.name} for entry in entries]
     return [*(_card(service, name) for name in (model.name, *model.aliases)), *adapters]
-
-
-def _checked(name: str, only: Service | None, served: list[str]) -> Service:
-    """Return the only model, for a further name of it. Raises UnknownModel."""
-    if only is None:
-        raise UnknownModel(f"no model {shorten(name)} is served here, only {', '.join(map(repr, served)) or 'none'}")
-    only.check_model(name)
-    return only
 
 
 def _card(service: Service, name: str) -> dict[str, Any]:
@@ -52,4 +62,39 @@ def _card(service: Service, name: str) -> dict[str, Any]:
     }
 
 
+async def tokenize(exchange: Exchange, service: Service) -> None:
+    assert service.pipeline is not None and service.engines is not None
+    async with Inference(exchange, service, OPENAI_COMPLETIONS, service.model) as inference:
+        body = await inference.receive()
+        message = await inference.read(body, exchange.headers.get("content-type"), _api_of)
+        adds_special = boolean(ADD_SPECIAL, message.fields.pop(ADD_SPECIAL, inference.api is OPENAI_COMPLETIONS))
+        has_names = boolean(NAMES, message.fields.pop(NAMES, None) or False)
+        any_tools = replace(message.format, tool_calls="text")  # whether calls can be read matters to an answer only
+        parsed = await inference.parse(replace(message, format=any_tools))
+        if len(parsed.requests) > 1:
+            raise InvalidParameter("prompt", "one prompt", f"{len(parsed.requests)} prompts")
+        ids = await service.pipeline.tokenize(parsed.request, add_special_tokens=adds_special)
+        engine = await service.engines.ready()
+        names = [service.pipeline.token_name(token_id) for token_id in ids] if has_names else None
+        answer = {"count": len(ids), "max_model_len": engine.max_sequence_length, "tokens": ids, "token_strs": names}
+        await exchange.send_json(answer)
+
+
+async def detokenize(exchange: Exchange, service: Service) -> None:
+    assert service.pipeline is not None
+    async with Inference(exchange, service, OPENAI_COMPLETIONS, service.model) as inference:
+        message = await inference.read(await inference.receive(), exchange.headers.get("content-type"), None)
+        ids = PROMPT_IDS("tokens", message.fields.get("tokens"))
+        if not ids:
+            raise InvalidParameter("tokens", "a non-empty list of token ids", [])
+        await inference.parse(replace(message, fields={"prompt": list(ids)}))  # for its model
+        await exchange.send_json({"prompt": await service.pipeline.detokenize(ids)})
+
+
+def _api_of(body: bytes, content_type: str | None) -> AnyApi:
+    fields = BodyOutline.of(body)
+    return OPENAI_CHAT if fields is not None and fields.has("messages") else OPENAI_COMPLETIONS
+
+
 SERVER_ROUTES = [("/v1/models", ["GET"], models), ("/v1/models/{model:path}", ["GET"], model)]
+ROUTES = [("/tokenize", ["POST"], tokenize), ("/detokenize", ["POST"], detokenize)]

@@ -5,6 +5,8 @@ They load only from this server. They hold no secret, so they need no key: they 
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 
 from starlette.exceptions import HTTPException
@@ -28,24 +30,14 @@ LINKS = {
 
 async def home(exchange: Exchange, models: Models) -> None:
     if "text/html" in exchange.headers.get("accept", ""):
-        await playground(exchange, models)
+        await page(exchange, models, name="playground.html")
     else:
         await exchange.send_json(LINKS)
 
 
-async def playground(exchange: Exchange, models: Models) -> None:
-    await _send(exchange, "playground.html")
-
-
-async def docs(exchange: Exchange, models: Models) -> None:
-    await _send(exchange, "docs.html")
-
-
-async def file(exchange: Exchange, models: Models) -> None:
-    await _send(exchange, exchange.scope["path_params"]["name"])
-
-
-async def _send(exchange: Exchange, name: str) -> None:
+async def page(exchange: Exchange, models: Models, *, name: str = "") -> None:
+    """Send a file of the pages, by default that of the path."""
+    name = name or exchange.scope["path_params"]["name"]
     if name not in FILES:
         raise HTTPException(404)
     media_type = f"{TYPES[Path(name).suffix]}; charset=utf-8"
@@ -58,10 +50,10 @@ async def openapi(exchange: Exchange, models: Models) -> None:
     await exchange.send_json(document(models.config))
 
 
-ROUTES = [
+ROUTES: list[tuple[str, list[str], Callable[[Exchange, Models], Awaitable[None]]]] = [
     ("/", ["GET"], home),
-    ("/playground", ["GET"], playground),
-    ("/docs", ["GET"], docs),
-    ("/pages/{name}", ["GET"], file),
+    ("/playground", ["GET"], partial(page, name="playground.html")),
+    ("/docs", ["GET"], partial(page, name="docs.html")),
+    ("/pages/{name}", ["GET"], page),
     ("/openapi.json", ["GET"], openapi),
 ]
