@@ -29,9 +29,8 @@ from lmi.gateway.exchange import (
     headers_for_container,
     model_error,
 )
-from lmi.gateway.model_store import ModelStore
 from lmi.gateway.stores import S3, S3_SCHEME, FolderOutput, Inputs, S3Output
-from lmi.gateway.target_models import TargetModels
+from lmi.gateway.target_models import ModelStore, TargetModels
 from lmi.http.body import BodyMemory
 from lmi.http.exchange import MAX_HEADER_BYTES
 
