@@ -16,11 +16,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from typing import Generic, Protocol, TypeVar, cast
+from typing import Generic, TypeVar, cast
 
 import msgspec
 
-from lmi.shared.state import Phase
+from lmi.shared.state import EngineRecord, Phase
 
 HEAD_BYTES = 4
 MAX_FRAME_BYTES = 64 << 20
@@ -147,16 +147,6 @@ def bind(path: str, uid: int | None = None) -> socket.socket:
     return listener
 
 
-class PeerRecord(Protocol):
-    """The record of a process that others connect to."""
-
-    @property
-    def phase(self) -> int: ...
-
-    @property
-    def is_alive(self) -> bool: ...
-
-
 C = TypeVar("C", bound=Connection)
 
 
@@ -166,7 +156,7 @@ class Connections(Generic[C]):
     `open` holds the open connections by slot.
     """
 
-    def __init__(self, make: Callable[[], C], sockets: Sequence[str], records: Sequence[PeerRecord]) -> None:
+    def __init__(self, make: Callable[[], C], sockets: Sequence[str], records: Sequence[EngineRecord]) -> None:
         self.open: dict[int, C] = {}
         self.records = records
         self._make = make

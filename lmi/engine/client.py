@@ -201,7 +201,6 @@ class Engines(Connections[EngineConnection]):
     ) -> None:
         """`record` is that of the front end, where it counts requests that move."""
         super().__init__(EngineConnection, sockets, records)
-        self._engines = records
         self._adapters: tuple[str, ...] = ()
         self._record = record
         self._prefixes = Prefixes(len(records)) if has_prefix_cache and len(records) > 1 else None
@@ -291,7 +290,7 @@ class Engines(Connections[EngineConnection]):
         it is that of rendezvous hashing.
         """
         slot = max(engines, key=lambda slot: blake2b(f"{session} {slot}".encode(), digest_size=8).digest())
-        record = self._engines[slot]
+        record = self.records[slot]
         return None if record.num_waiting >= record.max_num_sequences > 0 else slot
 
     def _candidates(self, adapter: str | None) -> BySlot:

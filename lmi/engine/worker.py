@@ -20,7 +20,6 @@ from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from operator import attrgetter
-from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self, cast
 
 import lmi.shared.log
@@ -91,9 +90,7 @@ class Loading:
             self._bar.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         if self._bar is not None:
             self._bar.stop()
         if kind is None:

@@ -26,9 +26,8 @@ import lmi.shared.log
 from lmi.errors import BadConfiguration, ClientGone, ForeignPage, LmiError, Overloaded
 from lmi.gateway import local_url
 from lmi.gateway.command import GatewaySettings
-from lmi.gateway.control import control
 from lmi.gateway.exchange import AwsError, AwsExchange, AwsRequest, too_large, unavailable
-from lmi.gateway.gateway import Gateway
+from lmi.gateway.gateway import Gateway, control
 from lmi.gateway.signatures import Signatures
 from lmi.gateway.stores import NO_BOTO3, S3_SCHEME
 from lmi.http.browsers import ANY, check_page, is_loopback

@@ -12,7 +12,6 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, closing
 from dataclasses import replace
-from types import TracebackType
 from typing import Any, Self
 
 from lmi.adapters.choice import choose_adapter
@@ -92,9 +91,7 @@ class Inference:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
+    async def __aexit__(self, kind: object, error: object, trace: object) -> bool:
         try:
             if not isinstance(error, LmiError) or isinstance(error, ClientGone):
                 return False
@@ -321,9 +318,7 @@ class Meter:
             mean_s = (times.last_token_time - times.first_token_time) / (num_tokens - 1)
             self._inter_token_latency_s.observe(mean_s, num_tokens - 1)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         self.ended_s = time.monotonic()
         self.outcome = "error" if isinstance(error, LmiError) else self.outcome
         if not self._is_timed_here and self.first_token_s < math.inf:

@@ -18,17 +18,8 @@ from lmi.runtime import Runtime, ServerRuntime, cannot_write
 from lmi.settings.config import Config, ServerConfig
 from lmi.settings.model_choice import Fetched
 from lmi.settings.values import Resolved
-from lmi.shared.fetches import (
-    FAILURE,
-    REQUEST,
-    RESULT,
-    FetchFailure,
-    FetchRequest,
-    FetchResult,
-    read,
-    reported,
-    write,
-)
+from lmi.shared import fetches
+from lmi.shared.fetches import FetchRequest
 from lmi.shared.linux import SUPERVISOR_PID
 from lmi.shared.state import SupervisorRecord
 from lmi.supervisor import environment
@@ -53,7 +44,7 @@ class Stage:
 
     def show_in(self, record: SupervisorRecord) -> None:
         """Write how far the stage is to where `/ping` reads it."""
-        report = reported(self.folder)
+        report = fetches.reported(self.folder)
         record.stage = self.name
         record.progress = 0.0 if report is None else report.share
 
@@ -67,8 +58,8 @@ def stages(resolved: Resolved, settle: Settle, runtime: ServerRuntime) -> Iterat
         return
     if resolved.request is not None:
         yield (fetch := download(resolved.request, resolved.config, runtime))
-        if (result := read(fetch.folder / RESULT, FetchResult)) is None:
-            raise StartError(f"the fetch process left no {RESULT}")
+        if (result := fetches.read(fetch.folder / fetches.RESULT, fetches.FetchResult)) is None:
+            raise StartError(f"the fetch process left no {fetches.RESULT}")
         resolved = settle(result.folders)
         say(resolved)
     if (stage := requirements(resolved.config, runtime)) is not None:
@@ -78,14 +69,14 @@ def stages(resolved: Resolved, settle: Settle, runtime: ServerRuntime) -> Iterat
 
 def download(request: FetchRequest, config: Config, runtime: ServerRuntime) -> Stage:
     folder = _new_folder(runtime, "download")
-    write(folder / REQUEST, request)
+    fetches.write(folder / fetches.REQUEST, request)
     log.info("fetching %s", ", ".join(wanted.source for wanted in request.sources))
     return Stage("download", Child(fetch_kind("download", folder, config.server)), folder)
 
 
 def fetch_kind(title: str, folder: Path, config: ServerConfig, *words: str) -> ChildKind:
     """Return the kind of a process that fetches what the request in `folder` names. `words` are for its command."""
-    argv = ["lmi.sources.worker", str(folder / REQUEST), str(folder), *_log_words(config), *words]
+    argv = ["lmi.sources.worker", str(folder / fetches.REQUEST), str(folder), *_log_words(config), *words]
     return _kind(title, argv, folder, os.environ)
 
 
@@ -132,7 +123,7 @@ def _kind(title: str, argv: Sequence[str], folder: Path, environ: Mapping[str, s
 
 def _failure(folder: Path) -> StartError | None:
     """Return the error with which the process ended, or None if it was lost."""
-    failure = read(folder / FAILURE, FetchFailure)
+    failure = fetches.read(folder / fetches.FAILURE, fetches.FetchFailure)
     return None if failure is None else failure.error
 
 

@@ -36,17 +36,8 @@ from lmi.shared.log import count_dropped_in, follow
 from lmi.shared.pauses import Pauses
 from lmi.shared.state import Block, Phase
 from lmi.sources.processes import FetchProcesses
-from lmi.supervisor import kinds
-from lmi.supervisor.banner import (
-    Failure,
-    Throughput,
-    clear_bar,
-    is_on_sagemaker,
-    say_failed,
-    say_ready,
-    say_ready_for_models,
-    slow_start,
-)
+from lmi.supervisor import banner, kinds
+from lmi.supervisor.banner import Failure
 from lmi.supervisor.child import Child
 from lmi.supervisor.environment import divided_cores
 from lmi.supervisor.model import RunningModel
@@ -93,7 +84,7 @@ class Supervisor:
         self._gateways = gateways(runtime, listeners[0])
         self._fetches = FetchProcesses(runtime)
         self._pauses = Pauses(LATE_TURN_S)
-        self._throughput = Throughput(self._config.throughput_interval_s, time.monotonic())
+        self._throughput = banner.Throughput(self._config.throughput_interval_s, time.monotonic())
         self._phase = Phase.STARTING
         self._phase_s = self._started_s = time.monotonic()  # when the phase began
         self._warn_after_s = WARN_AFTER_S
@@ -113,9 +104,9 @@ class Supervisor:
         finally:
             self._stop_all()
             self._claims.close()
-            clear_bar()
+            banner.clear_bar()
         if self._failure is not None:
-            say_failed(self._failure, self._config.log_format)
+            banner.say_failed(self._failure, self._config.log_format)
         return self._exit_code
 
     @property
@@ -247,25 +238,25 @@ class Supervisor:
         """Print the banner once, when the server can give its first answer."""
         if self._phase == Phase.READY or not any(record.beat_s for record in self._block.frontends):
             return
+        port, after_s = self._listeners[0].getsockname()[1], time.monotonic() - self._started_s
         if self._config.multi_model:
             self._enter(Phase.READY)
-            say_ready_for_models(self._config, self._listeners[0].getsockname()[1], time.monotonic() - self._started_s)
+            banner.say_ready_for_models(self._config, port, after_s)
             return
         for model in self._models:
             if model.is_ready and model.has_front_end:
                 self._enter(Phase.READY)
-                after_s = time.monotonic() - self._started_s
-                say_ready(model.config, self._listeners[0].getsockname()[1], model.report(), after_s)
+                banner.say_ready(model.config, port, model.report(), after_s)
 
     def _warn_of_slow_start(self, now: float) -> None:
         """Warn once on SageMaker if the server takes so long to be ready that the platform may give up."""
         if self._phase == Phase.LOADING and self._pauses.ran_s(self._started_s, now) >= self._warn_after_s:
             self._warn_after_s = math.inf
             folder = next((model.config.model.path for model in self._models), "")
-            if is_on_sagemaker(os.environ, folder):
+            if banner.is_on_sagemaker(os.environ, folder):
                 engines = [record for model in self._models for record in model.block.engines]
                 record = engines[0] if engines else self._block.supervisor
-                log.warning("%s", slow_start(now - self._started_s, record.stage or "start", record.progress))
+                log.warning("%s", banner.slow_start(now - self._started_s, record.stage or "start", record.progress))
 
     def _drain(self, now: float) -> None:
         """Take the next step of a drain: stop the front ends first, and the engines when no front end needs them."""
@@ -381,5 +372,5 @@ def run(resolved: Resolved, settle: Settle) -> int:
     try:
         return serve(resolved, settle)
     except StartError as error:
-        say_failed(failure := _failed_start(error), resolved.config.server.log_format)
+        banner.say_failed(failure := _failed_start(error), resolved.config.server.log_format)
         return failure.code

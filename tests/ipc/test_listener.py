@@ -9,12 +9,11 @@ import stat
 import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from lmi.ipc import Accepted, Connection, Connections, FrameReader, bind, frame, listen
-from lmi.shared.state import Phase
+from lmi.shared.state import Block, Phase
 
 NOBODY = 65534
 
@@ -47,7 +46,8 @@ def run(play: Callable[[], Awaitable[None]]) -> None:
 def test_any_two_processes_can_speak_in_frames(tmp_path: Path) -> None:
     async def play() -> None:
         path = str(tmp_path / "echo.sock")
-        records = [SimpleNamespace(phase=Phase.READY, is_alive=True)]
+        records = Block.create(tmp_path / "state", 1, 0).engines
+        records[0].phase = Phase.READY
         connections = Connections(Caller, [path], records)
         async with await listen(Echo, path):
             await connections.start()
