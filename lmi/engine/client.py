@@ -14,16 +14,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from hashlib import blake2b
 from itertools import count
 
-from lmi.engine.messages import (
-    LOOK,
-    AdapterOutcome,
-    Cancel,
-    Ready,
-    Responses,
-    Submit,
-    decode_to_front_end,
-    encode,
-)
+from lmi.engine.messages import LOOK, AdapterOutcome, Cancel, Ready, Responses, Submit, decode_to_front_end, encode
 from lmi.engine.prefixes import Prefixes, keys_of
 from lmi.errors import EngineLost, ErrorInfo, GenerationFailed, LmiError, Unavailable, cause_line, from_info
 from lmi.executor import EngineInfo, Request, Response, ResponseError, Result

@@ -105,7 +105,7 @@ class Worker:
         self, executor: Executor, record: EngineRecord, dispatcher: Dispatcher, adapters: AdapterKeeper
     ) -> None:
         self.dispatcher, self._adapters = dispatcher, adapters
-        self.failure: BaseException | None = None
+        self._failure: BaseException | None = None
         self._executor = executor
         self._record = record
         self._stop = asyncio.Event()
@@ -113,7 +113,7 @@ class Worker:
         self._thread = threading.Thread(target=self._pump, name="pump", daemon=True)
 
     async def serve(self, socket_path: str, client_uid: int | None = None) -> None:
-        """Serve until SIGTERM or until the executor fails. `failure` then holds the error.
+        """Serve until SIGTERM, or until the executor fails, whose error this raises.
 
         Raises ModelUnusable if an adapter beside the model cannot be loaded in a server that starts.
         """
@@ -133,10 +133,12 @@ class Worker:
         self._record.phase = Phase.DRAINING
         server.close()
         deadline_s = time.monotonic() + FINISH_S
-        while self.dispatcher.num_requests and self.failure is None and time.monotonic() < deadline_s:
+        while self.dispatcher.num_requests and self._failure is None and time.monotonic() < deadline_s:
             await asyncio.sleep(0.02)
         self._loop.remove_signal_handler(signal.SIGTERM)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one must not interrupt the executor's shutdown
+        if self._failure is not None:
+            raise self._failure
 
     def _beat(self) -> None:
         self._record.beat_s = time.monotonic()
@@ -159,7 +161,7 @@ class Worker:
                 self._loop.call_soon_threadsafe(self._fail, error)
 
     def _fail(self, error: BaseException) -> None:
-        self.failure = error
+        self._failure = error
         self._stop.set()
 
 
@@ -210,13 +212,12 @@ def load(runtime: Runtime, record: EngineRecord, function: str) -> tuple[Executo
     )
 
 
-async def serve(executor: Executor, record: EngineRecord, runtime: Runtime, slot: int) -> BaseException | None:
+async def serve(executor: Executor, record: EngineRecord, runtime: Runtime, slot: int) -> None:
     timeout_s = runtime.config.engine.model_loading_timeout_s
     dispatcher = Dispatcher(executor, record, timeout_s, runtime.config.server.max_queue_wait_s)
     worker = Worker(executor, record, dispatcher, AdapterKeeper(executor, runtime.adapters(), dispatcher))
     user = runtime.config.server.user
     await worker.serve(runtime.engine_socket(slot), user.uid if user else None)
-    return worker.failure
 
 
 def run(slot: int, load_with: str) -> int:
@@ -232,9 +233,7 @@ def _load_and_serve(runtime: Runtime, record: EngineRecord, slot: int, load_with
     with executor:
         runtime.write_report(slot, report)
         keep_to_cores()  # only now, because compilers of a model may use all cores
-        failure = asyncio.run(serve(executor, record, runtime, slot))
-        if failure is not None:
-            raise failure
+        asyncio.run(serve(executor, record, runtime, slot))
 
 
 if __name__ == "__main__":

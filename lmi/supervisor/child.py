@@ -80,42 +80,38 @@ class Child:
             return
         if self.pid is None:
             if now >= self._start_s and not self.is_done:
-                self._try_to_start(now)
+                self._start(now)
         elif self._kill_s is not None:
             if now >= self._kill_s:
                 self.send(signal.SIGKILL)
         elif self.record is not None:
             self._judge(self.record, now, pauses)
 
-    def _try_to_start(self, now: float) -> None:
+    def _start(self, now: float) -> None:
         """Start the process, or try again soon if the machine has no memory or no descriptor for it now."""
-        try:
-            self.start(now)
-        except OSError as error:
-            self._start_s = now + FORK_AGAIN_S
-            log.error("%s cannot be started now: %s; next try in %g s", self.name, error.strerror, FORK_AGAIN_S)
-            if self.output is not None:
-                self.output.close()
-
-    def start(self, now: float) -> None:
         self._spawned_s, self._kill_s, self._hung = now, None, ""
         self._was_ready = False
         if self.record is not None:
             self.record.num_starts += 1
             self.record.phase = Phase.STARTING
-        if self.output is not None:
-            self.output.close()
-        self.output = ChildOutput(self.kind.output_logger, role=self.name) if self.kind.output_logger else None
-        self.pid = linux.spawn(
-            self.kind.argv(self._slot),
-            self.kind.environ(self._slot),
-            death_signal=signal.SIGKILL,  # no child is of use without its supervisor
-            oom_score=self.kind.oom_score,
-            become=self.kind.user.become if self.kind.user else None,
-            inherited_fds=self.kind.inherited_fds,
-            folder=self.kind.folder,
-            output_fd=self.output.writer if self.output else None,
-        )
+        self.close()
+        try:
+            self.output = ChildOutput(self.kind.output_logger, role=self.name) if self.kind.output_logger else None
+            self.pid = linux.spawn(
+                self.kind.argv(self._slot),
+                self.kind.environ(self._slot),
+                death_signal=signal.SIGKILL,  # no child is of use without its supervisor
+                oom_score=self.kind.oom_score,
+                become=self.kind.user.become if self.kind.user else None,
+                inherited_fds=self.kind.inherited_fds,
+                folder=self.kind.folder,
+                output_fd=self.output.writer if self.output else None,
+            )
+        except OSError as error:
+            self._start_s = now + FORK_AGAIN_S
+            log.error("%s cannot be started now: %s; next try in %g s", self.name, error.strerror, FORK_AGAIN_S)
+            self.close()
+            return
         if self.output:
             self.output.belongs_to(self.pid)
         if self.record is not None:
@@ -132,7 +128,7 @@ class Child:
             self.output.read_last()
 
     def close(self) -> None:
-        """Let go of a place that is no longer needed. Its process has ended."""
+        """Close the output of the last process, which has ended."""
         if self.output is not None:
             self.output.close()
 

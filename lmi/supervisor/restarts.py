@@ -20,9 +20,7 @@ IDLE_BEAT_S = 10.0
 DRAIN_CUT_S = 1.5  # after drain_timeout, when the remaining front ends are killed
 DRAIN_END_S = 2.5  # after drain_timeout, when all remaining processes are killed
 
-LATE_TURN_S = (
-    1.0  # the supervisor's loop turns at least five times a second; if a turn is so late, the process did not run
-)
+LATE_TURN_S = 1.0  # the supervisor's loop turns five times a second; if a turn is so late, the process did not run
 
 
 def drain_notice_s(drain_timeout_s: float) -> float:
