@@ -82,12 +82,6 @@ class UnsupportedMediaType(LmiError):
         super().__init__(f"content-type must be application/json, given {shorten(given)}")
 
 
-def attribute(attributes: str, name: str) -> str | None:
-    """Return a value of attributes such as `route=/v1/completions; model_name=b`, None if it is missing."""
-    pairs = (pair.partition("=") for pair in attributes.split(";"))
-    return next((value.strip() for key, _, value in pairs if key.strip() == name), None)
-
-
 class Exchange:
     """One request and its response. `status` is 0 until the response has started."""
 
@@ -133,6 +127,11 @@ class Exchange:
         keys = [value for name, value in headers if name in KEY_FIELDS]
         keys += [value[7:] for name, value in headers if name == b"authorization" and value[:7].lower() == b"bearer "]
         return [key.strip().decode("latin-1") for key in keys]
+
+    def attribute(self, name: str) -> str | None:
+        """Return a value of attributes such as `route=/v1/completions; model_name=b`, None if it is missing."""
+        pairs = (pair.partition("=") for pair in self.headers.get(CUSTOM_ATTRIBUTES, "").split(";"))
+        return next((value.strip() for key, _, value in pairs if key.strip() == name), None)
 
     def _choose_id(self) -> str:
         """Return the id that the client sent, if it is short printable ASCII, else a new one."""

@@ -15,7 +15,7 @@ from lmi.apis.openai.api import OPENAI_CHAT
 from lmi.apis.openai.schema import UNNAMED
 from lmi.apis.table import BY_FIELD
 from lmi.errors import InvalidRequest, StartError, Unavailable, UnknownModel, shorten, without_paths
-from lmi.http.exchange import CUSTOM_ATTRIBUTES, Exchange, attribute
+from lmi.http.exchange import Exchange
 from lmi.server.front_end import FrontEnd
 from lmi.server.models import UNKNOWN, Models
 from lmi.server.service import Service
@@ -126,7 +126,7 @@ def name_outside_of_body(exchange: Exchange) -> str | None:
     """Return the name that path, query or attributes have for the model, or None."""
     if "model" in exchange.scope["path_params"]:
         return str(exchange.scope["path_params"]["model"])
-    return exchange.query.get(NAME) or attribute(exchange.headers.get(CUSTOM_ATTRIBUTES, ""), NAME) or None
+    return exchange.query.get(NAME) or exchange.attribute(NAME) or None
 
 
 async def name_in_body(exchange: Exchange, front_end: FrontEnd) -> str | None:

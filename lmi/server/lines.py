@@ -32,7 +32,6 @@ from lmi.sessions.http import request_type, session_of
 
 MEDIA_TYPE = "application/jsonlines"
 MEDIA_TYPES = (MEDIA_TYPE, "application/x-ndjson", "application/x-jsonlines")
-JSON = "application/json"
 MAX_LINES = 100_000
 LINE = re.compile(rb"\S[^\n]*")  # skips blank lines, however many there are
 
@@ -47,7 +46,7 @@ def are_lines(exchange: Exchange) -> bool:
 async def serve_lines(exchange: Exchange, service: Service, api: AnyApi, choose: Choose) -> None:
     """Read a body of lines and answer each. `choose` finds the API of a line, `api` refuses the whole body."""
     assert service.engines is not None
-    async with Inference(exchange, service, api, service.model) as inference:
+    async with Inference(exchange, service, api) as inference:
         lines = split(await inference.receive())
         await service.engines.ready()  # else every line would fail for the same reason
         inference.session = await session_of(exchange, service)
@@ -133,7 +132,7 @@ class LineBatch:
     async def _generated(self, inference: Inference, line: bytes) -> bytes:
         if request_type(line) is not None:
             raise InvalidSession("requestType", "in a body of its own", line.decode())
-        message = await inference.read(line, JSON, self._choose)
+        message = await inference.read(line, self._choose)
         parsed = await inference.parse(message)
         async with self._places.taken(parsed.num_places):
             inference.started_s = time.monotonic()

@@ -136,14 +136,10 @@ class Models:
                     seen, delay_s = version, WATCH_S
             except Exception as error:
                 delay_s = min(2 * delay_s, LONGEST_DELAY_S)
-                self._give_up(error, delay_s)
+                if self.keeps_one and self.front_end.block.supervisor.phase == Phase.LOADING:
+                    os._exit(explain(self.runtime, error))  # as after `load`
+                log.error("a model cannot be used here: %s; next try in %g s", describe(error), delay_s)
             await asyncio.sleep(delay_s)
-
-    def _give_up(self, error: Exception, delay_s: float) -> None:
-        """Log why a model cannot be used here. A server that starts with this model ends, as it does after `load`."""
-        if self.keeps_one and self.front_end.block.supervisor.phase == Phase.LOADING:
-            os._exit(explain(self.runtime, error))
-        log.error("a model cannot be used here: %s; next try in %g s", describe(error), delay_s)
 
     async def refresh(self) -> list[Exception]:
         """Load the models that are ready, and let go of those that are gone. Returns why others cannot be used here."""

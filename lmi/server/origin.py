@@ -10,7 +10,7 @@ import math
 
 from lmi.apis.base.readers import priority
 from lmi.errors import InvalidParameter
-from lmi.http.exchange import CUSTOM_ATTRIBUTES, TIMEOUT, TIMEOUT_MS, Exchange, attribute
+from lmi.http.exchange import TIMEOUT, TIMEOUT_MS, Exchange
 from lmi.settings.server_config import ServerConfig
 
 FAIRNESS_ID = "x-llm-d-inference-fairness-id"
@@ -29,27 +29,22 @@ def client_of(exchange: Exchange, server: ServerConfig, adapter: str | None) -> 
 
 def client_timeout_s(exchange: Exchange) -> float:
     """Return the seconds that the client waits for its answer, from the request's arrival. Raises InvalidParameter."""
-    given = [
+    return min(
         _seconds(TIMEOUT, exchange.headers.get(TIMEOUT), 1.0),
         _seconds(TIMEOUT_MS, exchange.headers.get(TIMEOUT_MS), 0.001),
-        _seconds("timeout in Custom-Attributes", _attribute(exchange, "timeout"), 1.0),
-    ]
-    return min(given)
+        _seconds("timeout in Custom-Attributes", exchange.attribute("timeout"), 1.0),
+    )
 
 
 def client_priority(exchange: Exchange) -> float | None:
     """Return how urgent all of the body is, as Custom-Attributes say it in vLLM's numbers. Raises InvalidParameter."""
-    given, name = _attribute(exchange, "priority"), "priority in Custom-Attributes"
+    given, name = exchange.attribute("priority"), "priority in Custom-Attributes"
     if given is None:
         return None
     try:
         return priority(name, int(given))
     except ValueError:
         raise InvalidParameter(name, "a whole number", given) from None
-
-
-def _attribute(exchange: Exchange, name: str) -> str | None:
-    return attribute(exchange.headers.get(CUSTOM_ATTRIBUTES, ""), name)
 
 
 def _seconds(name: str, text: str | None, unit_s: float) -> float:

@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from lmi.adapters.choice import choose_adapter
 from lmi.apis.base.api import AnyApi, Rendered
-from lmi.apis.base.formatter import AsyncFormatter, Formatter
+from lmi.apis.base.formatter import JSON, AsyncFormatter, Formatter
 from lmi.apis.base.readers import Message, Parsed, is_text
 from lmi.errors import ClientGone, LmiError
 from lmi.executor import RequestPerfMetrics
@@ -37,18 +37,14 @@ IGNORED_STREAM = "stream: no effect in a body of lines, whose answers are whole"
 
 
 async def serve_request(
-    exchange: Exchange,
-    service: Service,
-    api: AnyApi,
-    model: ModelConfig | None = None,
-    choose: Choose | None = None,
+    exchange: Exchange, service: Service, api: AnyApi, model: ModelConfig | None = None, choose: Choose | None = None
 ) -> None:
     """Read one inference request and answer it, with an error if it fails.
 
     `model` has the name that the path has for it. `choose` finds the API from the body and its content type, if a path
     serves several; only such a path opens and closes sessions. Until the body is read the API is `api`.
     """
-    async with Inference(exchange, service, api, model or service.model) as inference:
+    async with Inference(exchange, service, api, model) as inference:
         body = await inference.receive()
         asked = None if choose is None else inference.session_request(body)
         if asked is not None:
@@ -60,7 +56,7 @@ async def serve_request(
 async def answer(inference: Inference, body: bytes, choose: Choose | None) -> None:
     """Answer a body that asks for generation. Raises LmiError only before the first byte."""
     exchange, service = inference.exchange, inference.service
-    message = await inference.read(body, exchange.headers.get("content-type"), choose)
+    message = await inference.read(body, choose)
     inference.session = await session_of(exchange, service)
     parsed = await inference.parse(message)
     with service.admitted(parsed.num_places):
@@ -77,10 +73,16 @@ class Inference:
     """
 
     def __init__(
-        self, exchange: Exchange, service: Service, api: AnyApi, model: ModelConfig, *, is_line: bool = False
+        self,
+        exchange: Exchange,
+        service: Service,
+        api: AnyApi,
+        model: ModelConfig | None = None,
+        *,
+        is_line: bool = False,
     ) -> None:
         self.exchange, self.service = exchange, service
-        self.api, self._model = api, model
+        self.api, self._model = api, model or service.model
         self.session: str | None = None  # the id of its session, if it names one
         self.started_s = exchange.started_s
         self._client_timeout_s = math.inf
@@ -122,8 +124,9 @@ class Inference:
             return None
         return request_type(body, is_ours=not self._formatters.reads(self.api))
 
-    async def read(self, body: bytes, content_type: str | None, choose: Choose | None) -> Message[Any]:
+    async def read(self, body: bytes, choose: Choose | None = None) -> Message[Any]:
         """Decode the body. After this, errors have the format of the answer."""
+        content_type = JSON if self._is_line else self.exchange.headers.get("content-type")
         async with self.deadline():
             body, content_type = await self._formatters.read(self.api, body, content_type)
         if choose is not None:

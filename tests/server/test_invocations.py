@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -14,7 +15,7 @@ from lmi.apis.batch import DYNAMIC_BATCH
 from lmi.apis.lmi.api import LMI
 from lmi.apis.table import APIS, api_of_inputs
 from lmi.executor import GuidedDecodingParams, GuideType
-from lmi.http.exchange import CUSTOM_ATTRIBUTES, attribute
+from lmi.http.exchange import CUSTOM_ATTRIBUTES, Exchange
 from lmi.server.routes.invocations import api_of_body
 from tests.scripted import CAPABILITIES, Host, host
 
@@ -65,7 +66,9 @@ def test_a_body_goes_to_the_api_whose_field_it_has(body: bytes, api: AnyApi) -> 
     ],
 )
 def test_a_route_is_read_among_other_attributes(attributes: str, value: str | None) -> None:
-    assert attribute(attributes, "route") == value
+    headers = [(CUSTOM_ATTRIBUTES.encode(), attributes.encode())]
+    exchange = Exchange({"type": "http", "headers": headers}, cast(Any, None), cast(Any, None))
+    assert exchange.attribute("route") == value
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -10,10 +10,8 @@ from lmi.server.service import Service
 
 async def count_tokens(exchange: Exchange, service: Service) -> None:
     assert service.pipeline is not None
-    async with Inference(exchange, service, COUNT_TOKENS, service.model) as inference:
-        body = await inference.receive()
-        message = await inference.read(body, exchange.headers.get("content-type"), None)
-        parsed = await inference.parse(message)
+    async with Inference(exchange, service, COUNT_TOKENS) as inference:
+        parsed = await inference.parse(await inference.read(await inference.receive()))
         await exchange.send_json({"input_tokens": await service.pipeline.count_tokens(parsed.request)})
 
 

@@ -22,7 +22,7 @@ from lmi.apis.base.outline import BodyOutline
 from lmi.apis.base.readers import is_text
 from lmi.apis.table import BY_FIELD, BY_ROUTE, ROWS, api_of_inputs
 from lmi.errors import LmiError, UnknownModel, shorten
-from lmi.http.exchange import CUSTOM_ATTRIBUTES, Exchange, attribute
+from lmi.http.exchange import CUSTOM_ATTRIBUTES, Exchange
 from lmi.server.lines import are_lines, serve_lines
 from lmi.server.respond import Choose, serve_request
 from lmi.server.service import Service
@@ -54,7 +54,7 @@ def named_model(exchange: Exchange, service: Service) -> ModelConfig:
 
 
 async def invocations(exchange: Exchange, service: Service) -> None:
-    route = attribute(exchange.headers.get(CUSTOM_ATTRIBUTES, ""), "route")
+    route = exchange.attribute("route")
     has_lines = are_lines(exchange)
     accept = "" if has_lines else exchange.headers.get("accept", "")  # lines are never answered with events
     api = api_of_inputs(service.config.model).for_accept(accept) if route is None else api_of_route(route)

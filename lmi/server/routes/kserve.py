@@ -118,15 +118,13 @@ SERVER_ROUTES = [
     ("/v2/models/stats", ["GET"], all_stats),
 ]
 ROUTES = [
-    *(
-        (f"{path}{name}", methods, handler)
-        for path in MODELS
-        for name, methods, handler in (
-            ("", ["GET"], model),
-            ("/ready", ["GET"], model_ready),
-            ("/stats", ["GET"], stats),
-            ("/infer", ["POST"], not_served),
-            ("/config", ["GET"], not_served),
-        )
-    ),
+    (f"{path}{name}", methods, handler)
+    for path in MODELS
+    for name, methods, handler in (
+        ("", ["GET"], model),
+        ("/ready", ["GET"], model_ready),
+        ("/stats", ["GET"], stats),
+        ("/infer", ["POST"], not_served),
+        ("/config", ["GET"], not_served),
+    )
 ]

@@ -64,9 +64,8 @@ def _card(service: Service, name: str) -> dict[str, Any]:
 
 async def tokenize(exchange: Exchange, service: Service) -> None:
     assert service.pipeline is not None and service.engines is not None
-    async with Inference(exchange, service, OPENAI_COMPLETIONS, service.model) as inference:
-        body = await inference.receive()
-        message = await inference.read(body, exchange.headers.get("content-type"), _api_of)
+    async with Inference(exchange, service, OPENAI_COMPLETIONS) as inference:
+        message = await inference.read(await inference.receive(), _api_of)
         adds_special = boolean(ADD_SPECIAL, message.fields.pop(ADD_SPECIAL, inference.api is OPENAI_COMPLETIONS))
         has_names = boolean(NAMES, message.fields.pop(NAMES, None) or False)
         any_tools = replace(message.format, tool_calls="text")  # whether calls can be read matters to an answer only
@@ -82,8 +81,8 @@ async def tokenize(exchange: Exchange, service: Service) -> None:
 
 async def detokenize(exchange: Exchange, service: Service) -> None:
     assert service.pipeline is not None
-    async with Inference(exchange, service, OPENAI_COMPLETIONS, service.model) as inference:
-        message = await inference.read(await inference.receive(), exchange.headers.get("content-type"), None)
+    async with Inference(exchange, service, OPENAI_COMPLETIONS) as inference:
+        message = await inference.read(await inference.receive())
         ids = PROMPT_IDS("tokens", message.fields.get("tokens"))
         if not ids:
             raise InvalidParameter("tokens", "a non-empty list of token ids", [])
