@@ -44,7 +44,7 @@ import msgspec
 
 from lmi.errors import StartError
 from lmi.settings.config import Config, ServerConfig
-from lmi.settings.user import User
+from lmi.settings.server_config import User
 from lmi.shared.desired_state import Adapter, Folder, Model, ModelFolder, State, key
 from lmi.shared.files import write_whole
 from lmi.shared.state import Block, EngineRecord

@@ -49,13 +49,15 @@ class ModelConfig:
     sampling_defaults: SamplingDefaults | None = None  # the engine's; None: greedy unless do_sample, without limits
 
     required_memory_mb: int | None = option(
-        None, integer(0), "MB of memory that one of several models needs; nothing: estimated from its files"
+        None,
+        integer(0),
+        "MB of memory that one of several models needs; nothing: estimated from its files",
+        key="required_memory_mb",
     )
     model_id: ClassVar = Option(
         None,
         kinds.TEXT,
         "folder of the model, or demo; nothing: the folder of serving.properties itself",
-        key="option.model_id",
         aliases=("option.model",),
         env=("HF_MODEL_ID",),
         is_path=True,
@@ -64,7 +66,6 @@ class ModelConfig:
         None,
         kinds.TEXT,
         "branch, tag or commit of a model from a hub; nothing: main",
-        key="option.revision",
         env=("HF_REVISION",),
         is_for_engine=True,
     )
@@ -75,64 +76,43 @@ class ModelConfig:
     )
     aliases: tuple[str, ...] = option((), kinds.NAMES, "further names of the model in URLs", key="option.model_alias")
     served_model_name: ClassVar = Option(
-        None,
-        kinds.SERVED_NAMES,
-        "the model's name, then further ones; nothing: option.model_name",
-        key="option.served_model_name",
+        None, kinds.SERVED_NAMES, "the model's name, then further ones; nothing: option.model_name"
     )
     load_models: ClassVar = Option(
         None,
         kinds.MODELS,
         "the folder to serve and the model's name, as NAME=PATH",
         more_flags=("-m", "--models"),
+        key="load_models",
     )
     output_formatter: str | None = option(
         None,
         kinds.FORMATTER,
         "form of answers, or a function for it",
-        key="option.output_formatter",
         refused_by=SCRIPTS,
         harmless=kinds.FORMATTER_WORDS.__contains__,
     )
     input_formatter: ClassVar = Option(
-        None,
-        kinds.FUNCTION,
-        "function of model.py that reads requests",
-        key="option.input_formatter",
-        refused_by=SCRIPTS,
+        None, kinds.FUNCTION, "function of model.py that reads requests", refused_by=SCRIPTS
     )
-    tgi_compat: bool = option(False, kinds.BOOLEAN, "answers in the shape of TGI", key="option.tgi_compat")
+    tgi_compat: bool = option(False, kinds.BOOLEAN, "answers in the shape of TGI")
     enable_streaming: bool = option(
-        False,
-        kinds.STREAMING,
-        "answers of option.rolling_batch=disable as they come, as jsonlines",
-        key="option.enable_streaming",
+        False, kinds.STREAMING, "answers of option.rolling_batch=disable as they come, as jsonlines"
     )
     chat_template: str | None = option(
-        None,
-        kinds.TEXT,
-        "chat template: a file, or the text itself",
-        key="option.chat_template",
-        is_path=True,
-        refused_by=TEMPLATES,
+        None, kinds.TEXT, "chat template: a file, or the text itself", is_path=True, refused_by=TEMPLATES
     )
     special_tokens_in_content: bool = option(
         False,
         kinds.BOOLEAN,
         "special tokens that the content of a chat spells count as such, so that a user can write a system message",
-        key="option.special_tokens_in_content",
     )
-    tool_call_parser: str | None = option(
-        None, kinds.TOOL_CALL_FORM, "form of a model's tool calls in its answers", key="option.tool_call_parser"
-    )
-    reasoning_parser: str | None = option(
-        None, kinds.REASONING_FORM, "marks around a model's thoughts", key="option.reasoning_parser"
-    )
+    tool_call_parser: str | None = option(None, kinds.TOOL_CALL_FORM, "form of a model's tool calls in its answers")
+    reasoning_parser: str | None = option(None, kinds.REASONING_FORM, "marks around a model's thoughts")
     prefix_cache_scope: str = option(
         "server",
         choice("server", "request"),
         "whose prompts share cached keys and values: all of the server, or only those of one request",
-        key="option.prefix_cache_scope",
     )
 
     @property

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from lmi.settings import kinds
 from lmi.settings.kinds import choice, integer, matching
-from lmi.settings.option import PICKLES, REMOTE_CODE, ROW, SCRIPTS, Option, option
+from lmi.settings.option import PICKLES, REMOTE_CODE, SCRIPTS, Option, option
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +25,6 @@ class EngineConfig:
         False,
         kinds.BOOLEAN,
         "run Python code that comes with the model (vllm, trtllm)",
-        key="option.trust_remote_code",
         env=("HF_MODEL_TRUST_REMOTE_CODE", "HF_TRUST_REMOTE_CODE"),
         otherwise="code that comes with a model is never run",
         refused_by=REMOTE_CODE,
@@ -34,32 +33,25 @@ class EngineConfig:
         True,
         kinds.BOOLEAN,
         "install the model's requirements.txt for its own code; nothing: true",
-        key="option.install_requirements",
         env=("STANDARD_AUTO_INSTALL_REQ",),
     )
-    allow_pickle: bool = option(
-        False, kinds.BOOLEAN, "load pickled weights, which can run code", key="option.allow_pickle", refused_by=PICKLES
-    )
+    allow_pickle: bool = option(False, kinds.BOOLEAN, "load pickled weights, which can run code", refused_by=PICKLES)
     handler: str = option("auto", kinds.HANDLER, f"engine: {', '.join(kinds.HANDLERS)}", key="option.rolling_batch")
     async_mode: ClassVar = Option(
         None,
         kinds.BOOLEAN,
         "with option.rolling_batch=disable: the engine of auto, in-flight batching, the LMI schema",
-        key="option.async_mode",
         has_flag=False,
     )
-    dtype: str = option("auto", kinds.DTYPE, "type of the weights: auto, fp32, bf16, fp16", key="option.dtype")
+    dtype: str = option("auto", kinds.DTYPE, "type of the weights: auto, fp32, bf16, fp16")
     quantize: str | None = option(
         None,
         matching("the name of a method, such as int8", r"[A-Za-z0-9_-]{1,64}"),
         "quantise the weights at load; int8 on the embedded engine needs its native kernels",
-        key="option.quantize",
         aliases=("option.quantization",),
         env=("HF_MODEL_QUANTIZE",),
     )
-    device: str = option(
-        "auto", choice("auto", "cpu", "cuda"), "auto: cuda where a GPU is visible", key="option.device"
-    )
+    device: str = option("auto", choice("auto", "cpu", "cuda"), "auto: cuda where a GPU is visible")
     max_num_sequences: int | None = option(
         None,
         integer(1, 65536),
@@ -81,18 +73,18 @@ class EngineConfig:
         integer(1, 65536),
         "sequences that run at once with option.rolling_batch=disable",
         aliases=("max_dynamic_batch_size",),
+        key="batch_size",
     )
-    max_batch_delay: ClassVar = Option(None, integer(0), "milliseconds to wait for a batch; accepted, nothing waits")
+    max_batch_delay: ClassVar = Option(
+        None, integer(0), "milliseconds to wait for a batch; accepted, nothing waits", key="max_batch_delay"
+    )
     max_step_ms: float | None = option(
         None,
         kinds.MILLISECONDS,
         "longest step of the embedded engine that takes prompt tokens beside answers; nothing: it measures and chooses",
-        key="option.max_step_ms",
         otherwise="option.max_rolling_batch_prefill_tokens bounds a step",
     )
-    max_kv_cache_tokens: int | None = option(
-        None, integer(1), "size of the KV cache in tokens", key="option.max_kv_cache_tokens"
-    )
+    max_kv_cache_tokens: int | None = option(None, integer(1), "size of the KV cache in tokens")
     max_sequence_length: int | None = option(
         None,
         kinds.LENGTH,
@@ -104,45 +96,36 @@ class EngineConfig:
         8,
         integer(1, 256),
         "widest beam search that a request may ask for, at most option.max_rolling_batch_size; 1: none",
-        key="option.max_beam_width",
     )
     request_stats_max_iterations: int = option(
-        0,
-        integer(0),
-        "steps of which an engine keeps each request's statistics",
-        key="option.request_stats_max_iterations",
+        0, integer(0), "steps of which an engine keeps each request's statistics"
     )
     additional_outputs: tuple[str, ...] = option(
         (),
         kinds.OUTPUTS,
         "tensors of the model that requests may ask for, NAME or NAME:context, which has the prompt's rows too",
-        key="option.additional_outputs",
     )
     logits_post_processors: str | None = option(
         None,
         kinds.PYTHON_FILE,
         "Python file with functions that change logits; it runs in the engine's own process",
-        key="option.logits_post_processors",
         refused_by=SCRIPTS,
     )
     enable_prefix_caching: bool | None = option(
         None,
         kinds.BOOLEAN,
         "prompts that begin alike share cached keys and values; nothing: the engine chooses, as a rule true",
-        key="option.enable_prefix_caching",
     )
     speculative: str | None = option(
         None,
         choice("ngram"),
         "the embedded engine guesses tokens ahead, which changes no answer: ngram, from what the sequence holds",
-        key="option.speculative",
         otherwise="nothing is guessed ahead",
     )
     tensor_parallel_degree: int = option(
         1,
         kinds.DEGREE,
         "GPUs that share each layer, or groups of cores on a CPU (vllm); max: all GPUs",
-        key="option.tensor_parallel_degree",
         aliases=("option.tensor_parallel_size",),
         env=("TENSOR_PARALLEL_DEGREE", "SM_NUM_GPUS", "TENSOR_PARALLEL_SIZE"),
     )
@@ -150,28 +133,19 @@ class EngineConfig:
         1,
         integer(1, 1024),
         "GPUs that share the layers in turn",
-        key="option.pipeline_parallel_degree",
         aliases=("option.pipeline_parallel_size",),
         env=("PIPELINE_PARALLEL_DEGREE",),
     )
-    environ: dict[str, str] = field(
-        default_factory=dict,
-        metadata={
-            ROW: Option(
-                {},
-                kinds.VARIABLES,
-                "environment of engines and of the model's own code, as A=1,B=2",
-                key="option.env",
-                is_safe=False,  # PYTHONPATH and LD_PRELOAD run code
-            )
-        },
+    environ: dict[str, str] = option(
+        {},
+        kinds.VARIABLES,
+        "environment of engines and of the model's own code, as A=1,B=2",
+        key="option.env",
+        is_safe=False,  # PYTHONPATH and LD_PRELOAD run code
     )
-    num_threads: int | None = option(None, integer(1, 1024), "threads of an engine on a CPU", key="option.num_threads")
+    num_threads: int | None = option(None, integer(1, 1024), "threads of an engine on a CPU")
     bind_cores: bool = option(
-        True,
-        kinds.BOOLEAN,
-        "keep an engine on a CPU to its cores and front ends to the rest, where both have enough",
-        key="option.bind_cores",
+        True, kinds.BOOLEAN, "keep an engine on a CPU to its cores and front ends to the rest, where both have enough"
     )
     min_workers: ClassVar = Option(
         None, integer(1, 1024), "least number of replicas", key="minWorkers", platform=("SAGEMAKER_NUM_MODEL_WORKERS",)
@@ -179,7 +153,7 @@ class EngineConfig:
     max_workers: ClassVar = Option(
         None, integer(1, 1024), "most replicas", key="maxWorkers", platform=("SAGEMAKER_NUM_MODEL_WORKERS",)
     )
-    load_on_devices: ClassVar = Option(None, kinds.DEVICES, "GPUs to use, as in 0;1")
+    load_on_devices: ClassVar = Option(None, kinds.DEVICES, "GPUs to use, as in 0;1", key="load_on_devices")
     step_timeout_s: float = option(
         60.0,
         kinds.SECONDS,
@@ -205,12 +179,13 @@ class EngineConfig:
         "deaths of an engine in retry_window, then the server ends, if no other replica serves; 0 as 1: the first one",
         aliases=("option.retry_threshold",),
         env=("PROCESS_MAX_START_RETRIES",),
+        key="retry_threshold",
     )
     retry_window_s: float = option(
         600.0, kinds.SECONDS, "seconds in which those deaths are counted", key="retry_window"
     )
-    strict: bool = option(False, kinds.BOOLEAN, "an unknown option.* stops the start", key="option.strict")
-    engine: ClassVar = Option(None, kinds.ENGINE, "accepted, means nothing", has_flag=False)
+    strict: bool = option(False, kinds.BOOLEAN, "an unknown option.* stops the start")
+    engine: ClassVar = Option(None, kinds.ENGINE, "accepted, means nothing", has_flag=False, key="engine")
     entry_point: ClassVar = Option(
         None,
         kinds.ENTRY_POINT,
@@ -225,7 +200,6 @@ class EngineConfig:
         None,
         kinds.TEXT,
         "what the model is for; anything but generating text and embeddings is refused",
-        key="option.task",
         env=("HF_TASK",),
         has_flag=False,
     )

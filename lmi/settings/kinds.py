@@ -16,8 +16,6 @@ from urllib.parse import unquote, urlsplit
 
 from msgspec import Struct
 
-from lmi.settings.user import User
-
 LARGEST = 2**31 - 1
 SIZE_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 LENGTH_UNITS = {"": 1, "k": 10**3, "m": 10**6, "K": 1 << 10, "M": 1 << 20}
@@ -105,6 +103,11 @@ def matching(allowed: str, pattern: str) -> Kind:
         return text
 
     return Kind(allowed, parse)
+
+
+def several(allowed: str, each: Kind) -> Kind:
+    """Return the kind of values of one kind with `;` or `,` between."""
+    return Kind(allowed, lambda text: tuple(each.parse(part.strip()) for part in re.split("[;,]", text)))
 
 
 def _boolean(text: str) -> bool:
@@ -232,15 +235,9 @@ def _port_range(text: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-def _folders(text: str) -> tuple[str, ...]:
-    folders = tuple(name.strip() for name in re.split("[;,]", text))
-    if not all(name.startswith("/") for name in folders):
-        raise ValueError
-    return folders
-
-
 TEXT = Kind("any text in UTF-8", str)
-FOLDERS = Kind("absolute paths with ; between", _folders)
+ABSOLUTE_PATH = matching("an absolute path", r"/[^\0]*")
+FOLDERS = several("absolute paths with ; between", ABSOLUTE_PATH)
 GATEWAY = Kind(f"a port 1..65535, true (port {GATEWAY_PORT}) or false", _gateway_port, unit="[PORT]")
 BOOLEAN = Kind("true or false", _boolean)
 SECONDS = Kind("seconds, more than 0", _seconds, unit="SECONDS")
@@ -256,7 +253,6 @@ MEGABYTES = Kind(
     "a whole number of megabytes; 0: 1 GiB",
     lambda text: integer(0, 1 << 20).parse(text) * SIZE_UNITS["m"] or SIZE_UNITS["g"],
 )
-USER = Kind("a user that this machine knows, UID or UID:GID, and not root", User.of)
 KEYS = Kind("keys of printable ASCII without blanks, with , between", _keys)
 ORIGIN = matching("an origin", r"\*|[a-z][a-z0-9+.-]*://[A-Za-z0-9.:\[\]-]+")
 ORIGINS = Kind(
@@ -279,7 +275,6 @@ DEGREE = Kind(
 )
 PORT_RANGE = Kind("FIRST-LAST, two ports", _port_range, unit="FIRST-LAST")
 DEVICES = Kind("* or GPU numbers with ; between", _devices, unset="*")
-ABSOLUTE_PATH = matching("an absolute path", r"/[^\0]*")
 STREAMING = Kind(  # the reference's own streamer, or transformers'
     "true, false", lambda text: text.lower() == "huggingface" or _boolean(text), words=("true", "false")
 )
@@ -295,10 +290,7 @@ OUTPUTS = Kind(
     "names with ; between, each once and perhaps with :context, as in logits;hidden_states:context", _outputs
 )
 PYTHON_FILE = matching("a Python file in the model's folder", r"[^/\0]+\.py")
-NAMES = Kind(
-    f"names with ; between, each {NAME.allowed}",
-    lambda text: tuple(NAME.parse(name.strip()) for name in re.split("[;,]", text)),
-)
+NAMES = several(f"names with ; between, each {NAME.allowed}", NAME)
 SERVED_NAMES = Kind(
     f"names with , or blanks between, each {SERVED_NAME.allowed}",
     lambda text: tuple(map(SERVED_NAME.parse, re.findall(r"[^;,\s]+", text.strip("[]").replace('"', "")))),
@@ -339,20 +331,9 @@ FORMATTER = Kind(
 # The further names are vLLM's names of the forms. Source: the parsers of vLLM 0.32.
 # lmi/apis/openai/calls/parsers.py has these, but text.
 TOOL_CALL_FORMS = (
-    *(
-        "hermes",
-        "json",
-        "deepseek_v3",
-        "deepseek_v31",
-        "glm45",
-        "granite",
-        "granite-20b-fc",
-        "jamba",
-        "kimi_k2",
-        "lfm2",
-    ),
-    *("minimax_m2", "mistral", "openai", "phi4_mini_json", "pythonic", "qwen3_xml", "seed_oss", "text"),
-)
+    "hermes json deepseek_v3 deepseek_v31 glm45 granite granite-20b-fc jamba kimi_k2 lfm2 minimax_m2 mistral openai "
+    "phi4_mini_json pythonic qwen3_xml seed_oss text"
+).split()
 REASONING_FORMS = ("think", "mistral", "openai", "seed_oss")
 TOOL_CALL_FORM = form(
     *TOOL_CALL_FORMS,

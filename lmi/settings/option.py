@@ -27,7 +27,7 @@ class Option(Struct, frozen=True):
     default: Any
     kind: Kind
     help: str
-    key: str = ""  # in serving.properties; left out: the name of the field
+    key: str = ""  # in serving.properties; left out: the field's name, after `option.` if it is not of ServerConfig
     aliases: tuple[str, ...] = ()  # further keys with the same meaning
     env: tuple[str, ...] = ()  # environment names beside OPTION_… and SERVING_…; the first one given counts
     platform: tuple[str, ...] = ()  # SAGEMAKER_… names, which beat the file; the first one given counts
@@ -56,7 +56,10 @@ class Option(Struct, frozen=True):
 
 def option(default: Default, kind: Kind, help: str, **facts: Any) -> Default:
     """Return the default of a field, which then is an option. `facts` are further fields of Option."""
-    return dataclasses.field(default=default, metadata={ROW: Option(default, kind, help, **facts)})
+    row: dict[str, Any] = {"metadata": {ROW: Option(default, kind, help, **facts)}}
+    if isinstance(default, dict):
+        return dataclasses.field(default_factory=lambda: default, **row)
+    return dataclasses.field(default=default, **row)
 
 
 def _flag(key: str) -> str:

@@ -101,11 +101,10 @@ def _options(part: str, settings: type) -> Iterator[Option]:
     """Yield the options of a class of settings in its order, those of its fields and those that fill none."""
     filling = {one.name: one.metadata[ROW] for one in fields(settings) if ROW in one.metadata}
     for name in settings.__annotations__:
-        if name in filling:
-            row = filling[name]
-            yield replace(row, key=row.key or name, part=part, field=f"{part}.{name}")
-        elif isinstance(row := getattr(settings, name), Option):
-            yield replace(row, key=row.key or name, part=part)
+        row = filling.get(name) or getattr(settings, name, None)
+        if isinstance(row, Option):
+            key = row.key or (name if part == "server" else f"option.{name}")
+            yield replace(row, key=key, part=part, field=f"{part}.{name}" if name in filling else "")
 
 
 OPTIONS = (*_options("server", ServerConfig), *_options("model", ModelConfig), *_options("engine", EngineConfig))

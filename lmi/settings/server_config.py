@@ -2,13 +2,57 @@
 
 from __future__ import annotations
 
+import os
+import pwd
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 from lmi.settings import kinds
-from lmi.settings.kinds import choice, integer, matching
+from lmi.settings.kinds import Kind, choice, integer, matching
 from lmi.settings.option import Option, option
-from lmi.settings.user import User
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    """The user that front ends, the gateway and user code run as where root starts the server."""
+
+    text: str  # as it was given
+    name: str
+    uid: int
+    gid: int
+    groups: tuple[int, ...]
+    home: str
+
+    def __str__(self) -> str:
+        return self.text
+
+    @classmethod
+    def of(cls, text: str) -> User:
+        """Return the user that a NAME, UID or UID:GID means. Raises ValueError for root and for unknown names."""
+        user, _, group = text.partition(":")
+        try:
+            known = pwd.getpwuid(int(user)) if user.isdecimal() else pwd.getpwnam(user)
+        except KeyError:
+            known = None
+        if known is None and not user.isdecimal():
+            raise ValueError
+        uid = int(user) if known is None else known.pw_uid
+        gid = int(group) if group else uid if known is None else known.pw_gid
+        if not (0 < uid < 2**32 - 1 and 0 < gid < 2**32 - 1):
+            raise ValueError
+        name, home = (str(uid), "") if known is None else (known.pw_name, known.pw_dir)
+        groups = (gid,) if known is None or group else tuple(os.getgrouplist(name, gid))
+        return cls(text, name, uid, gid, groups, home if os.path.isdir(home) else "/tmp")
+
+    @property
+    def environ(self) -> dict[str, str]:
+        return {"HOME": self.home, "USER": self.name, "LOGNAME": self.name}
+
+    def become(self) -> None:
+        """Make this process one of the user. The kernel forgets the signal of its parent's death."""
+        os.setgroups(self.groups)
+        os.setresgid(self.gid, self.gid, self.gid)
+        os.setresuid(self.uid, self.uid, self.uid)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,19 +85,19 @@ class ServerConfig:
     )
     ssl_certfile: str | None = option(
         None,
-        matching("an absolute path", r"/[^\0]*"),
+        kinds.ABSOLUTE_PATH,
         "file with this server's certificate and those that signed it, in PEM; the port speaks HTTPS then",
         is_path=True,
     )
     ssl_keyfile: str | None = option(
         None,
-        matching("an absolute path", r"/[^\0]*"),
+        kinds.ABSOLUTE_PATH,
         "file with the certificate's key, without a password; nothing: ssl_certfile has it too",
         is_path=True,
     )
     user: User | None = option(
         None,
-        kinds.USER,
+        Kind("a user that this machine knows, UID or UID:GID, and not root", User.of),
         "user that front ends, the gateway and user code run as where root starts the server; nothing: the same user",
         key="option.user",
         is_for_operator=True,
@@ -76,11 +120,7 @@ class ServerConfig:
         env=("LMI_API_KEY",),
     )
     api_key_file: str | None = option(
-        None,
-        matching("an absolute path", r"/[^\0]*"),
-        "file with further keys, one on each line",
-        key="option.api_key_file",
-        is_path=True,
+        None, kinds.ABSOLUTE_PATH, "file with further keys, one on each line", key="option.api_key_file", is_path=True
     )
     cors_allowed_origins: tuple[str, ...] = option(
         (),
@@ -172,7 +212,7 @@ class ServerConfig:
     )
     sessions_path: str | None = option(
         None,
-        matching("an absolute path", r"/[^\0]*"),
+        kinds.ABSOLUTE_PATH,
         "folder of the sessions; one of your own outlives the server; nothing: a temporary one",
         key="option.sessions_path",
         platform=("SAGEMAKER_SESSIONS_PATH",),

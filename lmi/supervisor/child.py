@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from lmi.errors import NoMemory, StartError
-from lmi.settings.user import User
+from lmi.settings.server_config import User
 from lmi.shared import linux
 from lmi.shared.pauses import Pauses
 from lmi.shared.state import EngineRecord, Phase

@@ -18,7 +18,7 @@ from lmi.gateway import argv
 from lmi.runtime import ENVIRONMENT_NAME, Runtime, ServerRuntime
 from lmi.settings.config import Config, ServerConfig
 from lmi.settings.handler import USER_CODE, announced
-from lmi.settings.user import User
+from lmi.settings.server_config import User
 from lmi.shared.cores import Cores, variable
 from lmi.shared.linux import SUPERVISOR_PID
 from lmi.shared.state import Block, Phase

@@ -8,7 +8,7 @@ import sys
 
 from lmi.errors import BadConfiguration, StartError
 from lmi.runtime import ServerRuntime
-from lmi.settings.user import User
+from lmi.settings.server_config import User
 
 MIN_OPEN_FILES = 64  # a front end reserves 40, the others are for clients
 

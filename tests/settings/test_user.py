@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lmi.settings.user import User
+from lmi.settings.server_config import User
 
 
 @pytest.mark.parametrize(
