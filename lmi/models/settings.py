@@ -19,8 +19,7 @@ from lmi.errors import ModelUnusable
 from lmi.settings.config import Config, EngineConfig, ServerConfig
 from lmi.settings.handler import Handler, announced
 from lmi.settings.kinds import local_path
-from lmi.settings.model_choice import MODEL
-from lmi.settings.model_folder import find_folder
+from lmi.settings.model_choice import MODEL, find_folder
 from lmi.settings.options import OPTIONS, find, is_of_other_image, is_of_server, key_of_env
 from lmi.settings.ports import RANGE
 from lmi.settings.properties import Properties, read

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from lmi.errors import BadConfiguration
 from lmi.settings.config import EngineConfig, UserCodeConfig
@@ -82,58 +82,54 @@ def choose_handler(asked: str, machine: Machine, handlers: Mapping[str, Handler]
     raise BadConfiguration(", ".join(words) + _why_not(word, handlers))
 
 
-def read_meanings(values: Values, engine: ChosenEngine) -> Values:
+def read_meanings(values: Values, engine: ChosenEngine) -> None:
     """Read each option that means another one of the table as that one. Note what others set, and what is not used."""
     for key, target in engine.handler.means.items():
         if key in values and find(target) is not None:
             if key in engine.handler.wins and target in values:
                 if values.given(key) != values.given(target):
                     values.warn(f"{values.how_given(target).place}: {values.how_given(key).place} counts")
-                values = replace(values, picked={each: one for each, one in values.picked.items() if each != target})
-            values = values.rename(key, target)
+                del values.picked[target]
+            values.rename(key, target)
         elif key in values:
-            values = values.annotate(key, f"sets {target}")
+            values.annotate(key, f"sets {target}")
     for key in engine.handler.unused.keys() & values.picked.keys():
-        values = values.annotate(key, "not used")
-    return values
+        values.annotate(key, "not used")
 
 
-def choose_defaults(values: Values, engine: ChosenEngine) -> Values:
+def choose_defaults(values: Values, engine: ChosenEngine) -> None:
     """Apply the engine's defaults of options. Note each option of dynamic batching that has no effect.
 
     In dynamic batching `batch_size` bounds the running sequences.
     """
     if engine.handler is USER_CODE:
-        return values
+        return
     for key, value in engine.handler.defaults.items():
-        values = values.choose(key, value, f"default of {engine.name}")
+        values.choose(key, value, f"default of {engine.name}")
     if engine.has_dynamic_batch and "batch_size" in values:
-        values = values.choose(BATCH, values.given("batch_size"), "batch_size")
+        values.choose(BATCH, values.given("batch_size"), "batch_size")
     alone = "has an effect with option.rolling_batch=disable alone"
     reasons = {} if engine.has_dynamic_batch else {"batch_size": alone, "option.enable_streaming": alone}
     reasons["max_batch_delay"] = "unneeded, a request joins the running batch at once"
     for key, reason in reasons.items():
         if key in values:
             values.note(f"{values.how_given(key).place}: {reason}")
-    return values
 
 
-def fit_beams(values: Values) -> Values:
+def fit_beams(values: Values) -> None:
     """Lower the beam width of the default to the sequences that run at once, and refuse a given one over them."""
     most, key = values.final(BATCH), "option.max_beam_width"
-    if most is None or values.final(key) <= most:
-        return values
-    if key in values:
-        values.refuse(key, f"at most {BATCH}, {most}")
-    return values.choose(key, most, BATCH)
+    if most is not None and values.final(key) > most:
+        if key in values:
+            values.refuse(key, f"at most {BATCH}, {most}")
+        values.choose(key, most, BATCH)
 
 
-def choose_degree(values: Values, engine: ChosenEngine, gpus: tuple[str, ...]) -> Values:
+def choose_degree(values: Values, engine: ChosenEngine, gpus: tuple[str, ...]) -> None:
     """Replace a tensor parallel degree of `max` by a number of ranks."""
-    if values.given(TENSOR) != "max":
-        return values
-    most = 1 if engine.handler.is_one_device else max(1, len(gpus) // values.final(PIPELINE))
-    return values.settle(TENSOR, most, f"max of {len(gpus)} GPUs")
+    if values.given(TENSOR) == "max":
+        most = 1 if engine.handler.is_one_device else max(1, len(gpus) // values.final(PIPELINE))
+        values.settle(TENSOR, most, f"max of {len(gpus)} GPUs")
 
 
 def choose_replicas(values: Values, engine: ChosenEngine, gpus: tuple[str, ...]) -> Replicas:

@@ -1,11 +1,13 @@
-"""Chooses the model to serve and its names, and puts fetched folders in the place of models elsewhere.
+"""Finds the folder to serve, by the rules of LMI's `serve`, and chooses the model and its names.
 
 Settings are resolved twice for a remote model: before the fetch, so that faults show at once, and after it, with the
-model's own files.
+model's own files. This module reads the names of files and never opens weights.
 """
 
 from __future__ import annotations
 
+import difflib
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -13,18 +15,46 @@ from pathlib import Path
 
 from lmi.errors import ModelUnusable, shorten
 from lmi.settings.config import Config
+from lmi.settings.handler import announced
 from lmi.settings.kinds import MODELS, NamedModel, local_path
-from lmi.settings.model_folder import DEMO, find_folder, find_model, find_user_code_model, model_name
 from lmi.settings.properties import Properties
 from lmi.settings.values import ENVIRONMENT, Given, Problems, Surroundings, Values, collect, setting
 from lmi.shared.fetches import FetchRequest, WantedSource
-from lmi.sources.files import fault
+from lmi.sources.files import GGUF, NO_GGUF, fault, listed
 from lmi.sources.source import ARCHIVE_SUFFIXES, HubModel, is_remote, parse
 
 MODEL, NAME, DRAFT = "option.model_id", "option.model_name", "option.speculative_draft_model"
+DEMO = "demo"
+PLATFORM_FOLDER = Path("/opt/ml/model")
 
 Fetched = Mapping[str, Path]
 """The local folder of each source that was fetched, by its text."""
+
+
+def find_folder(asked: str | None, cwd: Path, platform_folder: Path = PLATFORM_FOLDER) -> Path | None:
+    """Return the folder to serve: the one asked for, SageMaker's, or the current one. None means the demo.
+
+    If the folder holds only one other folder, that one is served, because archives are often packed so. Raises
+    ModelUnusable if the folder that was asked for does not exist.
+    """
+    if asked is not None:
+        folder = cwd / local_path(asked)
+        if asked == DEMO and not folder.exists():
+            return demo_folder()
+        if not folder.is_dir():
+            names = [DEMO, *(entry.name for entry in cwd.iterdir() if entry.is_dir())]
+            near = difflib.get_close_matches(asked, names, 1, 0.8)
+            meant = f"; did you mean {near[0]}?" if near else ""
+            said = NO_GGUF if folder.name.endswith(GGUF) else "is not a folder" if folder.exists() else "does not exist"
+            raise ModelUnusable(f"{asked}: {said}{meant}")
+    elif platform_folder.is_dir() and any(platform_folder.iterdir()):
+        folder = platform_folder
+    elif any((cwd / name).is_file() for name in ("serving.properties", "config.json")):
+        folder = cwd
+    else:
+        return None
+    inside = list(folder.iterdir())
+    return inside[0] if len(inside) == 1 and inside[0].is_dir() else folder
 
 
 def is_remote_folder(asked: str, cwd: Path) -> bool:
@@ -99,6 +129,29 @@ def source_name(text: str) -> str:
     return next((name.removesuffix(suffix) for suffix in ARCHIVE_SUFFIXES if name.endswith(suffix)), name)
 
 
+def model_name(text: str) -> str:
+    """Return `text` with each character replaced that has a meaning in a URL's path or in a log line."""
+    return re.sub(r"[^A-Za-z0-9._-]", "_", text).lstrip("._-")[:128] or "model"
+
+
+def demo_folder() -> Path:
+    """Return the folder of the model that is served if none is named. Raises ModelUnusable if no engine brings one."""
+    demos = [handler.demo for handler in announced().values() if handler.demo is not None]
+    if not demos:
+        raise ModelUnusable("no engine is installed that brings a demo model")
+    return demos[0]
+
+
+def user_code_folders(values: Values) -> list[Path]:
+    """Return the folders that may hold the model's code: the model's, then that of serving.properties."""
+    folder = values.here.folder
+    try:
+        path = _model_path(values)
+    except ModelUnusable:
+        path = folder or values.here.cwd
+    return [path] if folder is None or folder == path else [path, folder]
+
+
 def _is_remote(given: Given, here: Surroundings) -> bool:
     if given.key not in (MODEL, DRAFT) or given.text == DEMO:
         return False
@@ -123,44 +176,71 @@ def _without_ids_of_environment(givens: list[Given], here: Surroundings, problem
             )
 
 
-def choose_model(values: Values, is_user_code: bool, missing: tuple[str, ...]) -> tuple[Values, Path]:
-    """Return the values with the model and its names, and the model's folder as the options name it.
+def choose_model(values: Values, is_user_code: bool, missing: tuple[str, ...]) -> Path:
+    """Choose the model and its names. Returns the model's folder as the options name it.
 
-    `missing` has the remote sources that were not fetched yet. Raises ModelUnusable, which names the option or says
-    that none was given.
+    `missing` has the remote sources that were not fetched yet. Of user code that is the model the folder may hold
+    nothing else, because the code may load its files from anywhere. Raises ModelUnusable, which names the option or
+    says that none was given.
     """
     # The option's text of a remote model is the source, or its folder once it was fetched.
     sources = {str(path): source for source, path in values.here.fetched.items()} | {text: text for text in missing}
-    folder = values.here.folder
-    model_id: str | None = values.given(MODEL)
+    folder, model_id = values.here.folder, values.given(MODEL)
     source = sources.get(model_id or "")
-    if model_id is not None and source == model_id:
-        return _choose_names(values, "", model_name(source_name(source))), Path(source)
-    find = find_user_code_model if is_user_code else find_model
+    if source is not None and source == model_id:
+        _choose_names(values, "", source_name(source))
+        return Path(source)
     try:
-        path, name = find(model_id, folder, values.here.cwd)
+        path = user_code_folders(values)[0] if is_user_code else _whole_model(values)
+        name = DEMO if path == demo_folder() else Path(model_id or path).name
     except ModelUnusable as error:
         place = setting(values, MODEL).source if MODEL in values else f"no {MODEL}"
         raise ModelUnusable(f"{error} ({place})") from None
-    if source is not None:
-        name = model_name(source_name(source))
     _warn_of_other_models(values, path.resolve())
-    reason = "the folder" if folder else "the built-in demo"
-    values = values.choose(MODEL, str(path.resolve()), reason)
-    return _choose_names(values, _loaded_name(values, folder or path.resolve()), name), path
+    values.choose(MODEL, str(path.resolve()), "the folder" if folder else "the built-in demo")
+    loaded = _loaded_name(values, folder or path.resolve())
+    _choose_names(values, loaded, name if source is None else source_name(source))
+    return path
 
 
-def _choose_names(values: Values, loaded: str, name: str) -> Values:
-    """Choose the names: answers carry the first, requests may use any. `name` is the first if no option gives one."""
+def _whole_model(values: Values) -> Path:
+    """Return the model's folder. Raises ModelUnusable unless its files are there."""
+    path = _model_path(values)
+    if not (path / "config.json").is_file():
+        there = listed(sorted(entry.name for entry in path.iterdir())) if path.is_dir() else "does not exist"
+        raise ModelUnusable(f"{path}: {there}; a model's folder has a config.json")
+    if any(path.glob(f"*{GGUF}")) and (found := fault(path)):
+        raise ModelUnusable(f"{path}: {found}")
+    return path
+
+
+def _model_path(values: Values) -> Path:
+    folder, cwd = values.here.folder, values.here.cwd
+    if MODEL not in values:
+        return folder or demo_folder()
+    model_id = local_path(values.given(MODEL))
+    for base in (folder or cwd, cwd):
+        if (base / model_id).is_dir():
+            return base / model_id
+    if model_id == DEMO:
+        return demo_folder()
+    said = NO_GGUF if model_id.endswith(GGUF) else f"no such folder in {folder or cwd}"
+    raise ModelUnusable(f"{shorten(model_id)}: {said}")
+
+
+def _choose_names(values: Values, loaded: str, name: str) -> None:
+    """Choose the names: answers carry the first, requests may use any.
+
+    The first is the one that an option or `load_models` gives, which is `loaded`, else it is made of `name`.
+    """
     served = values.given("option.served_model_name", ())
     given = {**dict.fromkeys(served, "option.served_model_name"), **({loaded: "load_models"} if loaded else {})}
-    first, reason = next(iter(given.items()), (name, "the model's last name"))
-    values = values.choose(NAME, first, reason)
+    first, reason = next(iter(given.items()), (model_name(name), "the model's last name"))
+    values.choose(NAME, first, reason)
     aliases = values.given("option.model_alias", ())
     others = tuple(one for one in (*aliases, *given) if one != values.final(NAME))
-    if others == aliases:
-        return values
-    return values.settle("option.model_alias", tuple(dict.fromkeys(others)), "further names that were given")
+    if others != aliases:
+        values.settle("option.model_alias", tuple(dict.fromkeys(others)), "further names that were given")
 
 
 def _loaded_name(values: Values, served: Path) -> str:

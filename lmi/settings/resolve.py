@@ -18,14 +18,13 @@ from lmi.settings.engine_choice import KEY, ChosenEngine, Replicas
 from lmi.settings.handler import USER_CODE, announced
 from lmi.settings.kinds import ADDRESS, FORMATTER_WORDS, MODELS, REASONING_FORMS, TOOL_CALL_FORMS
 from lmi.settings.machine import Machine
-from lmi.settings.model_choice import MODEL, Fetched
-from lmi.settings.model_folder import find_folder
+from lmi.settings.model_choice import MODEL, Fetched, find_folder
 from lmi.settings.options import is_of_server, of_other_images, unused_of_platform
 from lmi.settings.ports import check_management_port, choose_gateway_port, choose_ports
 from lmi.settings.properties import Properties, read
 from lmi.settings.values import FILE, Given, Problems, Resolved, Surroundings, Values, collect, pick
 from lmi.sources.place import default_download_dir
-from lmi.user_code.settings import choose_code, choose_requirements, folders_of, unrun_code, with_properties
+from lmi.user_code.settings import choose_code, choose_requirements, unrun_code, with_properties
 
 PLATFORM_WAITS_S = 60.0  # SageMaker, for the answer of a real-time endpoint
 
@@ -90,42 +89,47 @@ def resolve(
 
 def _with_one_model(values: Values, missing: tuple[str, ...]) -> Resolved:
     """Choose what runs the model, then the model, and put the settings together."""
-    code, here = choose_code(values), values.here
+    code = choose_code(values)
     engine = engine_choice.choose_engine(values, code)
-    values, replicas = _choose_for_engine(values, engine)
-    values = _choose_for_server(_choose_forms(values))
+    is_code = engine.handler is USER_CODE
+    replicas = _choose_for_engine(values, engine)
+    _choose_forms(values)
+    _choose_for_server(values)
     engine_choice.warn_of_some_engines(values, engine)
     options = engine_choice.other_options(values, engine)
     values.problems.stop_at_faults()
-    secure_mode.check(values, folders_of(values))
+    secure_mode.check(values, model_choice.user_code_folders(values))
     requirements = choose_requirements(values, code)
-    missing = model_choice.left_to_code(missing) if engine.handler is USER_CODE else missing
-    values, path = model_choice.choose_model(values, engine.handler is USER_CODE, missing)
+    missing = model_choice.left_to_code(missing) if is_code else missing
+    path = model_choice.choose_model(values, is_code, missing)
     if str(path) not in missing:
         engine.handler.check_model(path)
     values.problems.notes += unrun_code(path) if not values.final("option.trust_remote_code") else []
     config = choose_gateway_port(_config(values, engine, replicas, options, path))
-    code = with_properties(code, config, values, is_apart=path != here.folder) if code is not None else None
+    if code is not None:
+        code = with_properties(code, config, values, is_apart=path != values.here.folder)
     config = _with_adapters(replace(config, user_code=code, requirements=requirements), values, engine)
     return Resolved.of(config, values, model_choice.fetch_request(missing, config))
 
 
-def _choose_for_engine(values: Values, engine: ChosenEngine) -> tuple[Values, Replicas]:
+def _choose_for_engine(values: Values, engine: ChosenEngine) -> Replicas:
     """Choose the engine's accelerators, how many processes of it there are, and their ports."""
     values.problems.warnings += [f"{engine.name}: {engine.handler.caveat}"] if engine.handler.caveat else []
-    values = engine_choice.read_meanings(values.settle(KEY, engine.name, engine.reason), engine)
-    values = engine_choice.fit_beams(engine_choice.choose_defaults(values, engine))
+    values.settle(KEY, engine.name, engine.reason)
+    engine_choice.read_meanings(values, engine)
+    engine_choice.choose_defaults(values, engine)
+    engine_choice.fit_beams(values)
     gpus = engine_choice.choose_gpus(values)
-    values = engine_choice.choose_degree(values, engine, gpus)
+    engine_choice.choose_degree(values, engine, gpus)
     replicas = choose_ports(values, engine, engine_choice.choose_replicas(values, engine, gpus))
     engine_choice.refuse_other_tasks(values, engine)
-    return values, replicas
+    return replicas
 
 
 def _without_model(values: Values, flags: Mapping[str, str]) -> Resolved:
     """Return the settings of a server with several models. Each model's are resolved when it is loaded."""
     secure_mode.check_operator(values)
-    values = _choose_for_server(values)
+    _choose_for_server(values)
     for picked in values.picked.values():
         if picked.given.key in (MODEL, "load_models"):
             values.warn(f"{picked.given.said}: not served, multi_model starts without a model")
@@ -165,7 +169,7 @@ def _meant(given: Given) -> list[Given]:
     return [replace(given, key=key, text=text, rank=(given.rank[0], 1)) for key, text in texts.items() if text]
 
 
-def _choose_forms(values: Values) -> Values:
+def _choose_forms(values: Values) -> None:
     """Leave tool calls and reasoning in the text, with a warning, if their form is not read here."""
     for key, known, instead in (
         ("option.tool_call_parser", TOOL_CALL_FORMS, "text"),
@@ -174,13 +178,11 @@ def _choose_forms(values: Values) -> Values:
         name = values.given(key)
         if name is not None and name not in known:
             read_here = ", ".join(one for one in known if one != instead)
-            said = f"{values.how_given(key).said}: this form stays plain text, read here are {read_here}"
-            values.warn(said)
-            values = values.settle(key, instead, "not read here")
-    return values
+            values.warn(f"{values.how_given(key).said}: this form stays plain text, read here are {read_here}")
+            values.settle(key, instead, "not read here")
 
 
-def _choose_for_server(values: Values) -> Values:
+def _choose_for_server(values: Values) -> None:
     """Choose the address, front ends, room for bodies and the folder for downloads, which becomes an absolute path.
 
     There is room for at least one body of the allowed size, and no wait is longer than the platform's.
@@ -189,24 +191,22 @@ def _choose_for_server(values: Values) -> Values:
     if values.final(key) < largest:
         if key in values:
             values.warn(f"{values.how_given(key).said}: less than max_request_size, so {largest} bytes count")
-        values = values.settle(key, largest, "max_request_size")
+        values.settle(key, largest, "max_request_size")
     key = "max_queue_wait"
     is_platform = any(name.startswith("SAGEMAKER_") for name in here.environ)
     has_time = values.final("batch_transform") or values.final("buffer_streams")
     if is_platform and not has_time and values.final(key) > PLATFORM_WAITS_S:
-        values.warn(
-            f"{values.how_given(key).said}: SageMaker waits {PLATFORM_WAITS_S:g} s for an answer, so they count"
-        )
-        values = values.settle(key, PLATFORM_WAITS_S, "SageMaker")
+        waits = f"SageMaker waits {PLATFORM_WAITS_S:g} s for an answer, so they count"
+        values.warn(f"{values.how_given(key).said}: {waits}")
+        values.settle(key, PLATFORM_WAITS_S, "SageMaker")
     check_management_port(values)
-    num_workers = min(4, max(1, here.machine.num_cores // 2))
     if here.machine.is_container:
-        values = values.choose("host", "0.0.0.0", "this is a container")
-    values = values.choose("frontend_workers", num_workers, "half of the cores, 1 to 4")
+        values.choose("host", "0.0.0.0", "this is a container")
+    values.choose("frontend_workers", min(4, max(1, here.machine.num_cores // 2)), "half of the cores, 1 to 4")
     key = "download_dir"
     if key in values:
-        return values.settle(key, str((here.cwd / values.given(key)).absolute()), "absolute")
-    return values.choose(key, str(default_download_dir(here.environ).absolute()), "the user's cache")
+        values.settle(key, str((here.cwd / values.given(key)).absolute()), "absolute")
+    values.choose(key, str(default_download_dir(here.environ).absolute()), "the user's cache")
 
 
 def _config(values: Values, engine: ChosenEngine, replicas: Replicas, options: dict[str, str], path: Path) -> Config:

@@ -120,7 +120,7 @@ def pick(givens: list[Given], problems: Problems) -> dict[str, Picked]:
     picked = {}
     for key, candidates in by_key.items():
         rivals = [given for given in candidates if given.rank == candidates[0].rank]
-        values = [parsed[0] for given in rivals if (parsed := _parse(given, problems)) is not None]
+        values = [value for given in rivals for value in _parsed(given, problems)]
         if len(values) < len(rivals):
             continue
         if any(value != values[0] for value in values):
@@ -170,26 +170,28 @@ def _translated(name: str, environ: Mapping[str, str]) -> str:
     return TRANSLATED[name](text) if text and name in TRANSLATED else text
 
 
-def _parse(given: Given, problems: Problems) -> tuple[Any] | None:
-    """Return the value in a tuple, because None is a value too. Returns None for a fault."""
+def _parsed(given: Given, problems: Problems) -> Iterator[Any]:
+    """Yield the value of a text, or nothing for a fault."""
     option = find(given.key)
     kind = option.own_kinds.get(given.source, option.kind) if option else TEXT
     try:
         (given.key + given.text).encode()  # raises for a lone surrogate, which also stands for a byte that is not UTF-8
-        return (kind.parse(given.text),)
+        yield kind.parse(given.text)
     except ValueError as error:
         problems.faults.append(fault(given, str(error) if isinstance(error, TooLarge) else kind.allowed))
-        return None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Values:
-    """Values by key. The key is that of the row in the table of options, or as written if the option has no row."""
+    """Values by key. The key is that of the row in the table of options, or as written if the option has no row.
 
-    picked: Mapping[str, Picked]
+    Steps that settle the options in turn write their choices here.
+    """
+
+    picked: dict[str, Picked]
     here: Surroundings
-    problems: Problems  # so far, shared by all that come from these values
-    chosen: Mapping[str, tuple[Any, str]] = field(default_factory=dict)  # value, why
+    problems: Problems
+    chosen: dict[str, tuple[Any, str]] = field(default_factory=dict)  # value, why
 
     def __contains__(self, key: str) -> bool:
         return key in self.picked
@@ -202,28 +204,27 @@ class Values:
         return self.picked[key].given
 
     def final(self, key: str) -> Any:
-        if key in self.chosen:
-            return self.chosen[key][0]
-        return self.picked[key].value if key in self.picked else default(key)
+        return self.chosen[key][0] if key in self.chosen else self.given(key, default(key))
 
-    def choose(self, key: str, value: Any, reason: str) -> Values:
+    def choose(self, key: str, value: Any, reason: str) -> None:
         """Set an option that was not given."""
-        return self if key in self.picked else self._with(key, value, reason)
+        if key not in self.picked:
+            self.chosen[key] = (value, reason)
 
-    def settle(self, key: str, value: Any, reason: str) -> Values:
+    def settle(self, key: str, value: Any, reason: str) -> None:
         """Replace a given word, such as auto or max, by the value that it means on this machine."""
-        return self if self.given(key) == value else self._with(key, value, reason)
+        if self.given(key) != value:
+            self.chosen[key] = (value, reason)
 
-    def rename(self, key: str, to: str) -> Values:
+    def rename(self, key: str, to: str) -> None:
         """Read what was given for `key` as if it had been given for `to`, an option of the table."""
-        rivals = [self.picked[each] for each in (key, to) if each in self.picked]
+        rivals = [self.picked.pop(each) for each in (key, to) if each in self.picked]
         givens = [replace(given, key=to) for each in rivals for given in (each.given, *each.shadowed)]
-        others = {each: picked for each, picked in self.picked.items() if each not in (key, to)}
-        return replace(self, picked=others | pick(givens, self.problems))
+        self.picked |= pick(givens, self.problems)
 
-    def annotate(self, key: str, reason: str) -> Values:
+    def annotate(self, key: str, reason: str) -> None:
         """Add what became of an option that was given to its source."""
-        return self._with(key, self.given(key), reason)
+        self.chosen[key] = (self.given(key), reason)
 
     def without_row(self) -> dict[str, str]:
         """Return the options that have no row in the table, by name without `option.`."""
@@ -245,9 +246,6 @@ class Values:
 
     def note(self, said: str) -> None:
         self.problems.notes.append(said)
-
-    def _with(self, key: str, value: Any, reason: str) -> Values:
-        return replace(self, chosen={**self.chosen, key: (value, reason)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,20 +274,13 @@ class Resolved:
 
     @classmethod
     def of(cls, config: Config, values: Values, request: FetchRequest | None = None) -> Resolved:
-        rows, problems = settings(values), values.problems
-        notes = (*problems.notes, *shadows(rows))
-        return cls(config, rows, tuple(problems.warnings), notes, tuple(problems.details), request)
-
-
-def settings(values: Values) -> tuple[Setting, ...]:
-    """Return a setting for every option of the table in its order, then for the others that were given."""
-    known = [option.key for option in OPTIONS]
-    return tuple(setting(values, key) for key in [*known, *sorted(set(values.picked) - set(known))])
-
-
-def shadows(rows: tuple[Setting, ...]) -> list[str]:
-    """Return one sentence for each value that was given and does not count."""
-    return [f"{row.option}: {row.value} ({row.source}) counts, not {other}" for row in rows for other in row.shadowed]
+        known, problems = [option.key for option in OPTIONS], values.problems
+        # The options of the table in its order, then the others that were given.
+        rows = tuple(setting(values, key) for key in (*known, *sorted(values.picked.keys() - set(known))))
+        shadowed = ((row, other) for row in rows for other in row.shadowed)
+        notes = [f"{row.option}: {row.value} ({row.source}) counts, not {other}" for row, other in shadowed]
+        details = tuple(problems.details)
+        return cls(config, rows, tuple(problems.warnings), (*problems.notes, *notes), details, request)
 
 
 def setting(values: Values, key: str) -> Setting:

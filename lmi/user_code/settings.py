@@ -18,7 +18,7 @@ from lmi.errors import ModelUnusable
 from lmi.settings.config import Config, RequirementsConfig, UserCodeConfig
 from lmi.settings.engine_choice import NEURON
 from lmi.settings.kinds import BUILT_IN, ENTRY_POINT, FORMATTER_WORDS, is_built_in
-from lmi.settings.model_folder import user_code_folders
+from lmi.settings.model_choice import user_code_folders
 from lmi.settings.values import Values
 from lmi.sources.files import CONFIG
 
@@ -69,11 +69,6 @@ def _last_name(decorator: ast.expr) -> str:
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
-def folders_of(values: Values) -> list[Path]:
-    """Return the folders that may hold the model's code: the model's, then that of serving.properties."""
-    return user_code_folders(values.given("option.model_id"), values.here.folder, values.here.cwd)
-
-
 def choose_code(values: Values) -> UserCodeConfig | None:
     """Return the file of user code and its functions that are used, or None if nothing in it runs."""
     path = _find_file(values)
@@ -107,7 +102,7 @@ def _find_file(values: Values) -> Path | None:
     name = "model.py" if is_built_in(entry) else entry
     if is_built_in(entry):
         _check_built_in(values, entry.removeprefix(BUILT_IN))
-    path = next((place / name for place in folders_of(values) if (place / name).is_file()), None)
+    path = next((place / name for place in user_code_folders(values) if (place / name).is_file()), None)
     if path is None and _is_own_file(values):
         values.refuse(ENTRY_KEY, ENTRY_POINT.allowed)
     return path
@@ -188,7 +183,7 @@ def with_properties(code: UserCodeConfig, config: Config, values: Values, *, is_
 def choose_requirements(values: Values, code: UserCodeConfig | None) -> RequirementsConfig | None:
     """Return what is installed for the model's own code, or None."""
     beside = [Path(code.path).parent] if code is not None else []
-    files = [folder / REQUIREMENTS for folder in (*beside, *folders_of(values))]
+    files = [folder / REQUIREMENTS for folder in (*beside, *user_code_folders(values))]
     file = next((file for file in files if file.is_file()), None)
     if file is None:
         return None

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lmi.settings.model_folder import demo_folder
+from lmi.settings.model_choice import demo_folder
 from lmi.settings.secure_mode import CONTROLS
 from tests.served import launch
 from tests.sources.hub_server import HubServer
