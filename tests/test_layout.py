@@ -187,7 +187,7 @@ SERVING = {
     *("starlette", "uvicorn", "tokenizers", "jinja2", "lmi.server", "lmi.text", "lmi.apis"),
     *("lmi.user_code.messages", "lmi.user_code.signatures"),  # all that serves imports one of them
 }
-CLIENTS = {"huggingface_hub", "httpx2", "boto3", "rich", "prometheus_client", "lmi.gateway.worker", "lmi.sources.fetch"}
+CLIENTS = {"huggingface_hub", "httpx2", "boto3", "rich", "prometheus_client", "lmi.gateway.worker", "lmi.sources.job"}
 UNUSED_AT_START = {
     "lmi.cli": CLIENTS
     | SERVING

@@ -21,7 +21,6 @@ from lmi.errors import InvalidParameter, InvalidRequest, Unavailable, shorten, w
 from lmi.http.exchange import Exchange
 from lmi.server.service import Service
 from lmi.shared.desired_state import Adapter, State, check_name
-from lmi.sources.client import Fetches
 
 TEXT = "text/plain; charset=utf-8"
 WORDS = {"true": True, "false": False}
@@ -71,7 +70,7 @@ async def _load(
     exchange: Exchange, service: Service, registry: AdapterRegistry, given: Mapping[str, Any], *names: str
 ) -> tuple[str, str | None]:
     """Load an adapter, whose name and source have these `names`. Returns its name in messages, and a warning."""
-    from lmi.adapters.source import fetch_adapter, warning
+    from lmi.adapters.source import Fetches, fetch_adapter, warning
 
     _check_given(given, *names)
     name, src = (given[each] for each in names)

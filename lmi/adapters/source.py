@@ -1,22 +1,50 @@
-"""Finds the files of an adapter that a client names: in a folder that the operator allows, at a hub or in S3."""
+"""Finds the files of an adapter that a client names: in a folder that the operator allows, at a hub or in S3.
+
+A front end has no secrets and does not use the network, so it asks the supervisor for a fetch and waits.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from lmi.adapters.files import check_files
-from lmi.errors import InvalidParameter, InvalidRequest, StartError, shorten, without_paths
+from lmi.errors import (
+    DeadlineExceeded,
+    InvalidParameter,
+    InvalidRequest,
+    ModelUnusable,
+    SecurityRefused,
+    StartError,
+    Unavailable,
+    shorten,
+    without_paths,
+)
 from lmi.settings.config import Config
 from lmi.settings.kinds import local_path
-from lmi.settings.secure_mode import check_adapter
-from lmi.shared.fetches import WantedSource
-from lmi.sources.client import Fetches
-from lmi.sources.source import is_remote
+from lmi.settings.secure_mode import PLATFORM_FOLDER, check_adapter
+from lmi.shared.fetches import (
+    FAILURE,
+    REQUEST,
+    RESULT,
+    FetchFailure,
+    FetchRequest,
+    FetchResult,
+    WantedSource,
+    read,
+    write,
+)
+from lmi.shared.state import Block, Phase
+from lmi.sources.source import remote
 
-PLATFORM = "/opt/ml"  # where SageMaker lays the files of models and adapters
 SCRIPT = "model.py"
+LOOK_S = 0.05
+CLIENT_FAULTS = (ModelUnusable.exit_code, SecurityRefused.exit_code)
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +70,7 @@ def find_local(src: str, config: Config) -> Path | None:
     except (OSError, ValueError, RuntimeError):  # too long, a NUL, links that lead to each other
         raise InvalidParameter("src", "the path of a folder", src) from None
     try:
-        if is_remote(src, exists_locally=is_there, needs_owner=True):
+        if remote(src, exists_locally=is_there, needs_owner=True) is not None:
             return None
     except StartError as error:
         raise InvalidRequest(f"src {error}") from None
@@ -72,9 +100,9 @@ def _check(folder: Path, src: str, config: Config, *, is_fetched: bool = False) 
 
 def _check_place(folder: Path, src: str, config: Config) -> None:
     """Raise InvalidParameter for a folder outside the allowed ones, whether it exists or not."""
-    roots = (config.model.path, PLATFORM, config.server.download_dir, *config.server.adapter_roots)
+    roots = (config.model.path, str(PLATFORM_FOLDER), config.server.download_dir, *config.server.adapter_roots)
     if not any(folder.is_relative_to(Path(root).resolve()) for root in filter(None, roots)):
-        rule = f"below the model's folder, {PLATFORM}, download_dir or one of adapter_roots"
+        rule = f"below the model's folder, {PLATFORM_FOLDER}, download_dir or one of adapter_roots"
         raise InvalidParameter("src", f"a folder {rule}", src)
     if not folder.is_dir():
         raise InvalidRequest(f"src {shorten(src, 300)} is no folder")
@@ -83,3 +111,52 @@ def _check_place(folder: Path, src: str, config: Config) -> None:
 def warning(folder: Path) -> str | None:
     """Return what the client must know about an adapter that was registered."""
     return f"{SCRIPT} in the adapter's folder is not run" if (folder / SCRIPT).exists() else None
+
+
+class Fetches:
+    """The fetches that one front end asks for. `folder` is the one that the supervisor looks at."""
+
+    def __init__(self, folder: Path, block: Block) -> None:
+        self._folder, self._block = folder, block
+
+    async def fetch(self, wanted: WantedSource, timeout_s: float) -> Path:
+        """Return the local folder of a source when it has been fetched.
+
+        Raises InvalidRequest for a source that cannot be used, Unavailable for one that cannot be reached now, and
+        DeadlineExceeded.
+        """
+        with self._asked(FetchRequest(sources=(wanted,), writer=os.getpid())) as folder:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    return await self._answer(folder)
+            except TimeoutError:
+                said = f"src {wanted.source} was not fetched within model_loading_timeout ({timeout_s:g} s)"
+                raise DeadlineExceeded(said) from None
+
+    @contextmanager
+    def _asked(self, request: FetchRequest) -> Iterator[Path]:
+        """Leave a request for the supervisor, which ends the fetch and removes its folder when the request is gone."""
+        folder = self._folder / str(uuid.uuid4())
+        try:
+            folder.mkdir(parents=True)
+            write(folder / REQUEST, request)
+        except OSError as error:
+            log.error("a fetch cannot be asked for: %s: %s", folder, error.strerror)
+            raise Unavailable(f"a fetch cannot be asked for: {error.strerror}") from None
+        try:
+            yield folder
+        finally:
+            with suppress(OSError):
+                (folder / REQUEST).unlink()
+
+    async def _answer(self, folder: Path) -> Path:
+        while folder.exists():
+            if (result := read(folder / RESULT, FetchResult)) is not None:
+                return Path(result.sources[0].folder)
+            if (failure := read(folder / FAILURE, FetchFailure)) is not None:
+                kind = InvalidRequest if failure.exit_code in CLIENT_FAULTS else Unavailable
+                raise kind(f"src {failure.message}")
+            if self._block.supervisor.phase in (Phase.DRAINING, Phase.FAILED):
+                raise Unavailable("the server is shutting down, it fetches nothing")
+            await asyncio.sleep(LOOK_S)
+        raise Unavailable("the fetch of src was given up, see the log")

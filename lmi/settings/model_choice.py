@@ -21,7 +21,7 @@ from lmi.settings.properties import Properties
 from lmi.settings.values import ENVIRONMENT, Given, Problems, Surroundings, Values, collect, setting
 from lmi.shared.fetches import FetchRequest, WantedSource
 from lmi.sources.files import GGUF, NO_GGUF, fault, listed
-from lmi.sources.source import ARCHIVE_SUFFIXES, HubModel, is_remote, parse
+from lmi.sources.source import ARCHIVE_SUFFIXES, HubModel, parse, remote
 
 MODEL, NAME, DRAFT = "option.model_id", "option.model_name", "option.speculative_draft_model"
 DEMO = "demo"
@@ -62,7 +62,7 @@ def is_remote_folder(asked: str, cwd: Path) -> bool:
 
     Raises ModelUnusable for a scheme that is not known.
     """
-    return is_remote(asked, exists_locally=(cwd / asked).exists(), needs_owner=True)
+    return remote(asked, exists_locally=(cwd / asked).exists(), needs_owner=True) is not None
 
 
 def named_folder(environ: Mapping[str, str], flags: Mapping[str, str], cwd: Path) -> str | None:
@@ -158,7 +158,7 @@ def _is_remote(given: Given, here: Surroundings) -> bool:
     path = local_path(given.text)
     is_here = any((base / path).is_dir() for base in (here.folder or here.cwd, here.cwd))
     try:
-        return is_remote(path, exists_locally=is_here)
+        return remote(path, exists_locally=is_here) is not None
     except ModelUnusable as error:
         raise ModelUnusable(f"{error} ({given.source})") from None
 

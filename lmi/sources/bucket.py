@@ -9,10 +9,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, NamedTuple
+from typing import Any
 
 import boto3  # type: ignore[import-untyped]
 import botocore.exceptions as faults  # type: ignore[import-untyped]
+import msgspec
 from botocore.config import Config  # type: ignore[import-untyped]
 from s3transfer.exceptions import (  # type: ignore[import-untyped]
     RetriesExceededError,
@@ -62,19 +63,13 @@ CREDENTIALS = (
 )
 
 
-class Found(NamedTuple):
-    """What a listing says about an object."""
+class StoredObject(msgspec.Struct, frozen=True):
+    """An object of S3, as the listing describes it."""
 
     key: str
     size: int
     etag: str  # without quotes
-
-
-class Wanted(NamedTuple):
-    """An object and the file that it becomes."""
-
-    found: Found
-    file: Path
+    path: str = ""  # below the folder that it is fetched to, such as model/config.json
 
 
 class Bucket:
@@ -92,15 +87,15 @@ class Bucket:
     def endpoint(self) -> str:
         return str(self._lister.meta.endpoint_url)
 
-    def objects(self, prefix: str) -> list[Found]:
+    def objects(self, prefix: str) -> list[StoredObject]:
         """Return every object below `prefix`, without the empty ones that stand for folders."""
         with explained(f"s3://{self.name}/{prefix}"):
             pages = self._lister.get_paginator("list_objects_v2").paginate(Bucket=self.name, Prefix=prefix)
             listed = [each for page in pages for each in page.get("Contents", [])]
-        found = (Found(each["Key"], each["Size"], each["ETag"].strip('"')) for each in listed)
+        found = (StoredObject(each["Key"], each["Size"], each["ETag"].strip('"')) for each in listed)
         return [each for each in found if each.size or not each.key.endswith("/")]
 
-    def head(self, key: str) -> Found | None:
+    def head(self, key: str) -> StoredObject | None:
         """Return the object of this key, or None."""
         with explained(f"s3://{self.name}/{key}"):
             try:
@@ -109,7 +104,7 @@ class Bucket:
                 if _code(error) not in GONE:
                     raise
                 return None
-        return Found(key, answer["ContentLength"], answer["ETag"].strip('"'))
+        return StoredObject(key, answer["ContentLength"], answer["ETag"].strip('"'))
 
     def similar(self, key: str) -> str | None:
         """Return a key or folder that is `key` but for the case of its last part or a slash at its end, or None."""
@@ -124,23 +119,23 @@ class Bucket:
         near += [each["Prefix"] for each in page.get("CommonPrefixes", [])]
         return next((one for one in near if one.rstrip("/").rpartition("/")[2].lower() == name.lower()), None)
 
-    def fetch(self, wanted: Sequence[Wanted], progress: Progress) -> Iterator[Found]:
-        """Fetch objects into their files and yield each when it is whole and checked, in the order of their ends.
+    def fetch(self, wanted: Sequence[StoredObject], folder: Path, progress: Progress) -> Iterator[StoredObject]:
+        """Fetch objects to their places in a folder and yield each when it is whole and checked, as they end.
 
         A file appears under its name only when it is whole. After the first error the others are cancelled, and the
         error is raised when all have ended.
         """
         first: Exception | None = None
-        ended: SimpleQueue[tuple[Wanted, Any]] = SimpleQueue()
+        ended: SimpleQueue[tuple[StoredObject, Any]] = SimpleQueue()
         with TransferManager(self._reader, TRANSFERS) as manager:
             futures = []
             for each in wanted:
                 listener = _Subscriber(each, progress, ended)
-                futures.append(manager.download(self.name, each.found.key, str(each.file), subscribers=[listener]))
+                futures.append(manager.download(self.name, each.key, str(folder / each.path), subscribers=[listener]))
             for _ in futures:
                 each, future = ended.get()
                 try:
-                    self._finish(each, future)
+                    self._finish(each, folder / each.path, future)
                 except Exception as error:
                     if first is None:
                         first = error
@@ -148,43 +143,42 @@ class Bucket:
                             other.cancel()
                     continue
                 progress.file_done()
-                yield each.found
+                yield each
         if first is not None:
             raise first
 
-    def _finish(self, each: Wanted, future: Any) -> None:
+    def _finish(self, each: StoredObject, file: Path, future: Any) -> None:
         """Raise what went wrong with an object: on its way, or because it is not what the listing says."""
-        found, file = each
-        with explained(f"s3://{self.name}/{found.key}", read_key=found.key):
+        with explained(f"s3://{self.name}/{each.key}", read_key=each.key):
             future.result()
-            if (size := size_of(file)) != found.size:
+            if (size := size_of(file)) != each.size:
                 file.unlink(missing_ok=True)
-                raise Damaged(found.key, wanted=f"{found.size} bytes", found=size)
-            if not MD5.fullmatch(found.etag):
+                raise Damaged(each.key, wanted=f"{each.size} bytes", found=size)
+            if not MD5.fullmatch(each.etag):
                 return
             with open(file, "rb") as opened:
                 digest = hashlib.file_digest(opened, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
-            if digest != found.etag and not self._is_encrypted(found):
+            if digest != each.etag and not self._is_encrypted(each):
                 file.unlink()
-                raise Damaged(found.key, wanted=f"MD5 {found.etag}", found=digest)
+                raise Damaged(each.key, wanted=f"MD5 {each.etag}", found=digest)
 
-    def _is_encrypted(self, found: Found) -> bool:
+    def _is_encrypted(self, each: StoredObject) -> bool:
         """Return whether the object is encrypted so that its ETag is not an MD5, although it looks like one."""
-        answer = self._reader.head_object(Bucket=self.name, Key=found.key)
+        answer = self._reader.head_object(Bucket=self.name, Key=each.key)
         return answer.get("ServerSideEncryption", "").startswith("aws:kms") or "SSECustomerAlgorithm" in answer
 
 
 class _Subscriber:
     """Hears from the transfer manager how one object gets on."""
 
-    def __init__(self, wanted: Wanted, progress: Progress, ended: SimpleQueue[tuple[Wanted, Any]]) -> None:
+    def __init__(self, wanted: StoredObject, progress: Progress, ended: SimpleQueue[tuple[StoredObject, Any]]) -> None:
         self._wanted = wanted
         self._progress = progress
         self._ended = ended
 
     def on_queued(self, future: Any, **_: object) -> None:
-        future.meta.provide_transfer_size(self._wanted.found.size)
-        future.meta.provide_object_etag(f'"{self._wanted.found.etag}"')
+        future.meta.provide_transfer_size(self._wanted.size)
+        future.meta.provide_object_etag(f'"{self._wanted.etag}"')
 
     def on_progress(self, future: Any, bytes_transferred: int, **_: object) -> None:
         self._progress.add(bytes_transferred)

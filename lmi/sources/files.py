@@ -45,12 +45,6 @@ def check_inside(subject: str, paths: Iterable[str]) -> None:
             raise SecurityRefused(f"{subject}: {path} is not a path inside it")
 
 
-def only_pickles(names: Iterable[str]) -> list[str]:
-    """Return the pickled weights among the names of one folder, sorted, if it has no others."""
-    names = list(names)
-    return [] if any(_is(name, WEIGHTS) for name in names) else sorted(name for name in names if name.endswith(PICKLES))
-
-
 def _is(path: str, *patterns: str) -> bool:
     name = PurePosixPath(path).name
     return any(fnmatchcase(name, pattern) for pattern in patterns)
@@ -112,7 +106,9 @@ def warn_of_properties(subject: str, names: Iterable[str]) -> None:
 
 def refuse_pickles(subject: str, names: Iterable[str], *, allow_pickle: bool) -> None:
     """Raise SecurityRefused if all weights among the names of one folder are pickled and nobody allowed it."""
-    if (pickles := only_pickles(names)) and not allow_pickle:
+    names = list(names)
+    pickles = sorted(name for name in names if name.endswith(PICKLES))
+    if pickles and not allow_pickle and not any(_is(name, WEIGHTS) for name in names):
         raise SecurityRefused(
             f"{subject}: {pickles[0]} is pickled, which can run code, and there are no *.safetensors; "
             "option.allow_pickle=true loads it if you trust it"

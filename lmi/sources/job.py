@@ -1,4 +1,4 @@
-"""One source to fetch: how far its fetch is, and how patient.
+"""One source to fetch: what fetches it, how far that is, and how patient.
 
 What may pass is tried again: a network that fails, a server that is busy, bytes that arrived wrong.
 """
@@ -11,13 +11,17 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import TypeVar
 
 import msgspec
 
 from lmi.errors import ModelUnusable, SourceUnreachable
-from lmi.shared.fetches import FetchReport, WantedSource
+from lmi.shared.fetches import FetchedSource, FetchReport, WantedSource
+from lmi.sources.archive import check_readable
+from lmi.sources.files import check
 from lmi.sources.place import SPARE_BYTES
+from lmi.sources.source import HubModel, parse
 
 WINDOW_S = 10.0  # over which the rate is measured
 DELAYS_S = (1.0, 2.0, 4.0, 8.0)  # between five tries
@@ -80,6 +84,29 @@ class FetchJob:
     progress: Progress = field(default_factory=Progress)
     delays_s: tuple[float, ...] = DELAYS_S  # between tries
     spare_bytes: int = SPARE_BYTES  # of the disk, which stay free
+
+
+def fetch(job: FetchJob) -> FetchedSource:
+    """Fetch what is missing of a source and return its folder.
+
+    Raises ModelUnusable, SecurityRefused or SourceUnreachable. All of them name the source.
+    """
+    wanted = job.wanted
+    source = parse(wanted.source)
+    job.progress.begin(source, 0, 0)
+    if isinstance(source, HubModel):
+        from lmi.sources.hub import HubFetch  # only here, because the client is large
+
+        folder, revision = HubFetch(source, job).fetch()
+    else:
+        if find_spec("boto3") is None:
+            raise ModelUnusable(f"{source}: S3 needs boto3, which is not installed: pip install boto3")
+        check_readable(str(source))
+        from lmi.sources.s3 import S3Fetch
+
+        folder, revision = S3Fetch(source, job).fetch(), ""
+    check(folder, name=wanted.source, allow_pickle=wanted.allow_pickle, is_adapter=wanted.is_adapter)
+    return FetchedSource(source=wanted.source, folder=str(folder), revision=revision)
 
 
 class MayPass(Exception):

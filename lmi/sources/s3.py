@@ -23,11 +23,11 @@ import msgspec
 
 from lmi.errors import ModelUnusable
 from lmi.sources.archive import unpack
-from lmi.sources.bucket import Bucket, Found, Wanted
+from lmi.sources.bucket import Bucket, StoredObject
 from lmi.sources.files import check, check_inside, check_listing, chosen, descended, warn_of_properties
 from lmi.sources.job import FetchJob, attempt
 from lmi.sources.place import Place, size_of
-from lmi.sources.source import S3Archive, S3Folder
+from lmi.sources.source import S3Model
 
 ARCHIVE = "archive"  # the file in H.part while it is not unpacked
 MODEL = "model"
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 
 class S3Fetch:
-    def __init__(self, source: S3Folder | S3Archive, job: FetchJob) -> None:
+    def __init__(self, source: S3Model, job: FetchJob) -> None:
         self._source = source
         self._job = job
         self._bucket = Bucket(source.bucket)
@@ -46,23 +46,21 @@ class S3Fetch:
 
     def fetch(self) -> Path:
         """Return the folder of the model, whole and as the bucket has it now."""
-        is_archive = isinstance(self._source, S3Archive)
         with self._place.only_one(self._store.lock, self._source):
             attempt(self._bring, self._source, self._job.delays_s, reached=lambda: self._num_whole)
-        return descended(self._store.model) if is_archive else self._store.model
+        return descended(self._store.model) if self._source.is_archive else self._store.model
 
     def _bring(self) -> None:
         """Compare one listing with what is here, and fetch what is missing."""
-        is_archive = isinstance(self._source, S3Archive)
         objects = self._objects()
-        if self._store.is_current(objects, is_unpacked=is_archive):
+        if self._store.is_current(objects, is_unpacked=self._source.is_archive):
             log.info("%s: %s is up to date", self._source, self._store.model)
             return
         needed_bytes = sum(each.size for each in objects)
         with self._place.writing(needed_bytes, self._source):
             missing = self._store.missing(objects)
             self._read(missing)
-            if is_archive:
+            if self._source.is_archive:
                 self._unpack()
             self._store.finish()
 
@@ -70,20 +68,21 @@ class S3Fetch:
 
     def _objects(self) -> list[StoredObject]:
         """Return the archive, or the objects that are taken, from one listing."""
-        if isinstance(self._source, S3Archive):
-            if (found := self._bucket.head(self._source.key)) is None:
-                raise self._nothing(self._source.key, "there is no such object (NoSuchKey)")
-            return [StoredObject(*found, ARCHIVE)]
-        prefix, wanted = self._source.prefix, self._job.wanted
-        by_path = {found.key[len(prefix) :]: found for found in self._bucket.objects(prefix)}
+        key, wanted = self._source.key, self._job.wanted
+        if self._source.is_archive:
+            if (archive := self._bucket.head(key)) is None:
+                raise self._nothing("there is no such object (NoSuchKey)")
+            return [msgspec.structs.replace(archive, path=ARCHIVE)]
+        by_path = {found.key[len(key) :]: found for found in self._bucket.objects(key)}
         if not by_path:
-            raise self._nothing(prefix, "there are no objects with this prefix")
+            raise self._nothing("there are no objects with this prefix")
         check_listing(str(self._source), by_path, allow_pickle=wanted.allow_pickle, is_adapter=wanted.is_adapter)
         taken = chosen(by_path, allow_pickle=wanted.allow_pickle, trust_remote_code=wanted.trust_remote_code)
         check_inside(str(self._source), taken)
-        return [StoredObject(*by_path[path], str(PurePosixPath(MODEL, path))) for path in taken]
+        return [msgspec.structs.replace(by_path[path], path=str(PurePosixPath(MODEL, path))) for path in taken]
 
-    def _nothing(self, key: str, said: str) -> ModelUnusable:
+    def _nothing(self, said: str) -> ModelUnusable:
+        key = self._source.key
         similar = self._bucket.similar(key)
         if similar is None:
             return ModelUnusable(f"{self._source}: {said}")
@@ -99,7 +98,6 @@ class S3Fetch:
         needed_bytes = sum(each.size for each in missing)
         self._place.check_room(needed_bytes, self._source)
         self._job.progress.begin(self._source, needed_bytes, len(missing))
-        by_key = {each.key: each for each in missing}
         for each in missing:
             file = self._store.part / each.path
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -107,11 +105,9 @@ class S3Fetch:
                 file.touch()
                 self._record(each)
                 self._job.progress.file_done()
-        wanted = [
-            Wanted(Found(each.key, each.size, each.etag), self._store.part / each.path) for each in missing if each.size
-        ]
-        for found in self._bucket.fetch(wanted, self._job.progress):
-            self._record(by_key[found.key])
+        with_bytes = [each for each in missing if each.size]
+        for each in self._bucket.fetch(with_bytes, self._store.part, self._job.progress):
+            self._record(each)
 
     def _record(self, whole: StoredObject) -> None:
         self._store.record(whole)
@@ -135,15 +131,6 @@ class S3Fetch:
             raise
         archive.unlink()
         warn_of_properties(name, (path.name for path in model.iterdir()))
-
-
-class StoredObject(msgspec.Struct, frozen=True):
-    """An object of S3, as the listing describes it."""
-
-    key: str
-    size: int
-    etag: str
-    path: str  # below H, such as model/config.json
 
 
 class Store:

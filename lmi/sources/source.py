@@ -35,26 +35,21 @@ class HubModel:
 
 
 @dataclass(frozen=True, slots=True)
-class S3Folder:
-    """Every object of a bucket whose key begins with `prefix`, which ends in "/" unless it is empty."""
+class S3Model:
+    """An archive of a bucket, or every object whose key begins with `key`, which ends in "/" unless it is empty."""
 
-    bucket: str
-    prefix: str
-
-    def __str__(self) -> str:
-        return f"s3://{self.bucket}/{self.prefix}".rstrip("/")
-
-
-@dataclass(frozen=True, slots=True)
-class S3Archive:
     bucket: str
     key: str
 
     def __str__(self) -> str:
-        return f"s3://{self.bucket}/{self.key}"
+        return f"s3://{self.bucket}/{self.key}".rstrip("/")
+
+    @property
+    def is_archive(self) -> bool:
+        return self.key.lower().endswith(ARCHIVE_SUFFIXES)
 
 
-RemoteSource = HubModel | S3Folder | S3Archive
+RemoteSource = HubModel | S3Model
 
 
 def remote(text: str, *, exists_locally: bool, needs_owner: bool = False) -> RemoteSource | None:
@@ -72,11 +67,6 @@ def remote(text: str, *, exists_locally: bool, needs_owner: bool = False) -> Rem
     return None
 
 
-def is_remote(text: str, *, exists_locally: bool, needs_owner: bool = False) -> bool:
-    """Return whether `text` must be fetched before it can be served, by the rules of `remote`."""
-    return remote(text, exists_locally=exists_locally, needs_owner=needs_owner) is not None
-
-
 def parse(text: str) -> RemoteSource:
     """Return the remote source that `text` names. Raises ModelUnusable if it names none."""
     source = remote(text, exists_locally=False)
@@ -85,13 +75,11 @@ def parse(text: str) -> RemoteSource:
     return source
 
 
-def _with_scheme(text: str, scheme: str) -> S3Folder | S3Archive:
+def _with_scheme(text: str, scheme: str) -> S3Model:
     if scheme.lower() != "s3":
         raise ModelUnusable(f"{shorten(text)}: no source has the scheme {scheme}://; there are {KNOWN}")
     bucket, _, key = text[len("s3://") :].partition("/")
     if not bucket:
         raise ModelUnusable(f"{shorten(text)}: names no bucket; the form is s3://bucket/prefix")
-    if key.lower().endswith(ARCHIVE_SUFFIXES):
-        return S3Archive(bucket, key)
     prefix = key.rstrip("/")
-    return S3Folder(bucket, f"{prefix}/" if prefix else "")
+    return S3Model(bucket, key if key.lower().endswith(ARCHIVE_SUFFIXES) else f"{prefix}/" * bool(prefix))

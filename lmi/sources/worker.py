@@ -39,8 +39,7 @@ from lmi.shared.fetches import (
     write,
 )
 from lmi.shared.sink import guard_streams, stream
-from lmi.sources.fetch import fetch
-from lmi.sources.job import DELAYS_S, FetchJob, Progress
+from lmi.sources.job import DELAYS_S, FetchJob, Progress, fetch
 from lmi.sources.place import SPARE_BYTES
 
 REPORT_S = 0.5  # between two files with the progress
@@ -52,7 +51,7 @@ log = logging.getLogger("lmi.sources.worker")  # this module is __main__ where i
 class Reporter:
     """Reports the progress from a thread: in a file, and to people as a bar on a terminal or as lines in the log."""
 
-    def __init__(self, progress: Progress, file: Path, *, has_bar: bool, log_s: float = LOG_S) -> None:
+    def __init__(self, progress: Progress, file: Path, *, has_bar: bool, log_s: float) -> None:
         self._log_s = log_s
         self._progress = progress
         self._file = file

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lmi.errors import ModelUnusable, SecurityRefused
-from lmi.sources.files import check, check_listing, chosen, descended, fault, only_pickles
+from lmi.sources.files import check, check_listing, chosen, descended, fault, refuse_pickles
 
 SMALL = ["config.json", "tokenizer.model", "merges.txt", "spiece.spm", "chat.jinja", "qwen.tiktoken"]
 
@@ -43,10 +43,12 @@ def test_weights_in_the_authors_form_are_not_taken_beside_the_usual_ones() -> No
     assert chosen(["original/params.json", "original/tokenizer.model"]) == []
 
 
-def test_only_pickles_are_named_in_order() -> None:
-    assert only_pickles(["config.json", "b.bin", "a.bin"]) == ["a.bin", "b.bin"]
-    assert only_pickles(["a.bin", "model.safetensors"]) == []
-    assert only_pickles(["config.json"]) == []
+def test_only_pickles_are_refused_and_the_first_is_named() -> None:
+    with pytest.raises(SecurityRefused, match=r"fox: a\.bin is pickled"):
+        refuse_pickles("fox", ["config.json", "b.bin", "a.bin"], allow_pickle=False)
+    refuse_pickles("fox", ["a.bin"], allow_pickle=True)
+    refuse_pickles("fox", ["a.bin", "model.safetensors"], allow_pickle=False)
+    refuse_pickles("fox", ["config.json"], allow_pickle=False)
 
 
 INDEX = '{"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}'

@@ -1,7 +1,7 @@
 import pytest
 
 from lmi.errors import ModelUnusable
-from lmi.sources.source import HubModel, RemoteSource, S3Archive, S3Folder, is_remote, parse, remote
+from lmi.sources.source import HubModel, RemoteSource, S3Model, parse, remote
 
 
 @pytest.mark.parametrize(
@@ -9,15 +9,15 @@ from lmi.sources.source import HubModel, RemoteSource, S3Archive, S3Folder, is_r
     [
         ("Qwen/Qwen3-0.6B", HubModel("Qwen/Qwen3-0.6B")),
         ("gpt2", HubModel("gpt2")),
-        ("s3://bucket/llama", S3Folder("bucket", "llama/")),
-        ("s3://bucket/a/llama//", S3Folder("bucket", "a/llama/")),
-        ("S3://bucket/llama", S3Folder("bucket", "llama/")),
-        ("s3://bucket", S3Folder("bucket", "")),
-        ("s3://bucket/", S3Folder("bucket", "")),
-        ("s3://bucket/a/model.tar.gz", S3Archive("bucket", "a/model.tar.gz")),
-        ("s3://bucket/model.TGZ", S3Archive("bucket", "model.TGZ")),
-        ("s3://bucket/model.tar", S3Archive("bucket", "model.tar")),
-        ("s3://bucket/model.tar.gz/", S3Folder("bucket", "model.tar.gz/")),
+        ("s3://bucket/llama", S3Model("bucket", "llama/")),
+        ("s3://bucket/a/llama//", S3Model("bucket", "a/llama/")),
+        ("S3://bucket/llama", S3Model("bucket", "llama/")),
+        ("s3://bucket", S3Model("bucket", "")),
+        ("s3://bucket/", S3Model("bucket", "")),
+        ("s3://bucket/a/model.tar.gz", S3Model("bucket", "a/model.tar.gz")),
+        ("s3://bucket/model.TGZ", S3Model("bucket", "model.TGZ")),
+        ("s3://bucket/model.tar", S3Model("bucket", "model.tar")),
+        ("s3://bucket/model.tar.gz/", S3Model("bucket", "model.tar.gz/")),
     ],
 )
 def test_a_text_names_a_remote_source(text: str, source: RemoteSource) -> None:
@@ -29,7 +29,7 @@ def test_a_text_names_a_remote_source(text: str, source: RemoteSource) -> None:
     ["/opt/ml/model", "./fox", "../fox", "fox/", "a/b/c", ".", "file:///opt/ml/model", "a--b/c", "a/b.git", "-a/b", ""],
 )
 def test_other_texts_are_local_folders(text: str) -> None:
-    assert not is_remote(text, exists_locally=False)
+    assert remote(text, exists_locally=False) is None
     with pytest.raises(ModelUnusable, match="owner/name"):
         parse(text)
 
@@ -46,7 +46,7 @@ def test_the_folder_of_serve_needs_an_owner_to_be_a_hub_id() -> None:
 @pytest.mark.parametrize("text", ["gs://bucket/fox", "https://host/fox", "hf://owner/name", "djl://a/b"])
 def test_a_scheme_that_is_not_known_is_refused_with_those_there_are(text: str) -> None:
     with pytest.raises(ModelUnusable, match="s3://bucket/prefix") as raised:
-        is_remote(text, exists_locally=False)
+        remote(text, exists_locally=False)
     assert text in str(raised.value)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from lmi.adapters.source import Fetches
 from lmi.errors import DeadlineExceeded, InvalidRequest, LmiError, Unavailable
 from lmi.shared.fetches import (
     FAILURE,
@@ -23,7 +24,6 @@ from lmi.shared.fetches import (
     write,
 )
 from lmi.shared.state import Block, Phase
-from lmi.sources.client import Fetches
 
 WANTED = WantedSource(source="writers/fox", download_dir="/d", is_adapter=True)
 FETCHED = FetchResult(sources=(FetchedSource(source="writers/fox", folder="/cache/fox"),))
