@@ -74,8 +74,8 @@ from lmi.shared.desired_state import Adapter, Folder
 from lmi.shared.state import Block, Phase
 from lmi.text import tokenizer as lmi_tokenizer
 from lmi.user_code.client import UserCodeWorkers
-from lmi.user_code.job import CallConnection, CodeThread
 from lmi.user_code.runner import UserCode
+from lmi.user_code.worker import CallConnection, CodeThread
 from tests import machine
 
 if TYPE_CHECKING:

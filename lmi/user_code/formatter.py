@@ -23,49 +23,61 @@ from lmi.server.service import Service
 from lmi.settings.config import Config
 from lmi.types import Delta, Token
 from lmi.user_code.client import Call, UserCodeWorkers
-from lmi.user_code.messages import Feed, Head, Open, ReadInput, Respond, TokenFields
+from lmi.user_code.messages import Feed, Head, Open, ReadInput, Respond, TokenFields, ToWorker
 
 JSON, JSONLINES = "application/json", "application/jsonlines"
 EVENT = b"data: "
 
 
-class OutputFormatter(AsyncFormatter):
-    """Writes the response to one prompt. The content type is the one that the process of user code names, if any."""
+class CallFormatter(AsyncFormatter):
+    """Writes a response with the model's own code, in one call."""
 
-    media_type = ""
     is_verbatim = True
 
-    def __init__(self, workers: UserCodeWorkers, call: Call | None, message: Message[Any], parsed: Parsed[Any]) -> None:
+    def __init__(self, workers: UserCodeWorkers, call: Call | None) -> None:
         """`call` is the one in which the input formatter ran, if there is one."""
-        if parsed.requests[0].num_sequences > 1:
-            name = name_of_several(message.fields["parameters"])
-            raise Unsupported(name, "the model's own output formatter writes one sequence")
-        self.is_streaming = parsed.requests[0].is_streaming
         self._workers, self._call = workers, call
-        self._open = open_message(message, parsed)
-        self._has_head = False
 
-    async def begin(self) -> None:
+    async def ask(self, message: Callable[[int], ToWorker]) -> Call:
+        """Send the message that is made of the call's id, the first one of a new call if there is none."""
         if self._call is None:
-            self._call = await self._workers.begin(self._open)
+            self._call = await self._workers.begin(message)
         else:
-            self._call.send(self._open(self._call.id))
-
-    async def feed(self, delta: Delta) -> list[bytes]:
-        return [await self._written(delta)]
+            self._call.send(message(self._call.id))
+        return self._call
 
     def close(self) -> None:
         if self._call is not None:
             self._call.close()
 
+
+class OutputFormatter(CallFormatter):
+    """Writes the response to one prompt. The content type is the one that the process of user code names, if any."""
+
+    media_type = ""
+
+    def __init__(self, workers: UserCodeWorkers, call: Call | None, message: Message[Any], parsed: Parsed[Any]) -> None:
+        if parsed.requests[0].num_sequences > 1:
+            name = name_of_several(message.fields["parameters"])
+            raise Unsupported(name, "the model's own output formatter writes one sequence")
+        super().__init__(workers, call)
+        self.is_streaming = parsed.requests[0].is_streaming
+        self._open = open_message(message, parsed)
+        self._has_head = False
+
+    async def begin(self) -> None:
+        await self.ask(self._open)
+
+    async def feed(self, delta: Delta) -> list[bytes]:
+        return [await self._written(delta)]
+
     async def _written(self, delta: Delta) -> bytes:
         """Return what the code writes for a Delta."""
-        assert self._call is not None
-        self._call.send(feed(self._call.id, delta))
+        call = await self.ask(lambda call_id: feed(call_id, delta))
         if not self._has_head:
-            self._take_head(await self._call.head())
+            self._take_head(await call.head())
             self._has_head = True
-        return await self._call.chunk()
+        return await call.chunk()
 
     def _take_head(self, head: Head) -> None:
         self.media_type = head.media_type
@@ -96,15 +108,13 @@ class ListOutputFormatter(OutputFormatter):
         self.media_type = JSONLINES if self.is_streaming else JSON
 
 
-class ResponseFormatter(AsyncFormatter):
+class ResponseFormatter(CallFormatter):
     """Writes the response of an OpenAI API, each object of which the user's output formatter rewrites."""
 
-    is_verbatim = True
-
     def __init__(self, workers: UserCodeWorkers, call: Call | None, api: AnyApi, parsed: Parsed[Any]) -> None:
-        self._formatter = api.formatter(parsed)
+        super().__init__(workers, call)
+        self._formatter, self._api = api.formatter(parsed), api
         self.media_type, self.is_streaming = self._formatter.media_type, self._formatter.is_streaming
-        self._workers, self._call, self._api = workers, call, api
 
     async def feed(self, delta: Delta) -> list[bytes]:
         records = [self._api.whole(self.media_type, record) for record in self._formatter.feed(delta)]
@@ -112,20 +122,13 @@ class ResponseFormatter(AsyncFormatter):
             b"".join([await self._rewritten(line) for line in record.splitlines(keepends=True)]) for record in records
         ]
 
-    def close(self) -> None:
-        if self._call is not None:
-            self._call.close()
-
     async def _rewritten(self, line: bytes) -> bytes:
         """Return the line with its object rewritten by the code. A line without an object stays as it is."""
         prefix, body = (EVENT, line.removeprefix(EVENT)) if line.startswith(EVENT) else (b"", line)
         if not body.startswith(b"{"):
             return line
-        if self._call is None:
-            self._call = await self._workers.begin(lambda call_id: Respond(call_id, body))
-        else:
-            self._call.send(Respond(self._call.id, body))
-        written = await self._call.chunk()
+        call = await self.ask(lambda call_id: Respond(call_id, body))
+        written = await call.chunk()
         return event_lines(written) if prefix else written
 
 
@@ -188,7 +191,7 @@ class UserFormatters:
     Both run in one call, so that the output formatter finds the object that the input formatter made.
     """
 
-    def __init__(self, exchange: Exchange, service: Service, *, is_admitted: bool = False) -> None:
+    def __init__(self, exchange: Exchange, service: Service, *, is_admitted: bool) -> None:
         """With `is_admitted` the caller holds a place in the queue for the request."""
         self._exchange = exchange
         self._service = service
@@ -209,16 +212,13 @@ class UserFormatters:
         self._takes_user_code = api.takes_user_code
         if not self.reads(api):
             return body, content_type
-        named = {} if content_type is None else {"Content-Type": content_type}
-        return await self._read_input(body, properties(self._exchange) | named), JSON
-
-    async def _read_input(self, body: bytes, given: dict[str, str]) -> bytes:
         service = self._service
         assert service.user_code is not None
+        given = properties(self._exchange) | ({} if content_type is None else {"Content-Type": content_type})
         with nullcontext() if self._is_admitted else service.admitted():
             self._call = await service.user_code.begin(lambda call_id: ReadInput(call_id, given, body))
             try:
-                return await self._call.chunk()
+                return await self._call.chunk(), JSON
             except UserCodeFailed as error:
                 raise MalformedRequest(f"the input formatter failed: {error}") from None
 

@@ -11,22 +11,22 @@ import importlib.util
 import json
 import logging
 import os
+import re
 import sys
-from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import AsyncIterable, Callable, Generator, Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
 from email.message import Message
 from email.parser import HeaderParser
 from functools import cached_property
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lmi.settings.config import UserCodeConfig
 from lmi.settings.kinds import is_built_in
-from lmi.user_code.answer import Attributes, UserAnswers, format_response, takes_responses
+from lmi.user_code.answer import Attributes, UserAnswers, as_bytes, format_response, takes_responses
 from lmi.user_code.messages import Open
-from lmi.user_code.response import ResponseHead, check_output, read_head, read_pieces, read_results
-from lmi.user_code.signatures import accepted, call, first_annotation, first_name
+from lmi.user_code.signatures import accepted, call, first_annotation, first_name, synchronous
 
 if TYPE_CHECKING:
     from djl_python import Input, Output
@@ -34,7 +34,20 @@ if TYPE_CHECKING:
 COMPAT = Path(__file__).parent / "compat"  # holds only djl_python
 UNUSED_MARKS = dict.fromkeys(("is_init_handler", "is_prediction_handler"), "it is for scikit-learn and XGBoost")
 
+NOT_HEADERS = frozenset("content-type content-length transfer-encoding connection x-request-id".split())
+HEADER_NAME, HEADER_VALUE = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"), re.compile(r"[\t -~\x80-\xff]*")
+WITHOUT_BODY = (204, 205, 304)
+
 log = logging.getLogger(__name__)
+
+
+class ResponseHead(NamedTuple):
+    """Status and headers. `media_type` is "" if there is no body."""
+
+    status: int
+    media_type: str
+    headers: dict[str, str]
+    is_streaming: bool = False
 
 
 class UserCode:
@@ -82,7 +95,7 @@ class UserCode:
         assert self._handle is not None
         result = call(self._handle, _input(properties, body, query))
         with closing(read_results(result)) as results:
-            outputs = (check_output(each, self._handler_name) for each in results)
+            outputs = map(self._checked, results)
             first = next(outputs, None)
             if first is None:
                 yield ResponseHead(204, "", {}), iter(())
@@ -91,32 +104,34 @@ class UserCode:
             with closing(_all_pieces(first, outputs)) as pieces:
                 yield head, pieces
 
+    def _checked(self, result: object) -> Output:
+        from djl_python import Output
+
+        if not isinstance(result, Output):
+            raise TypeError(f"{self._handler_name} must return an Output or None, not {type(result).__name__}")
+        return result
+
     def read_input(self, properties: Mapping[str, str], body: bytes) -> tuple[Any, bytes]:
         """Return the object that the input formatter returned for a body, and the JSON of the request.
 
         The object is None if the formatter returned a dict, which is then the request.
         """
-        assert self._input_formatter is not None
-        argument = self._formatter_argument(_input(properties, body))
+        from djl_python.encode_decode import decode
+
+        formatter, argument = self._input_formatter, _input(properties, body)
+        assert formatter is not None
+        if first_annotation(formatter).lower() == "dict" or first_name(formatter) == "decoded_payload":
+            argument = decode(argument, argument.get_property("content-type"))
         options = {
             "tokenizer": self._tokenizer,
             "properties": dict(self._properties),
             "configs": Attributes(self._properties),
             "output_formatter": None,
         }
-        request = call(self._input_formatter, argument, **accepted(self._input_formatter, options))
+        request = call(formatter, argument, **accepted(formatter, options))
         if isinstance(request, dict):
             return None, json.dumps(request).encode()
         return request, json.dumps(_request_fields(request)).encode()
-
-    def _formatter_argument(self, given: Input) -> Any:
-        """Return the Input, or the decoded body for an input formatter that asks for it."""
-        from djl_python.encode_decode import decode
-
-        formatter = self._input_formatter
-        assert formatter is not None
-        wants_dict = first_annotation(formatter).lower() == "dict" or first_name(formatter) == "decoded_payload"
-        return decode(given, given.get_property("content-type")) if wants_dict else given
 
     def answers(self, opened: Open, request: Any) -> UserAnswers:
         """Return the answers to one body. `request` is the object that `read_input` returned."""
@@ -173,12 +188,6 @@ def _input(properties: Mapping[str, str], body: bytes, query: Mapping[str, str] 
     return Input(properties, PairList([*parts, *((name, value.encode()) for name, value in (query or {}).items())]))
 
 
-def _all_pieces(first: Output, others: Iterator[Output]) -> Generator[bytes]:
-    yield from read_pieces(first)
-    for output in others:
-        yield from read_pieces(output)
-
-
 def _request_fields(request: Any) -> dict[str, Any]:
     """Return a RequestInput as a body of the LMI schema."""
     parameters = dict(request.parameters if request.server_parameters is None else request.server_parameters)
@@ -187,6 +196,67 @@ def _request_fields(request: Any) -> dict[str, Any]:
         del parameters["output_formatter"]
     adapters = {"adapters": request.adapters} if getattr(request, "adapters", None) else {}
     return fields | {"parameters": parameters} | adapters
+
+
+def read_results(result: Any) -> Generator[object]:
+    """Yield a handler's result, or each item of its generator. An item is finalized after it was used."""
+    if hasattr(result, "__aiter__"):
+        result = synchronous(result)
+    elif not isinstance(result, Generator):
+        result = (item for item in (result,) if item is not None)
+    with closing(result) as items:
+        for item in items:
+            try:
+                yield item
+            finally:
+                if (finalize := getattr(item, "finalizer", None)) is not None:
+                    finalize()
+            if getattr(item, "is_last", False):
+                return
+
+
+def read_head(output: Output, *, is_streaming: bool) -> ResponseHead:
+    """Return the head of an Output's response. Raises ValueError for values that HTTP cannot carry."""
+    headers = {str(name): str(value) for name, value in output.properties.items()}
+    given = next((value for name, value in headers.items() if name.lower() == "content-type"), None)
+    status = _status(output.code)
+    is_streaming = (is_streaming or output.stream_content is not None) and status not in WITHOUT_BODY
+    has_body = is_streaming or not output.content.is_empty()
+    media_type = given or output.media_type or ("application/octet-stream" if has_body else "")
+    others = {name: value for name, value in headers.items() if name.lower() not in NOT_HEADERS}
+    for name, value in [("content-type", media_type), *others.items()]:  # RFC 9110, sections 5.1 and 5.5
+        if not HEADER_NAME.fullmatch(name):
+            raise ValueError(f"an Output's property must have a header's name, given {name!r}")
+        if not HEADER_VALUE.fullmatch(value):
+            raise ValueError(f"an Output's property {name} must be one line of Latin-1 characters, given {value!r}")
+    return ResponseHead(status, media_type, others, is_streaming)
+
+
+def read_pieces(output: Output) -> Iterator[bytes]:
+    """Yield the body, piece by piece if it is a stream."""
+    if _status(output.code) in WITHOUT_BODY:
+        return
+    if output.stream_content is None:
+        if (data := output.content.get()) is not None:
+            yield data
+        return
+    write = output.stream_formatter or (lambda item: item)
+    items = output.stream_content
+    for item in synchronous(items) if isinstance(items, AsyncIterable) else items:
+        yield as_bytes(write(item))
+
+
+def _status(code: Any) -> int:
+    with suppress(TypeError, ValueError):
+        if 200 <= int(code) <= 599:
+            return int(code)
+    raise ValueError(f"an Output's code must be an HTTP status from 200 to 599, given {code!r}")
+
+
+def _all_pieces(first: Output, others: Iterator[Output]) -> Generator[bytes]:
+    yield from read_pieces(first)
+    for output in others:
+        yield from read_pieces(output)
 
 
 class LazyTokenizer:
@@ -230,24 +300,17 @@ def read_parts(body: bytes, content_type: str) -> list[tuple[str, bytes]]:
         raise ValueError(f"the multipart body has no line with its boundary, {boundary!r}")
     if not pieces[-1].startswith(b"--"):
         raise ValueError("the multipart body ends before its last boundary")
-    return list(map(_part, _without_padding(pieces[1:-1])))
-
-
-def _without_padding(pieces: list[bytes]) -> Iterator[bytes]:
-    """Yield the pieces without the rest of the boundary's line, which may hold only blanks."""
-    for piece in pieces:
+    parts = []
+    for piece in pieces[1:-1]:
         padding, line_end, part = piece.partition(b"\r\n")
         if not line_end or padding.strip(b" \t"):
             raise ValueError("a boundary of the multipart body does not end its line")
-        yield b"\r\n" + part
-
-
-def _part(part: bytes) -> tuple[str, bytes]:
-    head, head_end, content = part.partition(b"\r\n\r\n")
-    name = _message(head.decode(errors="replace").lstrip()).get_param("name", header="content-disposition")
-    if not head_end or not isinstance(name, str):
-        raise ValueError("a part of the multipart body has no name")
-    return name, content
+        head, head_end, content = (b"\r\n" + part).partition(b"\r\n\r\n")
+        name = _message(head.decode(errors="replace").lstrip()).get_param("name", header="content-disposition")
+        if not head_end or not isinstance(name, str):
+            raise ValueError("a part of the multipart body has no name")
+        parts.append((name, content))
+    return parts
 
 
 def _message(head: str) -> Message:

@@ -14,9 +14,9 @@ import pytest
 from lmi.errors import EngineLost, MalformedRequest, Unavailable, UserCodeFailed
 from lmi.shared.state import Block, Phase
 from lmi.user_code.client import Call, UserCodeWorkers
-from lmi.user_code.job import CallConnection, CodeThread
 from lmi.user_code.messages import MAX_CHUNK_BYTES, WINDOW, BodyChunk, Feed, Handle, Head, Open
-from lmi.user_code.response import ResponseHead
+from lmi.user_code.runner import ResponseHead
+from lmi.user_code.worker import CallConnection, CodeThread
 
 
 class CountingModel:

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from lmi.settings.config import UserCodeConfig
-from lmi.user_code.response import ResponseHead
-from lmi.user_code.runner import UserCode
+from lmi.user_code.runner import ResponseHead, UserCode
 
 FILES = Path(__file__).parent / "files"
 

@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmi.settings.config import UserCodeConfig
-from lmi.user_code.response import ResponseHead
-from lmi.user_code.runner import UserCode, is_multipart, read_parts
+from lmi.user_code.runner import ResponseHead, UserCode, is_multipart, read_parts
 from tests.user_code.written import model
 
 ROOT = Path(__file__).parents[2]

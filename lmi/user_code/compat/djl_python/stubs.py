@@ -17,53 +17,35 @@ SESSIONS = "lmi opens and closes the sessions of its own engines, and SessionMan
 OWN = "it is part of djl-serving itself"
 
 MODULES = {
-    "huggingface": SERVICE,
-    "deepspeed": SERVICE,
-    "fastertransformer": SERVICE,
-    "tensorrt_llm": SERVICE,
-    "tensorrt_llm_python": SERVICE,
-    "lmi_vllm": SERVICE,
-    "lmi_vllm.vllm_async_service": SERVICE,
-    "lmi_vllm.request_response_utils": SERVICE,
-    "lmi_trtllm": SERVICE,
-    "lmi_trtllm.trtllm_async_service": SERVICE,
-    "lmi_trtllm.request_response_utils": SERVICE,
-    "streaming_utils": SERVICE,
-    "transformers_neuronx": NEURON,
-    "stable_diffusion_inf2": NEURON,
-    "neuron_utils": NEURON,
-    "neuron_utils.model_loader": NEURON,
-    "neuron_utils.utils": NEURON,
-    "rolling_batch": SERVICE,
-    "rolling_batch.rolling_batch": SERVICE,
-    "rolling_batch.lmi_dist_rolling_batch": SERVICE,
-    "rolling_batch.neuron_rolling_batch": NEURON,
-    "rolling_batch.rolling_batch_vllm_utils": SERVICE,
-    "rolling_batch.scheduler_rolling_batch": SERVICE,
-    "rolling_batch.trtllm_rolling_batch": SERVICE,
-    "rolling_batch.vllm_rolling_batch": SERVICE,
-    "properties_manager": OPTIONS,
-    "properties_manager.properties": OPTIONS,
-    "properties_manager.ds_properties": OPTIONS,
-    "properties_manager.hf_properties": OPTIONS,
-    "properties_manager.lmi_dist_rb_properties": OPTIONS,
-    "properties_manager.scheduler_rb_properties": OPTIONS,
-    "properties_manager.sd_inf2_properties": OPTIONS,
-    "properties_manager.tnx_properties": OPTIONS,
-    "properties_manager.trt_properties": OPTIONS,
-    "properties_manager.vllm_rb_properties": OPTIONS,
+    **dict.fromkeys(
+        "huggingface deepspeed fastertransformer tensorrt_llm tensorrt_llm_python streaming_utils chat_completions "
+        "chat_completions.chat_utils lmi_vllm lmi_vllm.vllm_async_service lmi_vllm.request_response_utils lmi_trtllm "
+        "lmi_trtllm.trtllm_async_service lmi_trtllm.request_response_utils rolling_batch rolling_batch.rolling_batch "
+        "rolling_batch.lmi_dist_rolling_batch rolling_batch.rolling_batch_vllm_utils "
+        "rolling_batch.scheduler_rolling_batch rolling_batch.trtllm_rolling_batch "
+        "rolling_batch.vllm_rolling_batch".split(),
+        SERVICE,
+    ),
+    **dict.fromkeys(
+        "transformers_neuronx stable_diffusion_inf2 neuron_utils neuron_utils.model_loader neuron_utils.utils "
+        "rolling_batch.neuron_rolling_batch".split(),
+        NEURON,
+    ),
+    **dict.fromkeys(
+        "properties_manager properties_manager.properties properties_manager.ds_properties "
+        "properties_manager.hf_properties properties_manager.lmi_dist_rb_properties "
+        "properties_manager.scheduler_rb_properties properties_manager.sd_inf2_properties "
+        "properties_manager.tnx_properties properties_manager.trt_properties "
+        "properties_manager.vllm_rb_properties".split(),
+        OPTIONS,
+    ),
+    **dict.fromkeys(
+        "custom_formatter_handling custom_handler_service request service_loader test_model utils".split(), OWN
+    ),
     "session_utils": SESSIONS,
-    "chat_completions": SERVICE,
-    "chat_completions.chat_utils": SERVICE,
-    "custom_formatter_handling": OWN,
-    "custom_handler_service": OWN,
     "sklearn_handler": "lmi does not serve models of scikit-learn",
     "xgboost_handler": "lmi does not serve models of XGBoost",
     "np_util": "lmi does not write tensors as ndlist, use add_as_numpy or add_as_npz",
-    "request": OWN,
-    "service_loader": OWN,
-    "test_model": OWN,
-    "utils": OWN,
 }
 """Why a module of `djl_python` is not here, by its name. A package comes before its modules."""
 
