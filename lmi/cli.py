@@ -1,7 +1,7 @@
 """The command `lmi`, and the commands `serve` and `djl-serving` with which container platforms start an image.
 
-A start that fails prints each fault on one
-line of stderr, then one JSON object if stderr is not a terminal, and ends with the exit code of its error.
+A start that fails prints each fault on one line of stderr, then one JSON object if stderr is not a terminal, and ends
+with the exit code of its error.
 """
 
 from __future__ import annotations
@@ -54,14 +54,11 @@ def run(arguments: list[str]) -> int:
     sink.open_missing()
     try:
         return lmi.main(_with_command(arguments), "lmi", standalone_mode=False) or 0
-    except click.NoSuchOption as error:
-        where = error.ctx.command_path if error.ctx else "lmi"
-        click.echo(f"{where}: {unknown(error.option_name)} See {where} --help.", err=True)
-        return error.exit_code
     except click.UsageError as error:
         where = error.ctx.command_path if error.ctx else "lmi"
-        said = " ".join(error.format_message().split()).rstrip(".")
-        click.echo(f"{where}: {said}. See {where} --help.", err=True)
+        said = " ".join(error.format_message().split()).rstrip(".") + "."
+        said = unknown(error.option_name) if isinstance(error, click.NoSuchOption) else said
+        click.echo(f"{where}: {said} See {where} --help.", err=True)
         return error.exit_code
     except click.ClickException as error:
         click.echo(f"lmi: {log.escape(error.message)}", err=True)

@@ -88,7 +88,10 @@ def with_options(command: Command) -> Command:
             raise click.UsageError(f"DIR is {folder} and --model-dir is {model_dir}.")
         flags = {option.row.key: text_of(others.pop(name)) for name, option in FLAGGED.items()}
         given = {key: text for key, text in flags.items() if text is not None}
-        for key, text in map(_pair, settings):
+        for setting in settings:
+            key, equals, text = map(str.strip, setting.partition("="))
+            if not equals or not key:
+                raise click.UsageError(f"--set takes KEY=VALUE, given {setting}.")
             if given.setdefault(key, text) != text:
                 raise click.UsageError(f"{key} is given as {given[key]} and as {text}.")
         of_files = click.get_current_context().meta.get(CONFIG, {})
@@ -120,13 +123,6 @@ def unknown(flag: str) -> str:
         return f"{flag}: {elsewhere(flag)}."
     near = difflib.get_close_matches(flag, [*OURS, "--model-dir", "--set", "--json", "--changed"], 1, NEAR)
     return f"No such option {flag}." + (f" Did you mean {near[0]}?" if near else "")
-
-
-def _pair(setting: str) -> tuple[str, str]:
-    key, equals, text = setting.partition("=")
-    if not equals or not key.strip():
-        raise click.UsageError(f"--set takes KEY=VALUE, given {setting}.")
-    return key.strip(), text.strip()
 
 
 def _with_file(ctx: click.Context, words: list[str]) -> list[str]:

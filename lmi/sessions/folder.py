@@ -104,7 +104,14 @@ class Sessions:
 
     def find(self, session_id: str) -> Session | None:
         """Return the session, which may have expired, or None if no session has this id."""
-        return self._read(session_id) if ID.fullmatch(session_id) else None
+        if not ID.fullmatch(session_id):
+            return None
+        with suppress(FileNotFoundError, NotADirectoryError):
+            try:
+                return msgspec.json.decode((self._path / session_id / FILE).read_bytes(), type=Session)
+            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+                log.error("the session %s cannot be read and is not served: %s", session_id, error)
+        return None
 
     def close(self, session_id: str) -> bool:
         """Remove a session with its files. Returns False if no session has this id. Raises SessionFailed."""
@@ -202,14 +209,6 @@ class Sessions:
     def _hide(self, session_id: str) -> Path:
         """Take the session out of every reader's sight. Returns where its files are then."""
         return (self._path / session_id).rename(self._path / (HIDDEN + session_id))
-
-    def _read(self, session_id: str) -> Session | None:
-        with suppress(FileNotFoundError, NotADirectoryError):
-            try:
-                return msgspec.json.decode((self._path / session_id / FILE).read_bytes(), type=Session)
-            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-                log.error("the session %s cannot be read and is not served: %s", session_id, error)
-        return None
 
     @contextmanager
     def _lock(self) -> Iterator[None]:

@@ -64,7 +64,8 @@ async def change_session(exchange: Exchange, service: Service, asked: str) -> No
     if asked == NEW_SESSION:
         client = exchange.scope.get("client")  # behind SageMaker and other proxies all clients have the same address
         session = await asyncio.to_thread(sessions.open, str(client[0]) if client else "")
-        said = said_of(session)
+        expires = datetime.fromtimestamp(int(session.expires_s), UTC)  # rounded down
+        said = f"{session.id}; Expires={expires:%Y-%m-%dT%H:%M:%SZ}"
         await answer(exchange, f"Session {session.id} created", [(HEADER, said), (NEW_HEADER, said)])
         return
     session_id = given_id(exchange)
@@ -112,12 +113,6 @@ async def open_session(sessions: Sessions, session_id: str) -> Session:
 
 def not_open(session_id: str) -> LmiError:
     return InvalidSession(HEADER, "the id of an open session, and this one is unknown, closed or expired", session_id)
-
-
-def said_of(session: Session) -> str:
-    """Return the value of the headers for a new session. The time is rounded down."""
-    expires = datetime.fromtimestamp(int(session.expires_s), UTC)
-    return f"{session.id}; Expires={expires:%Y-%m-%dT%H:%M:%SZ}"
 
 
 async def answer(exchange: Exchange, result: str, headers: list[Header]) -> None:
