@@ -6,7 +6,6 @@ This module never opens weights.
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping
-from itertools import chain
 from pathlib import Path
 
 import msgspec
@@ -28,14 +27,12 @@ def is_enabled(options: Mapping[str, str]) -> bool:
 
 def folders_beside(*places: Path) -> list[Path]:
     """Return the folders of the adapters that lie beside the model or serving.properties."""
-    return list(chain.from_iterable(map(_folders, dict.fromkeys(place.resolve() for place in places))))
-
-
-def _folders(place: Path) -> list[Path]:
-    if not (place / FOLDER).is_dir():
-        return []
-    entries = sorted((place / FOLDER).iterdir())
-    return [entry for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
+    found: list[Path] = []
+    for place in dict.fromkeys(place.resolve() for place in places):
+        if (place / FOLDER).is_dir():
+            entries = sorted((place / FOLDER).iterdir())
+            found += [entry for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
+    return found
 
 
 def by_name(folders: Iterable[Path], taken: Container[str]) -> dict[str, str]:
@@ -67,10 +64,8 @@ def check_files(folder: Path, *, allow_pickle: bool) -> None:
     if not has_config or not (has_weights or has_pickle):
         raise ModelUnusable(f"{folder}: an adapter's folder has an {WEIGHTS if has_config else CONFIG}")
     if not has_weights and not allow_pickle:
-        said = (
-            f"{folder / PICKLED} is a pickle, which can run code: save it as {WEIGHTS}, or set option.allow_pickle=true"
-        )
-        raise SecurityRefused(said)
+        advice = f"save it as {WEIGHTS}, or set option.allow_pickle=true"
+        raise SecurityRefused(f"{folder / PICKLED} is a pickle, which can run code: {advice}")
 
 
 def _check_config(file: Path) -> None:

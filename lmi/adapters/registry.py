@@ -15,15 +15,7 @@ from contextlib import suppress
 import msgspec
 
 from lmi.engine.client import Engines, Outcomes
-from lmi.errors import (
-    DeadlineExceeded,
-    LmiError,
-    ModelUnusable,
-    OutOfMemory,
-    Unavailable,
-    from_info,
-    without_paths,
-)
+from lmi.errors import DeadlineExceeded, LmiError, ModelUnusable, OutOfMemory, Unavailable, from_info, without_paths
 from lmi.shared.desired_state import Adapter, Folder, State, is_abandoned
 
 log = logging.getLogger(__name__)

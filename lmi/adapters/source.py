@@ -27,6 +27,7 @@ from lmi.errors import (
 )
 from lmi.settings.config import Config
 from lmi.settings.kinds import local_path
+from lmi.settings.model_choice import wanted_source
 from lmi.settings.secure_mode import PLATFORM_FOLDER, check_adapter
 from lmi.shared.fetches import (
     FAILURE,
@@ -57,7 +58,7 @@ async def fetch_adapter(src: str, config: Config, fetches: Fetches) -> Path:
     """
     folder = await asyncio.to_thread(find_local, src, config)
     if folder is None:
-        folder = await fetches.fetch(_wanted(src, config), config.engine.model_loading_timeout_s)
+        folder = await fetches.fetch(wanted_source(src, config, is_adapter=True), config.engine.model_loading_timeout_s)
         await asyncio.to_thread(_check, folder, src, config, is_fetched=True)
     return folder
 
@@ -74,19 +75,14 @@ def find_local(src: str, config: Config) -> Path | None:
             return None
     except StartError as error:
         raise InvalidRequest(f"src {error}") from None
-    _check_place(folder, src, config)
+    roots = (config.model.path, str(PLATFORM_FOLDER), config.server.download_dir, *config.server.adapter_roots)
+    if not any(folder.is_relative_to(Path(root).resolve()) for root in filter(None, roots)):
+        rule = f"below the model's folder, {PLATFORM_FOLDER}, download_dir or one of adapter_roots"
+        raise InvalidParameter("src", f"a folder {rule}", src)  # whether it exists or not
+    if not is_there:
+        raise InvalidRequest(f"src {shorten(src, 300)} is no folder")
     _check(folder, src, config)
     return folder
-
-
-def _wanted(src: str, config: Config) -> WantedSource:
-    return WantedSource(
-        source=src,
-        allow_pickle=config.engine.allow_pickle,
-        trust_remote_code=config.engine.trust_remote_code,
-        download_dir=config.server.download_dir,
-        is_adapter=True,
-    )
 
 
 def _check(folder: Path, src: str, config: Config, *, is_fetched: bool = False) -> None:
@@ -96,16 +92,6 @@ def _check(folder: Path, src: str, config: Config, *, is_fetched: bool = False) 
     except StartError as error:
         log.info("src %s: %s", shorten(src, 300), error)
         raise InvalidRequest(f"src {without_paths(str(error), {str(folder): src})}") from None
-
-
-def _check_place(folder: Path, src: str, config: Config) -> None:
-    """Raise InvalidParameter for a folder outside the allowed ones, whether it exists or not."""
-    roots = (config.model.path, str(PLATFORM_FOLDER), config.server.download_dir, *config.server.adapter_roots)
-    if not any(folder.is_relative_to(Path(root).resolve()) for root in filter(None, roots)):
-        rule = f"below the model's folder, {PLATFORM_FOLDER}, download_dir or one of adapter_roots"
-        raise InvalidParameter("src", f"a folder {rule}", src)
-    if not folder.is_dir():
-        raise InvalidRequest(f"src {shorten(src, 300)} is no folder")
 
 
 def warning(folder: Path) -> str | None:

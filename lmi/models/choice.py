@@ -66,10 +66,11 @@ class SeveralModels(Models):
     async def _name_inside(self, exchange: Exchange) -> str | None:
         """Return the model that a body names, by its own name or that of an adapter."""
         name = await name_in_body(exchange, self.front_end)
-        if name is None or self.folder.read(name) is not None:
-            return name
-        service = with_adapter(await self.listed(), name)
-        return name if service is None else service.config.model.name
+        if name is not None and self.folder.read(name) is None:
+            for service in await self.listed():
+                if service.adapters and service.adapters.has(name):
+                    return service.config.model.name
+        return name
 
     async def _usable(self, name: str) -> Service:
         """Return a model that can be used. Its entry is read once more just before the request counts."""
@@ -142,11 +143,6 @@ async def name_in_body(exchange: Exchange, front_end: FrontEnd) -> str | None:
     is_openai = exchange.path.startswith(OPENAI_PATHS) or by_field
     name = fields.value("model") if is_openai else None
     return None if not isinstance(name, str) or name in ("", "model", *UNNAMED) else name
-
-
-def with_adapter(services: Iterable[Service], name: str) -> Service | None:
-    """Return the model that has a registered adapter of this name."""
-    return next((service for service in services if service.adapters and service.adapters.has(name)), None)
 
 
 def must_name(loaded: Iterable[str]) -> InvalidRequest:

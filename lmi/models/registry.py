@@ -16,7 +16,6 @@ from lmi.errors import (
     Conflict,
     DeadlineExceeded,
     ErrorInfo,
-    InvalidParameter,
     InvalidRequest,
     LmiError,
     NoMemory,
@@ -32,7 +31,7 @@ from lmi.models.settings import MB, need_bytes, resolve_model
 from lmi.server.models import LOOK_S, until
 from lmi.settings.config import Config
 from lmi.settings.ports import choose_free_ports
-from lmi.shared.desired_state import NAME_RULE, Model, State, check_name, is_abandoned
+from lmi.shared.desired_state import Model, State, check_name, is_abandoned
 from lmi.shared.memory import free_bytes
 from lmi.shared.state import Phase
 
@@ -63,7 +62,7 @@ class ModelRegistry:
 
         Raises InvalidRequest, Conflict, OutOfMemory, DeadlineExceeded or Unavailable with the cause.
         """
-        check_model_name(name)
+        check_name(name, "model_name")
         self._check_is_serving()
         while True:
             try:
@@ -217,13 +216,6 @@ class ModelRegistry:
         if is_abandoned(entry):
             return False
         raise unloaded(entry)
-
-
-def check_model_name(name: str) -> None:
-    try:
-        check_name(name)
-    except InvalidParameter:
-        raise InvalidParameter("model_name", NAME_RULE, name) from None
 
 
 def unloaded(entry: Model) -> Conflict:

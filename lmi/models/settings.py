@@ -7,10 +7,8 @@ refused, and its whole folder is searched.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,12 +17,12 @@ from lmi.errors import ModelUnusable
 from lmi.settings.config import Config, EngineConfig, ServerConfig
 from lmi.settings.handler import Handler, announced
 from lmi.settings.kinds import local_path
-from lmi.settings.model_choice import MODEL, find_folder
+from lmi.settings.model_choice import MODEL, facts, find_folder
 from lmi.settings.options import OPTIONS, find, is_of_other_image, is_of_server, key_of_env
 from lmi.settings.ports import RANGE
 from lmi.settings.properties import Properties, read
 from lmi.settings.resolve import resolve
-from lmi.settings.secure_mode import as_flags
+from lmi.settings.secure_mode import CONTROLS_KEY, SWITCH
 from lmi.settings.values import Resolved
 from lmi.shared import linux
 
@@ -59,7 +57,9 @@ def resolve_model(name: str, url: str, server: ServerConfig, environ: Mapping[st
         raise ModelUnusable(f"{file} names {source}: nothing is downloaded for one of several models")
     checked_folder(model.path, server.model_store)
     config = replace(resolved.config, server=server, model=replace(model, name=name, aliases=()))
-    return replace(resolved, config=config, notes=(*resolved.notes, *_notes(given)))
+    ignored = ", ".join(key for key in given.entries if key not in counted)
+    note = f"{given.name}: {ignored}: no effect in the file of one of several models"
+    return replace(resolved, config=config, notes=(*resolved.notes, *[note] * bool(ignored)))
 
 
 def checked_folder(url: str, store: str) -> Path:
@@ -92,7 +92,9 @@ def _of_models(environ: Mapping[str, str]) -> dict[str, str]:
 
 def _of_server(server: ServerConfig) -> dict[str, str]:
     """Return the server's settings that decide about a model's files and ports, as the command line gives them."""
-    given = as_flags(server) | ({"download_dir": server.download_dir} if server.download_dir else {})
+    given = {"download_dir": server.download_dir} if server.download_dir else {}
+    if server.secure_mode:
+        given |= {SWITCH: "true", CONTROLS_KEY: ",".join(server.security_controls)}
     if server.safe_port_range is not None:
         first, last = server.safe_port_range
         given |= {"port": str(server.port), RANGE: f"{first}-{last}"}
@@ -104,12 +106,6 @@ def _keys(name: str) -> Iterator[str]:
         option = find(key_of_env(name))
         yield option.key if option else name
     yield from (option.key for option in OPTIONS if name in (*option.env, *option.platform))
-
-
-def _notes(given: Properties) -> list[str]:
-    ignored = [key for key in given.entries if not _is_of_model(key)]
-    reason = "no effect in the file of one of several models"
-    return [f"{given.name}: {', '.join(ignored)}: {reason}"] if ignored else []
 
 
 def need_bytes(config: Config) -> int:
@@ -124,22 +120,13 @@ def need_bytes(config: Config) -> int:
     if engine.device_ids:
         return engine.num_engines * PROCESS_BYTES
     folder = Path(config.model.path)
-    facts = _facts(folder)
-    stored = str(facts.get("torch_dtype", facts.get("dtype")))
+    known = facts(folder)
+    stored = str(known.get("torch_dtype", known.get("dtype")))
     of_weights, of_cache = announced().get(engine.handler, UNKNOWN).dtypes(engine, stored)
     widening = 1.0 if engine.quantize else max(1.0, _number_bytes(of_weights) / _number_bytes(stored))
     stored_bytes = sum(file.stat().st_size for pattern in WEIGHT_FILES for file in folder.glob(pattern))
     weights = int(LARGER * stored_bytes * widening)
-    return engine.num_engines * (weights + _cache_bytes(engine, facts, _number_bytes(of_cache)) + PROCESS_BYTES)
-
-
-def _facts(folder: Path) -> Mapping[str, Any]:
-    """Return config.json, or nothing if it cannot be read, which the engine reports."""
-    with suppress(OSError, ValueError, RecursionError):
-        facts = json.loads((folder / "config.json").read_bytes())
-        if isinstance(facts, dict):
-            return facts
-    return {}
+    return engine.num_engines * (weights + _cache_bytes(engine, known, _number_bytes(of_cache)) + PROCESS_BYTES)
 
 
 def _number_bytes(dtype: str) -> int:
@@ -147,24 +134,24 @@ def _number_bytes(dtype: str) -> int:
     return WEIGHT_BYTES.get(dtype, 4)
 
 
-def _cache_bytes(engine: EngineConfig, facts: Mapping[str, Any], number_bytes: int) -> int:
+def _cache_bytes(engine: EngineConfig, known: Mapping[str, Any], number_bytes: int) -> int:
     """Return the size of the KV cache: what the options say, else room for the usual requests, within a quarter."""
-    token_bytes = _token_bytes(facts) * number_bytes
+    token_bytes = _token_bytes(known) * number_bytes
     if engine.max_kv_cache_tokens is not None:
         return engine.max_kv_cache_tokens * token_bytes
-    longest = engine.max_sequence_length or _count(facts, "max_position_embeddings") or USUAL_LENGTH
+    longest = engine.max_sequence_length or _count(known, "max_position_embeddings") or USUAL_LENGTH
     num_tokens = (engine.max_num_sequences or USUAL_SEQUENCES) * min(longest, USUAL_LENGTH)
     return min(num_tokens * token_bytes, linux.memory_bytes() // 4)
 
 
-def _token_bytes(facts: Mapping[str, Any]) -> int:
+def _token_bytes(known: Mapping[str, Any]) -> int:
     """Return the numbers that the cache keeps for each token."""
-    num_heads = _count(facts, "num_attention_heads")
-    head_dim = _count(facts, "head_dim") or _count(facts, "hidden_size") // max(1, num_heads)
-    num_kept = _count(facts, "num_key_value_heads") or num_heads
-    return 2 * _count(facts, "num_hidden_layers") * num_kept * head_dim
+    num_heads = _count(known, "num_attention_heads")
+    head_dim = _count(known, "head_dim") or _count(known, "hidden_size") // max(1, num_heads)
+    num_kept = _count(known, "num_key_value_heads") or num_heads
+    return 2 * _count(known, "num_hidden_layers") * num_kept * head_dim
 
 
-def _count(facts: Mapping[str, Any], name: str) -> int:
-    value = facts.get(name)
+def _count(known: Mapping[str, Any], name: str) -> int:
+    value = known.get(name)
     return value if isinstance(value, int) and value > 0 else 0

@@ -125,15 +125,13 @@ class ModelConfig:
 class UserCodeConfig:
     """A file of user code. A file with a `handler` is the model; another file holds formatters for a model.
 
-    If the file has a formatter whose field is None, the formatter is the function with djl_python's decorator.
+    A formatter whose name is "" is the function with djl_python's decorator.
     """
 
     path: str
     handler: str | None = None
     output_formatter: str | None = None
     input_formatter: str | None = None
-    has_output_formatter: bool = False
-    has_input_formatter: bool = False
     properties: dict[str, str] = field(default_factory=dict)  # the properties of the handler's first call
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lmi.errors import BadConfiguration
 from lmi.settings.config import EngineConfig, UserCodeConfig
@@ -16,10 +16,8 @@ from lmi.settings.values import Given, Values, closest
 NO_ROLLING_BATCH = "disable"  # the dynamic-batch schema, over any engine
 KEY, BATCH = "option.rolling_batch", "option.max_rolling_batch_size"
 TENSOR, PIPELINE = "option.tensor_parallel_degree", "option.pipeline_parallel_degree"
-TASKS = (  # of option.task; the checkpoint says which of them the model is for
-    *("auto", "text-generation", "text2text-generation", "conversational", "generate"),
-    *("feature-extraction", "text-embedding"),
-)
+# Values of option.task; the checkpoint says which of them the model is for.
+TASKS = "auto text-generation text2text-generation conversational generate feature-extraction text-embedding".split()
 USUAL = ("option.adapters", "adapters")  # what is so without it
 NEURON = "Neuron devices are not served here"
 ENGINES_ELSEWHERE = {  # that option.rolling_batch can name in the reference and that have no handler here
@@ -36,13 +34,6 @@ class ChosenEngine:
     handler: Handler
     reason: str = ""
     has_dynamic_batch: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Replicas:
-    num_engines: int = 1
-    device_ids: tuple[str, ...] = ()
-    ports: tuple[int, ...] = ()
 
 
 def choose_engine(values: Values, code: UserCodeConfig | None) -> ChosenEngine:
@@ -125,21 +116,20 @@ def fit_beams(values: Values) -> None:
         values.choose(key, most, BATCH)
 
 
-def choose_degree(values: Values, engine: ChosenEngine, gpus: tuple[str, ...]) -> None:
-    """Replace a tensor parallel degree of `max` by a number of ranks."""
+def choose_replicas(values: Values, engine: ChosenEngine, gpus: tuple[str, ...]) -> EngineConfig:
+    """Return the engine's settings with as many replicas as fit, if it can run with its options.
+
+    A tensor parallel degree of `max` becomes a number of ranks.
+    """
     if values.given(TENSOR) == "max":
         most = 1 if engine.handler.is_one_device else max(1, len(gpus) // values.final(PIPELINE))
         values.settle(TENSOR, most, f"max of {len(gpus)} GPUs")
-
-
-def choose_replicas(values: Values, engine: ChosenEngine, gpus: tuple[str, ...]) -> Replicas:
-    """Return as many replicas as fit, if the engine can run with its options."""
     config = EngineConfig(device_ids=gpus, options=values.without_row(), **values.fields("engine"))
     refused = engine.handler.check(config)
     for key, allowed in refused.items():
         values.refuse(key, allowed)
     if refused.keys() & {TENSOR, PIPELINE}:
-        return Replicas()
+        return config
     num_ranks = values.final(TENSOR) * values.final(PIPELINE)
     gpus_each = num_ranks_here(num_ranks, values.given("option.nnodes", ""))
     is_on_cluster = any(values.given(key) == text for key, text in engine.handler.on_cluster.items())
@@ -149,8 +139,8 @@ def choose_replicas(values: Values, engine: ChosenEngine, gpus: tuple[str, ...])
     except BadConfiguration as error:
         sources = [values.how_given(key).source for key in ("minWorkers", "maxWorkers") if key in values]
         values.problems.faults.append(f"{error} ({', '.join(sources)})" if sources else str(error))
-        return Replicas()
-    return Replicas(number, gpus[: number * gpus_each])
+        return config
+    return replace(config, num_engines=number, device_ids=gpus[: number * gpus_each])
 
 
 def choose_gpus(values: Values) -> tuple[str, ...]:

@@ -140,10 +140,6 @@ def _gateway_port(text: str) -> int | None:
     return int(integer(1, 65535).parse(text))
 
 
-def _texts(text: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(part.strip() for part in re.split("[;,]", text) if part.strip()))
-
-
 def digest(key: str) -> str:
     """Return what is kept of an API key: nobody can make the key of it."""
     return hashlib.sha256(key.encode()).hexdigest()
@@ -264,7 +260,10 @@ HOSTS = Kind(
     "host names with , between, or *",
     lambda text: tuple(HOST_NAME.parse(each).lower() for each in re.findall(r"[^\s,\"\[\]]+", text)),
 )
-TEXTS = Kind("texts with , between", _texts)
+TEXTS = Kind(
+    "texts with , between",
+    lambda text: tuple(dict.fromkeys(part.strip() for part in re.split("[;,]", text) if part.strip())),
+)
 LENGTH = Kind(
     "a whole number of at least 1, as in 4096, 32k (32000) or 32K (32768), or auto", _length, unit="TOKENS|auto"
 )

@@ -1,17 +1,19 @@
 """Finds the folder to serve, by the rules of LMI's `serve`, and chooses the model and its names.
 
 Settings are resolved twice for a remote model: before the fetch, so that faults show at once, and after it, with the
-model's own files. This module reads the names of files and never opens weights.
+model's own files. This module never opens weights.
 """
 
 from __future__ import annotations
 
 import difflib
+import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from lmi.errors import ModelUnusable, shorten
 from lmi.settings.config import Config
@@ -19,7 +21,7 @@ from lmi.settings.handler import announced
 from lmi.settings.kinds import MODELS, NamedModel, local_path
 from lmi.settings.properties import Properties
 from lmi.settings.values import ENVIRONMENT, Given, Problems, Surroundings, Values, collect, setting
-from lmi.shared.fetches import FetchRequest, WantedSource
+from lmi.shared.fetches import WantedSource
 from lmi.sources.files import GGUF, NO_GGUF, fault, listed
 from lmi.sources.source import ARCHIVE_SUFFIXES, HubModel, parse, remote
 
@@ -100,21 +102,15 @@ def place(givens: list[Given], here: Surroundings, problems: Problems) -> tuple[
     return placed, tuple(missing)
 
 
-def fetch_request(missing: tuple[str, ...], config: Config) -> FetchRequest | None:
-    """Return what must be fetched before the model can be served, or None."""
-    if not missing:
-        return None
-    return FetchRequest(
-        sources=tuple(
-            WantedSource(
-                source=source,
-                revision=config.model.revision,
-                allow_pickle=config.engine.allow_pickle,
-                trust_remote_code=config.engine.trust_remote_code,
-                download_dir=config.server.download_dir,
-            )
-            for source in missing
-        )
+def wanted_source(source: str, config: Config, *, is_adapter: bool = False) -> WantedSource:
+    """Return what a fetch must know of a source. The revision that an option gives is the model's."""
+    return WantedSource(
+        source=source,
+        revision=None if is_adapter else config.model.revision,
+        allow_pickle=config.engine.allow_pickle,
+        trust_remote_code=config.engine.trust_remote_code,
+        download_dir=config.server.download_dir,
+        is_adapter=is_adapter,
     )
 
 
@@ -226,6 +222,15 @@ def _model_path(values: Values) -> Path:
         return demo_folder()
     said = NO_GGUF if model_id.endswith(GGUF) else f"no such folder in {folder or cwd}"
     raise ModelUnusable(f"{shorten(model_id)}: {said}")
+
+
+def facts(folder: Path) -> Mapping[str, Any]:
+    """Return a model's config.json, or nothing if it cannot be read, which the engine reports."""
+    with suppress(OSError, ValueError, RecursionError):
+        found = json.loads((folder / "config.json").read_bytes())
+        if isinstance(found, dict):
+            return found
+    return {}
 
 
 def _choose_names(values: Values, loaded: str, name: str) -> None:

@@ -10,19 +10,22 @@ from collections.abc import Container
 from dataclasses import replace
 
 from lmi.errors import BadConfiguration, OutOfMemory
-from lmi.settings.config import Config, ServerConfig
-from lmi.settings.engine_choice import ChosenEngine, Replicas
+from lmi.settings.config import Config, EngineConfig, ServerConfig
+from lmi.settings.engine_choice import ChosenEngine
 from lmi.settings.kinds import GATEWAY_PORT
 from lmi.settings.values import Values
 
 RANGE, LEADER_PORT = "safe_port_range", "option.master_port"
 
 
-def choose_ports(values: Values, engine: ChosenEngine, replicas: Replicas) -> Replicas:
-    """Return the replicas with their ports. A given port outside of the range is a fault, and so are too few ports."""
+def choose_ports(values: Values, engine: ChosenEngine, config: EngineConfig) -> EngineConfig:
+    """Return the engine's settings with ports for its replicas.
+
+    A given port outside of the range is a fault, and so are too few ports.
+    """
     given_range: tuple[int, int] | None = values.given(RANGE)
     if given_range is None:
-        return replicas
+        return config
     ports = _ports(given_range, values.final("port"), values.final("management_port"))
     allowed = f"a port of {RANGE}, {given_range[0]}-{given_range[1]}, but not the server's own"
     environ = {**values.here.environ, **values.final("option.env")}
@@ -32,10 +35,10 @@ def choose_ports(values: Values, engine: ChosenEngine, replicas: Replicas) -> Re
     for name, text in asked.items():
         if text not in map(str, ports):
             values.problems.faults.append(f"{name}={text or None}: allowed is {allowed}")
-    num_wanted = len(engine.handler.port_variables) * replicas.num_engines
+    num_wanted = len(engine.handler.port_variables) * config.num_engines
     if len(ports) < num_wanted:
         values.refuse(RANGE, f"a range with {num_wanted} ports beside the server's own")
-    return replace(replicas, ports=tuple(ports[:num_wanted]))
+    return replace(config, ports=tuple(ports[:num_wanted]))
 
 
 def spare_port(config: Config) -> int | None:
@@ -88,7 +91,7 @@ def choose_free_ports(config: Config, taken: Container[int]) -> Config:
     given_range, num_wanted = config.server.safe_port_range, len(config.engine.ports)
     if given_range is None or not num_wanted:
         return config
-    left = [port for port in _of_others(given_range, config.server) if port not in taken]
+    left = [port for port in _beside(config.server, given_range) if port not in taken]
     if len(left) < num_wanted:
         said = f"{RANGE}={given_range[0]}-{given_range[1]}: {len(left)} ports are left"
         raise OutOfMemory(f"{said}, and the engines of the model need {num_wanted}")
@@ -97,10 +100,10 @@ def choose_free_ports(config: Config, taken: Container[int]) -> Config:
 
 def _free(config: Config, given_range: tuple[int, int]) -> list[int]:
     """Return the ports of the range that neither the server nor its engines use."""
-    return [port for port in _of_others(given_range, config.server) if port not in config.engine.ports]
+    return [port for port in _beside(config.server, given_range) if port not in config.engine.ports]
 
 
-def _of_others(given_range: tuple[int, int], server: ServerConfig) -> list[int]:
+def _beside(server: ServerConfig, given_range: tuple[int, int]) -> list[int]:
     return _ports(given_range, server.port, server.management_port)
 
 

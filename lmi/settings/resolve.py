@@ -14,7 +14,7 @@ from lmi.adapters.files import OPTION, by_name, check_files, folders_beside, is_
 from lmi.errors import BadConfiguration
 from lmi.settings import engine_choice, model_choice, secure_mode
 from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig
-from lmi.settings.engine_choice import KEY, ChosenEngine, Replicas
+from lmi.settings.engine_choice import KEY, ChosenEngine
 from lmi.settings.handler import USER_CODE, announced
 from lmi.settings.kinds import ADDRESS, FORMATTER_WORDS, MODELS, REASONING_FORMS, TOOL_CALL_FORMS
 from lmi.settings.machine import Machine
@@ -23,6 +23,7 @@ from lmi.settings.options import is_of_server, of_other_images, unused_of_platfo
 from lmi.settings.ports import check_management_port, choose_gateway_port, choose_ports
 from lmi.settings.properties import Properties, read
 from lmi.settings.values import FILE, Given, Problems, Resolved, Surroundings, Values, collect, pick
+from lmi.shared.fetches import FetchRequest
 from lmi.sources.place import default_download_dir
 from lmi.user_code.settings import choose_code, choose_requirements, unrun_code, with_properties
 
@@ -92,7 +93,7 @@ def _with_one_model(values: Values, missing: tuple[str, ...]) -> Resolved:
     code = choose_code(values)
     engine = engine_choice.choose_engine(values, code)
     is_code = engine.handler is USER_CODE
-    replicas = _choose_for_engine(values, engine)
+    engine_config = _choose_for_engine(values, engine)
     _choose_forms(values)
     _choose_for_server(values)
     engine_choice.warn_of_some_engines(values, engine)
@@ -105,14 +106,15 @@ def _with_one_model(values: Values, missing: tuple[str, ...]) -> Resolved:
     if str(path) not in missing:
         engine.handler.check_model(path)
     values.problems.notes += unrun_code(path) if not values.final("option.trust_remote_code") else []
-    config = choose_gateway_port(_config(values, engine, replicas, options, path))
+    config = choose_gateway_port(_config(values, engine, replace(engine_config, options=options), path))
     if code is not None:
         code = with_properties(code, config, values, is_apart=path != values.here.folder)
     config = _with_adapters(replace(config, user_code=code, requirements=requirements), values, engine)
-    return Resolved.of(config, values, model_choice.fetch_request(missing, config))
+    wanted = tuple(model_choice.wanted_source(source, config) for source in missing)
+    return Resolved.of(config, values, FetchRequest(sources=wanted) if wanted else None)
 
 
-def _choose_for_engine(values: Values, engine: ChosenEngine) -> Replicas:
+def _choose_for_engine(values: Values, engine: ChosenEngine) -> EngineConfig:
     """Choose the engine's accelerators, how many processes of it there are, and their ports."""
     values.problems.warnings += [f"{engine.name}: {engine.handler.caveat}"] if engine.handler.caveat else []
     values.settle(KEY, engine.name, engine.reason)
@@ -120,10 +122,9 @@ def _choose_for_engine(values: Values, engine: ChosenEngine) -> Replicas:
     engine_choice.choose_defaults(values, engine)
     engine_choice.fit_beams(values)
     gpus = engine_choice.choose_gpus(values)
-    engine_choice.choose_degree(values, engine, gpus)
-    replicas = choose_ports(values, engine, engine_choice.choose_replicas(values, engine, gpus))
+    config = choose_ports(values, engine, engine_choice.choose_replicas(values, engine, gpus))
     engine_choice.refuse_other_tasks(values, engine)
-    return replicas
+    return config
 
 
 def _without_model(values: Values, flags: Mapping[str, str]) -> Resolved:
@@ -209,7 +210,7 @@ def _choose_for_server(values: Values) -> None:
     values.choose(key, str(default_download_dir(here.environ).absolute()), "the user's cache")
 
 
-def _config(values: Values, engine: ChosenEngine, replicas: Replicas, options: dict[str, str], path: Path) -> Config:
+def _config(values: Values, engine: ChosenEngine, engine_config: EngineConfig, path: Path) -> Config:
     given = [picked.given for key, picked in values.picked.items() if key.startswith("option.")]
     sources = {each.key.removeprefix("option."): each.source for each in given}
     model = values.fields("model")
@@ -223,14 +224,7 @@ def _config(values: Values, engine: ChosenEngine, replicas: Replicas, options: d
             sampling_defaults=engine.handler.sampling_defaults,
             **model,
         ),
-        engine=EngineConfig(
-            num_engines=replicas.num_engines,
-            device_ids=replicas.device_ids,
-            ports=replicas.ports,
-            options=options,
-            option_sources=sources,
-            **values.fields("engine"),
-        ),
+        engine=replace(engine_config, option_sources=sources),
     )
 
 

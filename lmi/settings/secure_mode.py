@@ -11,7 +11,6 @@ import json
 import os
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
@@ -51,20 +50,13 @@ def _has_template(file: Path) -> bool:
     return isinstance(content, dict) and content.get("chat_template") is not None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Control:
-    """The files that one control refuses. The options are those whose `refused_by` names it."""
-
-    beside: frozenset[str] = frozenset()  # names of files in the model's folder itself
-    within: Callable[[Path], bool] | None = None  # files at any depth of a folder that is not trusted
-
-
-CONTROLS: dict[str, Control] = {
-    "DISALLOW_REQUIREMENTS_TXT": Control(beside=frozenset({REQUIREMENTS})),
-    SCRIPTS: Control(beside=frozenset({"model.py"})),
-    PICKLES: Control(within=lambda file: file.suffix.lower() in PICKLE_SUFFIXES),
-    REMOTE_CODE: Control(),
-    TEMPLATES: Control(within=_has_template),
+CONTROLS = ("DISALLOW_REQUIREMENTS_TXT", SCRIPTS, PICKLES, REMOTE_CODE, TEMPLATES)
+# What each refuses: options whose `refused_by` names it, a file in the model's folder itself, and files at any depth of
+# a folder that is not trusted.
+BESIDE = {"DISALLOW_REQUIREMENTS_TXT": REQUIREMENTS, SCRIPTS: "model.py"}
+WITHIN: dict[str, Callable[[Path], bool]] = {
+    PICKLES: lambda file: file.suffix.lower() in PICKLE_SUFFIXES,
+    TEMPLATES: _has_template,
 }
 
 
@@ -109,11 +101,6 @@ def check_operator(values: Values) -> tuple[tuple[str, ...], list[Path]]:
     missing = [channel for channel in channels if not channel.is_dir()]
     _raise([f"{values.how_given(CHANNELS).place}: {channel} is not a folder" for channel in missing])
     return names, channels
-
-
-def as_flags(server: ServerConfig) -> dict[str, str]:
-    """Return what the operator says of secure mode, for the settings of one of several models."""
-    return {SWITCH: "true", CONTROLS_KEY: ",".join(server.security_controls)} if server.secure_mode else {}
 
 
 def check_adapter(server: ServerConfig, folder: Path, model: Path, *, is_fetched: bool = False) -> None:
@@ -161,16 +148,15 @@ def _leaves(path: Path, place: str) -> str:
     return f"{place}: {path.resolve()} is outside of the model's folder, {PLATFORM_FOLDER} and download_dir"
 
 
-def _refused_beside(folder: Path, names: Collection[str]) -> Iterator[str]:
-    for name in names:
-        found = [folder / file for file in sorted(CONTROLS[name].beside) if os.path.lexists(folder / file)]
-        yield from (f"{file}: refused by {name}" for file in found)
+def _refused_beside(folder: Path, names: Collection[str]) -> list[str]:
+    files = [(folder / BESIDE[name], name) for name in names if name in BESIDE]
+    return [f"{file}: refused by {name}" for file, name in files if os.path.lexists(file)]
 
 
 def _refused_within(folder: Path, names: Collection[str]) -> Iterator[str]:
     for name in names:
-        if (is_refused := CONTROLS[name].within) is not None:
-            yield from (f"{file}: refused by {name}" for file in _files(folder) if is_refused(file))
+        if name in WITHIN:
+            yield from (f"{file}: refused by {name}" for file in _files(folder) if WITHIN[name](file))
 
 
 def _files(folder: Path) -> Iterator[Path]:

@@ -108,7 +108,17 @@ def collect(
         givens.append(_given(key, text, files.get(key, flag), (COMMAND_LINE, 0)))
     for key, entry in properties.entries.items():
         givens.append(_given(key, entry.value, properties.source(key), (FILE, 0)))
-    givens += _from_environment(environ)
+    for name, text in sorted(environ.items()):
+        if name.startswith(("OPTION_", "SERVING_")):
+            givens.append(_given(key_of_env(name), text, name, (ENVIRONMENT, 0)))
+    named: list[tuple[str, str, tuple[int, int]]] = []
+    for option in OPTIONS:
+        named += [(name, option.key, (PLATFORM, order)) for order, name in enumerate(option.platform)]
+        named += [(name, option.key, (OTHER_NAMES, order)) for order, name in enumerate(option.env)]
+    named += [(name, key, (OTHER_NAMES, 0)) for name, key in OTHER_ENV.items()]
+    for name, key, rank in named:
+        if text := environ.get(name, "").strip():
+            givens.append(_given(key, TRANSLATED[name](text) if name in TRANSLATED else text, name, rank))
     return [given for given in givens if given.text]
 
 
@@ -151,23 +161,6 @@ def _given(written: str, text: str, source: str, rank: tuple[int, int]) -> Given
     option = find(written)
     shown = written if written.isprintable() else ascii(written)[1:-1]
     return Given(option.key if option else written, shown[:100], text.strip(), source, rank)
-
-
-def _from_environment(environ: Mapping[str, str]) -> Iterator[Given]:
-    for name, text in sorted(environ.items()):
-        if name.startswith(("OPTION_", "SERVING_")):
-            yield _given(key_of_env(name), text, name, (ENVIRONMENT, 0))
-    for option in OPTIONS:
-        for layer, names in ((PLATFORM, option.platform), (OTHER_NAMES, option.env)):
-            for order, name in enumerate(names):
-                yield _given(option.key, _translated(name, environ), name, (layer, order))
-    for name, key in OTHER_ENV.items():
-        yield _given(key, _translated(name, environ), name, (OTHER_NAMES, 0))
-
-
-def _translated(name: str, environ: Mapping[str, str]) -> str:
-    text = environ.get(name, "").strip()
-    return TRANSLATED[name](text) if text and name in TRANSLATED else text
 
 
 def _parsed(given: Given, problems: Problems) -> Iterator[Any]:

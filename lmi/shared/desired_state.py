@@ -232,9 +232,9 @@ def key(name: str) -> str:
     return hashlib.sha256(name.encode()).hexdigest()
 
 
-def check_name(name: str) -> None:
+def check_name(name: str, parameter: str = "name") -> None:
     if not re.fullmatch(NAME_PATTERN, name):
-        raise InvalidParameter("name", NAME_RULE, name)
+        raise InvalidParameter(parameter, NAME_RULE, name)
 
 
 def is_abandoned(entry: Entry) -> bool:

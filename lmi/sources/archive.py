@@ -109,7 +109,9 @@ def unpack(
     with _broken_explained(subject), CountedFile(archive, count) as file, TarStream(file) as stream:
         with _opened(stream) as tar:
             for member in _counted(tar, subject, max_members):
-                _check(member, subject)
+                path = PurePosixPath(member.name)
+                if path.is_absolute() or ".." in path.parts:
+                    raise SecurityRefused(f"{subject}: the member {member.name} leaves the archive's folder")
                 check_room(member.size)
                 try:  # the filter refuses links that lead outward and devices, and drops owners and modes
                     tar.extract(member, folder, filter="data")
@@ -166,9 +168,3 @@ def _counted(tar: tarfile.TarFile, subject: str, max_members: int) -> Iterator[t
         if number > max_members:
             raise SecurityRefused(f"{subject}: the archive has more than {max_members} members")
         yield member
-
-
-def _check(member: tarfile.TarInfo, subject: str) -> None:
-    path = PurePosixPath(member.name)
-    if path.is_absolute() or ".." in path.parts:
-        raise SecurityRefused(f"{subject}: the member {member.name} leaves the archive's folder")

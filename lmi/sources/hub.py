@@ -77,7 +77,9 @@ class HubFetch:
             return self._cache.snapshot(cached), cached
         if constants.is_offline_mode():
             raise self._offline()
-        set_client_factory(_client)
+        # The client's own HTTP client has no time limit for some requests.
+        hooks = {"request": [_limit_silence]}
+        set_client_factory(lambda: httpx2.Client(event_hooks=hooks, follow_redirects=True))
         disable_progress_bars()
         commit = self._current_commit()
         return self._cache.snapshot(commit), commit
@@ -261,11 +263,6 @@ class HubFetch:
 
 def _token() -> str:
     return f"HF_TOKEN is {'set' if get_token() else 'not set'}"
-
-
-def _client() -> httpx2.Client:
-    """Return the HTTP client of the hub's library, whose own has no time limit for some requests."""
-    return httpx2.Client(event_hooks={"request": [_limit_silence]}, follow_redirects=True)
 
 
 def _limit_silence(request: httpx2.Request) -> None:

@@ -48,8 +48,8 @@ class FetchProcesses:
 
     def look(self) -> None:
         """Note new requests, end the fetches that nobody waits for, and remove what is left of them."""
-        for folder in self._new_folders():
-            self._meet(folder)
+        for changed_s, folder in self._new_folders():
+            self._meet(folder, changed_s)
         for folder, fetch in list(self._fetches.items()):
             fetch.look()
             if fetch.is_over:
@@ -62,16 +62,17 @@ class FetchProcesses:
         if failure is not None:
             next(fetch for fetch in self._fetches.values() if fetch.child is child).fail(failure)
 
-    def _new_folders(self) -> list[Path]:
+    def _new_folders(self) -> list[tuple[float, Path]]:
+        """Return each folder that is not known with the time of its last change, the oldest first."""
         found: list[tuple[float, Path]] = []
         with suppress(OSError), os.scandir(self._folder) as entries:
             for entry in entries:
                 if (folder := Path(entry.path)) not in self._fetches:
                     with suppress(OSError):  # removed a moment ago
                         found.append((entry.stat().st_mtime, folder))
-        return [folder for _, folder in sorted(found)]
+        return sorted(found)
 
-    def _meet(self, folder: Path) -> None:
+    def _meet(self, folder: Path, changed_s: float) -> None:
         try:
             request = read(folder / REQUEST, FetchRequest)
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -80,7 +81,7 @@ class FetchProcesses:
             return
         if request is not None:
             self._fetches[folder] = Fetch(folder, request, self._config)
-        elif _age_s(folder) > ORPHAN_S:
+        elif time.time() - changed_s > ORPHAN_S:
             shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -130,9 +131,3 @@ def _kind(folder: Path, config: ServerConfig) -> ChildKind:
     """Return the kind of a process that starts again only if a signal ended it."""
     kind = fetch_kind("fetch process", folder, config, "--no-bar")
     return replace(kind, fatal=lambda code, why: StartError(f"fetch process {why}") if code > 0 else None)
-
-
-def _age_s(folder: Path) -> float:
-    with suppress(OSError):
-        return time.time() - folder.stat().st_mtime
-    return 0.0

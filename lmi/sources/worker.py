@@ -28,16 +28,7 @@ from rich.progress import Progress as Bar
 import lmi.shared.log
 from lmi.errors import StartError
 from lmi.shared import linux
-from lmi.shared.fetches import (
-    FAILURE,
-    PROGRESS,
-    RESULT,
-    FetchedSource,
-    FetchFailure,
-    FetchRequest,
-    FetchResult,
-    write,
-)
+from lmi.shared.fetches import FAILURE, PROGRESS, RESULT, FetchedSource, FetchFailure, FetchRequest, FetchResult, write
 from lmi.shared.sink import guard_streams, stream
 from lmi.sources.job import DELAYS_S, FetchJob, Progress, fetch
 from lmi.sources.place import SPARE_BYTES

@@ -62,11 +62,22 @@ class OutputFormatter(CallFormatter):
             raise Unsupported(name, "the model's own output formatter writes one sequence")
         super().__init__(workers, call)
         self.is_streaming = parsed.requests[0].is_streaming
-        self._open = open_message(message, parsed)
+        self._message, self._parsed = message, parsed
         self._has_head = False
 
     async def begin(self) -> None:
-        await self.ask(self._open)
+        message, request = self._message, self._parsed.requests[0]
+        fields = {name: value for name, value in message.fields.items() if name != "inputs"}
+        await self.ask(
+            lambda call_id: Open(
+                call_id,
+                [each.prompt for each in self._parsed.requests],
+                fields,
+                request.is_streaming,
+                details=message.format.details,
+                return_full_text=request.return_full_text,
+            )
+        )
 
     async def feed(self, delta: Delta) -> list[bytes]:
         return [await self._written(delta)]
@@ -132,19 +143,6 @@ class ResponseFormatter(CallFormatter):
         return event_lines(written) if prefix else written
 
 
-def open_message(message: Message[Any], parsed: Parsed[Any]) -> Callable[[int], Open]:
-    """Return a function that makes the message to open a call's answers from the call's id."""
-    request = parsed.requests[0]
-    return lambda call_id: Open(
-        call_id,
-        [each.prompt for each in parsed.requests],
-        {name: value for name, value in message.fields.items() if name != "inputs"},
-        request.is_streaming,
-        details=message.format.details,
-        return_full_text=request.return_full_text,
-    )
-
-
 def feed(call_id: int, delta: Delta) -> Feed:
     has_top = any(token.top is not None for token in delta.tokens)
     return Feed(
@@ -202,7 +200,7 @@ class UserFormatters:
     def reads(self, api: AnyApi) -> bool:
         """Whether the input formatter gets the bodies of this API."""
         code = self._service.config.user_code
-        return code is not None and code.has_input_formatter and api.takes_user_code
+        return code is not None and code.input_formatter is not None and api.takes_user_code
 
     async def read(self, api: AnyApi, body: bytes, content_type: str | None) -> tuple[bytes, str | None]:
         """Return the body and its content type, after the input formatter if there is one.
@@ -252,7 +250,7 @@ class UserFormatters:
 def has_output_formatter(config: Config, message: Message[Any]) -> bool:
     """Whether the model's formatter writes the response. It does not if the request or a setting names a format."""
     code = config.user_code
-    if code is None or not code.has_output_formatter or config.model.output_formatter is not None:
+    if code is None or code.output_formatter is None or config.model.output_formatter is not None:
         return False
     parameters = message.fields.get("parameters")  # of any type in a body of OpenAI's API
     named = parameters.get("output_formatter") if isinstance(parameters, dict) else None

@@ -80,11 +80,8 @@ async def send_stream(exchange: Exchange, head: Head, chunks: AsyncGenerator[byt
     while chunk is not None:
         await exchange.write(as_ascii(chunk) if is_ascii else chunk)
         chunk = await anext(chunks, None)
-    await exchange.end(exchange.line_end() if is_text(head.media_type) else b"")
-
-
-def is_text(media_type: str) -> bool:
-    return media_type.lower().startswith("text/") or "json" in media_type.lower()
+    kind = head.media_type.lower()
+    await exchange.end(exchange.line_end() if kind.startswith("text/") or "json" in kind else b"")
 
 
 def error_body(error: LmiError, code: int) -> bytes:

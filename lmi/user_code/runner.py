@@ -173,7 +173,7 @@ def _named(module: ModuleType, name: str) -> Callable[..., Any]:
 
 def _find(module: ModuleType, name: str | None, mark: str) -> Callable[..., Any] | None:
     """Return the function of that name. Without a name it is the one that a decorator of djl_python marked, if any."""
-    if name is not None:
+    if name:
         return _named(module, name)
     return next((value for value in vars(module).values() if callable(value) and hasattr(value, mark)), None)
 

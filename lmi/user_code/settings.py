@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import ast
 import hashlib
-import json
 import os
 import platform
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from lmi.errors import ModelUnusable
 from lmi.settings.config import Config, RequirementsConfig, UserCodeConfig
 from lmi.settings.engine_choice import NEURON
 from lmi.settings.kinds import BUILT_IN, ENTRY_POINT, FORMATTER_WORDS, is_built_in
-from lmi.settings.model_choice import user_code_folders
+from lmi.settings.model_choice import facts, user_code_folders
 from lmi.settings.values import Values
 from lmi.sources.files import CONFIG
 
@@ -31,16 +30,11 @@ REQUIREMENTS, WHEELS = "requirements.txt", "requirements"
 SWITCH, TRUST = "option.install_requirements", "option.trust_remote_code"
 
 
-@dataclass(frozen=True, slots=True)
-class Outline:
-    """The names that a file binds at its top level, and the decorators of djl_python that it uses there."""
+def outline(path: Path) -> tuple[set[str], set[str]]:
+    """Return the names that a file binds at its top level, and the decorators of djl_python that it uses there.
 
-    names: frozenset[str]
-    marks: frozenset[str]
-
-
-def outline(path: Path) -> Outline:
-    """Read a file. Raises ModelUnusable if it cannot be read or is not Python."""
+    Raises ModelUnusable if it cannot be read or is not Python.
+    """
     try:
         body = ast.parse(path.read_bytes(), str(path)).body
     except SyntaxError as error:
@@ -50,7 +44,7 @@ def outline(path: Path) -> Outline:
     names = {name for statement in body for name in _bound(statement)}
     functions = [node for node in body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     used = {_last_name(decorator) for function in functions for decorator in function.decorator_list}
-    return Outline(frozenset(names), frozenset(used.intersection(MARKS)))
+    return names, used.intersection(MARKS)
 
 
 def _bound(statement: ast.stmt) -> list[str]:
@@ -73,35 +67,35 @@ def choose_code(values: Values) -> UserCodeConfig | None:
     """Return the file of user code and its functions that are used, or None if nothing in it runs."""
     path = _find_file(values)
     if path is None:
-        _named_formatters(values, frozenset())
+        _named_formatters(values, set())
         return None
     try:
-        found = outline(path)
+        names, marks = outline(path)
     except ModelUnusable as error:
         values.problems.unusable = error
         return None
-    handler = _choose_handler(values, path, found.names)
-    named = _named_formatters(values, found.names)
-    kinds = found.marks | named.keys()
-    if handler is None and not kinds:
-        _warn_of_nothing_to_run(values, path, found.names)
+    handler = _choose_handler(values, path, names)
+    formatters = dict.fromkeys(marks, "") | _named_formatters(values, names)
+    if handler is None and not formatters:
+        _warn_of_nothing_to_run(values, path, names)
         return None
     return UserCodeConfig(
         path=str(path.resolve()),
         handler=handler,
-        output_formatter=named.get("output_formatter"),
-        input_formatter=named.get("input_formatter"),
-        has_output_formatter="output_formatter" in kinds,
-        has_input_formatter="input_formatter" in kinds,
+        output_formatter=formatters.get("output_formatter"),
+        input_formatter=formatters.get("input_formatter"),
     )
 
 
 def _find_file(values: Values) -> Path | None:
     """Return the file that the entry point names, or a model.py; None if neither exists."""
-    entry: str = values.given(ENTRY_KEY, "model.py")
-    name = "model.py" if is_built_in(entry) else entry
-    if is_built_in(entry):
-        _check_built_in(values, entry.removeprefix(BUILT_IN))
+    name = entry = values.given(ENTRY_KEY, "model.py")
+    if is_built_in(entry):  # those of the reference have no effect, but images are not made here, nor run on Neuron
+        name, service = "model.py", entry.removeprefix(BUILT_IN)
+        if "stable" in service:
+            values.refuse(ENTRY_KEY, "an entry point that generates text, images are not made here")
+        elif "neuron" in service:
+            values.warn(f"{values.how_given(ENTRY_KEY).said}: {NEURON}, the model runs on GPUs or a CPU")
     path = next((place / name for place in user_code_folders(values) if (place / name).is_file()), None)
     if path is None and _is_own_file(values):
         values.refuse(ENTRY_KEY, ENTRY_POINT.allowed)
@@ -113,16 +107,7 @@ def _is_own_file(values: Values) -> bool:
     return ENTRY_KEY in values and not is_built_in(values.given(ENTRY_KEY))
 
 
-def _check_built_in(values: Values, name: str) -> None:
-    """Refuse an entry point of the reference that makes images, and warn of one for Neuron. Others have no effect."""
-    if "stable" in name:
-        values.refuse(ENTRY_KEY, "an entry point that generates text, images are not made here")
-    elif "neuron" in name:
-        said = values.how_given(ENTRY_KEY).said
-        values.warn(f"{said}: {NEURON}, the model runs on GPUs or a CPU")
-
-
-def _choose_handler(values: Values, path: Path, names: frozenset[str]) -> str | None:
+def _choose_handler(values: Values, path: Path, names: set[str]) -> str | None:
     """Return the function that is the model.
 
     Returns None if the file does not have it, or if an entry point of the reference answers in its place.
@@ -137,7 +122,7 @@ def _choose_handler(values: Values, path: Path, names: frozenset[str]) -> str | 
     return None
 
 
-def _named_formatters(values: Values, names: frozenset[str]) -> dict[str, str]:
+def _named_formatters(values: Values, names: set[str]) -> dict[str, str]:
     """Return the functions that options name as formatters, by kind. Each must be among `names`."""
     named = {}
     for kind in MARKS:
@@ -151,7 +136,7 @@ def _named_formatters(values: Values, names: frozenset[str]) -> dict[str, str]:
     return named
 
 
-def _warn_of_nothing_to_run(values: Values, path: Path, names: frozenset[str]) -> None:
+def _warn_of_nothing_to_run(values: Values, path: Path, names: set[str]) -> None:
     if _is_own_file(values):
         values.refuse(ENTRY_KEY, f"a file with a function {HANDLER} or a formatter")
     wanted = values.given(HANDLER_KEY, HANDLER)
@@ -209,12 +194,7 @@ def _folder(file: Path, download_dir: str) -> Path:
 
 def unrun_code(folder: Path) -> list[str]:
     """Return the line that a checkpoint's own code is not run, or no line if its config.json names no code."""
-    file = folder / "config.json"
-    try:
-        config = json.loads(file.read_bytes())
-    except (OSError, ValueError, RecursionError):  # the engine says what is wrong with the file
-        return []
-    if not isinstance(config, dict) or not config.get("auto_map"):
+    if not facts(folder).get("auto_map"):
         return []
     advice = "option.trust_remote_code=true runs it, if you trust it and the engine can"
-    return [f"{file}: auto_map names Python code of the checkpoint, which is not run; {advice}"]
+    return [f"{folder / CONFIG}: auto_map names Python code of the checkpoint, which is not run; {advice}"]

@@ -275,25 +275,19 @@ def run(slot: int) -> int:
 
 
 def _load_and_serve(runtime: Runtime, slot: int, record: EngineRecord) -> None:
-    code = runtime.config.user_code
+    code, server = runtime.config.user_code, runtime.config.server
     assert code is not None
+    sessions = {  # which djl_python's SessionManager reads
+        "sessions_path": str(runtime.sessions_path),
+        "sessions_expiration": f"{server.sessions_expiration_s:.15g}",
+    }
     started_s = time.monotonic()
-    user_code = load(with_sessions(code, runtime), runtime.config.model, record)
+    user_code = load(replace(code, properties=sessions | code.properties), runtime.config.model, record)
     if code.handler is not None:
         runtime.write_report(slot, LoadReport(engine="model.py", stages_s={"load": time.monotonic() - started_s}))
     record.stage = ""
     keep_to_cores()
     asyncio.run(serve(user_code, record, runtime.user_code_socket(slot)))
-
-
-def with_sessions(code: UserCodeConfig, runtime: Runtime) -> UserCodeConfig:
-    """Add the place and the length of sessions, which djl_python's SessionManager reads from the properties."""
-    server = runtime.config.server
-    sessions = {
-        "sessions_path": str(runtime.sessions_path),
-        "sessions_expiration": f"{server.sessions_expiration_s:.15g}",
-    }
-    return replace(code, properties=sessions | code.properties)
 
 
 if __name__ == "__main__":

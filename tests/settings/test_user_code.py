@@ -59,17 +59,13 @@ def test_a_handler_that_an_entry_point_hides_is_told_as_what_it_is(folder: Path)
         ("from service import handle", "", {"handler": "handle"}),
         ("def other(inputs): ...", "option.handler=other", {"handler": "other"}),
         ("handle = other = print", "option.handler=other", {"handler": "other"}),
-        ("@output_formatter\ndef f(o): ...", "", {"has_output_formatter": True}),
-        ("@djl_python.input_parser.input_formatter\ndef f(o): ...", "", {"has_input_formatter": True}),
-        (
-            "def f(o): ...",
-            "option.output_formatter=f",
-            {"output_formatter": "f", "has_output_formatter": True},
-        ),
+        ("@output_formatter\ndef f(o): ...", "", {"output_formatter": ""}),
+        ("@djl_python.input_parser.input_formatter\ndef f(o): ...", "", {"input_formatter": ""}),
+        ("def f(o): ...", "option.output_formatter=f", {"output_formatter": "f"}),
         (
             "@output_formatter\ndef f(o): ...\ndef handle(inputs): ...",
             "option.entryPoint=djl_python.huggingface",
-            {"has_output_formatter": True},
+            {"output_formatter": ""},
         ),
         ("def handle(inputs): ...", ASYNC_SERVICE, {"handler": "handle"}),
         ("def other(inputs): ...", f"{ASYNC_SERVICE}\noption.handler=other", {"handler": "other"}),
@@ -116,9 +112,9 @@ def test_names_and_marks_are_read_from_the_top_level_and_nothing_is_run(tmp_path
         "import os as system\nfrom a import b\nraise SystemExit\nx = y = 1\nclass C:\n    def inner(self): ...\n"
         "@output_formatter\ndef f(): ...\n@input_parser.input_formatter\nasync def g(): ...\n@other()\ndef h(): ...\n"
     )
-    found = outline(path)
-    assert found.names == {"system", "b", "x", "y", "C", "f", "g", "h"}
-    assert found.marks == {"output_formatter", "input_formatter"}
+    names, marks = outline(path)
+    assert names == {"system", "b", "x", "y", "C", "f", "g", "h"}
+    assert marks == {"output_formatter", "input_formatter"}
 
 
 @pytest.mark.parametrize(

@@ -32,8 +32,8 @@ def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
                 path.write_text(code)
             config = UserCodeConfig(
                 path=str(path),
-                has_input_formatter="@input_formatter" in path.read_text(),
-                has_output_formatter="@output_formatter" in path.read_text(),
+                input_formatter="" if "@input_formatter" in path.read_text() else None,
+                output_formatter="" if "@output_formatter" in path.read_text() else None,
                 properties=properties or {},
             )
             running = servers.enter_context(host(tmp_path, model=options, user_code=config))
