@@ -19,8 +19,8 @@ from typing import TypeAlias
 import msgspec
 
 from handlers.base.configuration import AnyConfig, both
-from handlers.base.guide_compiler import compile_limit_s
 from handlers.base.stepped import Step, SteppedExecutor
+from handlers.guides.compiler import compile_limit_s
 from handlers.lmi_dist.about import MAX_PREFILL_TOKENS
 from handlers.lmi_dist.captured import Capture
 from handlers.lmi_dist.guides import Guides, are_compact, open_guides

@@ -18,11 +18,11 @@ from threading import Event
 
 import numpy as np
 
-from handlers.base.guide_compiler import FIELD, RULE, Compiled, GuideCompiler, Kept, Wait, may_change
-from handlers.base.guide_process import MAX_COMPILATIONS
-from handlers.base.guide_turns import GuideTurns
-from handlers.base.guide_vocabulary import WORD_BITS, Mask, read_config, why_no_guides
 from handlers.base.sequence import Sequence
+from handlers.guides.compiler import FIELD, RULE, Compiled, GuideCompiler, Wait
+from handlers.guides.process import MAX_COMPILATIONS
+from handlers.guides.turns import GuideTurns, Kept, may_change
+from handlers.guides.vocabulary import WORD_BITS, Mask, read_config, why_no_guides
 from handlers.lmi_dist.sequence import EmbeddedSequence
 from lmi.errors import BadConfiguration, InvalidRequest, LmiError, cause_line
 from lmi.executor import ErrorKind, GuidedDecodingConfig, GuidedDecodingParams
@@ -74,7 +74,7 @@ class Guide:
 
     def _fail(self, sequence: Sequence) -> None:
         """End the request with the error of the matcher, which would look like the end of the structure."""
-        from handlers.base.guide_text import reason_of
+        from handlers.guides.text import reason_of
 
         self._compiled.is_spent = True
         sequence.fail(f"{RULE}: {reason_of(self._matcher)}", ErrorKind.INVALID, FIELD)

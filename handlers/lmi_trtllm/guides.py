@@ -12,11 +12,11 @@ from pathlib import Path
 
 from tensorrt_llm.llmapi import GuidedDecodingParams as TheirParams
 
-from handlers.base.guide_checks import MAX_KEPT, MAX_KEPT_CHARS, GuideOutcomes
-from handlers.base.guide_compiler import MAX_COMPILE_WAIT_S, GuideCompiler
-from handlers.base.guide_vocabulary import NO_TEXTS, read_config, why_no_guides
-from handlers.base.json_schemas import ANY_OBJECT
 from handlers.base.sequence import Sequence
+from handlers.guides.compiler import MAX_COMPILE_WAIT_S, GuideCompiler
+from handlers.guides.json_schemas import ANY_OBJECT
+from handlers.guides.turns import MAX_KEPT, MAX_KEPT_CHARS, GuideOutcomes
+from handlers.guides.vocabulary import NO_TEXTS, read_config, why_no_guides
 from lmi.errors import GenerationFailed, LmiError, Unsupported, cause_line
 from lmi.executor import GuidedDecodingParams, GuideType, Request
 from lmi.settings.config import EngineConfig

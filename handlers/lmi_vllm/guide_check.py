@@ -11,12 +11,12 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from handlers.base.json_schemas import ANY_OBJECT
+from handlers.guides.json_schemas import ANY_OBJECT
 from handlers.lmi_vllm import process_setup
 from lmi.executor import GuidedDecodingParams, GuideType
 
 if TYPE_CHECKING:
-    from handlers.base.guide_process import Start
+    from handlers.guides.process import Start
 
 XGRAMMAR, GUIDANCE = "xgrammar", "guidance"
 BACKENDS = {"auto": (XGRAMMAR, GUIDANCE), XGRAMMAR: (XGRAMMAR,), GUIDANCE: (GUIDANCE,)}  # by vLLM's option

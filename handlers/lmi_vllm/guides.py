@@ -15,10 +15,10 @@ from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm.tokenizers import cached_tokenizer_from_config
 
-from handlers.base.guide_checks import GuideOutcomes
-from handlers.base.guide_compiler import MAX_START_S, GuideCompiler
-from handlers.base.guide_process import MAX_COMPILATIONS
 from handlers.base.sequence import Sequence
+from handlers.guides.compiler import MAX_START_S, GuideCompiler
+from handlers.guides.process import MAX_COMPILATIONS
+from handlers.guides.turns import GuideOutcomes
 from handlers.lmi_vllm import vllm_log
 from handlers.lmi_vllm.guide_check import BACKENDS, XGRAMMAR
 from handlers.lmi_vllm.translation import structure

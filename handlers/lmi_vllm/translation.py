@@ -23,9 +23,9 @@ from vllm.v1.outputs import LogprobsLists, LogprobsTensors
 
 from handlers.base.adapters import LoadedAdapter
 from handlers.base.driven_outputs import LogProbs, SequenceOutput
-from handlers.base.guide_vocabulary import NO_TEXTS
 from handlers.base.name_patterns import is_plain
 from handlers.base.sequence import Sequence
+from handlers.guides.vocabulary import NO_TEXTS
 from handlers.lmi_vllm import vllm_log
 from handlers.lmi_vllm.images import reads_images
 from lmi.errors import InvalidRequest, shorten

@@ -106,7 +106,7 @@ def overhead(model: str, batch: int) -> tuple[float, float]:
 
 def guided_step(model: str, guide: str | None) -> float:
     """The milliseconds of a decode step of GUIDED_BATCH sequences that follow a JSON schema: a median."""
-    from handlers.base.guide_vocabulary import read_config
+    from handlers.guides.vocabulary import read_config
     from handlers.lmi_dist import Executor
     from handlers.lmi_dist.loading import load_runner
 

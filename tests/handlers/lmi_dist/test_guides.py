@@ -21,8 +21,9 @@ import pytest
 import tokenizers
 import transformers
 
-from handlers.base.guide_compiler import Compiled, Kept
-from handlers.base.guide_vocabulary import Vocabulary, read_config
+from handlers.guides.compiler import Compiled
+from handlers.guides.turns import Kept
+from handlers.guides.vocabulary import Vocabulary, read_config
 from handlers.lmi_dist import Executor
 from handlers.lmi_dist.guides import Guide, are_compact, equip, fill_masks
 from handlers.lmi_dist.runner import Plan

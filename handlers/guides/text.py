@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
-from handlers.base.ebnf import read_grammar
-from handlers.base.json_schemas import ANY_OBJECT, read_schema
-from handlers.base.lark import lark_of_ebnf, lark_of_regex
+from handlers.guides.ebnf import read_grammar
+from handlers.guides.json_schemas import ANY_OBJECT, read_schema
+from handlers.guides.lark import lark_of_ebnf, lark_of_regex
 from lmi.executor import GuidedDecodingConfig, GuidedDecodingParams, GuideType
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
-    from handlers.base.guide_process import Start
+    from handlers.guides.process import Start
 
 DEAD_END = "NoExtension"  # llguidance's word for it
 NO_TEXT = "no text of this vocabulary fits it"

@@ -17,8 +17,8 @@ from itertools import combinations
 from typing import Any
 from urllib.parse import unquote
 
-from handlers.base.disjoint_schemas import are_disjoint
-from handlers.base.lark import rust_regex
+from handlers.guides.disjoint_schemas import are_disjoint
+from handlers.guides.lark import rust_regex
 
 Schema = dict[str, Any]
 

@@ -9,15 +9,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from handlers.base.guide_process import (
+from handlers.guides.process import (
     COMPILED,
     MAX_COMPILE_S,
     PROBE,
@@ -27,7 +26,7 @@ from handlers.base.guide_process import (
     over_limits,
     read_all,
 )
-from handlers.base.guide_vocabulary import Vocabulary
+from handlers.guides.vocabulary import Vocabulary
 from lmi.errors import InvalidRequest, Unavailable, cause_line
 from lmi.executor import GuidedDecodingConfig, GuidedDecodingParams
 
@@ -47,7 +46,6 @@ _STACK_LOCK = threading.Lock()
 log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
-Outcome = TypeVar("Outcome")
 
 
 class TooSlow(InvalidRequest):
@@ -128,34 +126,6 @@ class _Process:
         self.end()
 
 
-class Kept(Generic[Outcome]):
-    """What came of the guides that were used last, up to a number of them and of their characters."""
-
-    def __init__(self, max_num: int, max_chars: int) -> None:
-        self.num_chars = 0
-        self._max_num, self._max_chars = max_num, max_chars
-        self._outcomes: OrderedDict[GuidedDecodingParams, Outcome] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._outcomes)
-
-    def get(self, params: GuidedDecodingParams) -> Outcome | None:
-        if params in self._outcomes:
-            self._outcomes.move_to_end(params)
-        return self._outcomes.get(params)
-
-    def put(self, params: GuidedDecodingParams, outcome: Outcome) -> None:
-        self._drop(params)
-        self._outcomes[params] = outcome
-        self.num_chars += len(params.guide or "")
-        while len(self._outcomes) > self._max_num or self.num_chars > self._max_chars:
-            self._drop(next(iter(self._outcomes)))
-
-    def _drop(self, params: GuidedDecodingParams) -> None:
-        if self._outcomes.pop(params, None) is not None:
-            self.num_chars -= len(params.guide or "")
-
-
 class GuideCompiler:
     """Compiles guides. The process starts with the first one. Safe to use from several threads."""
 
@@ -166,7 +136,7 @@ class GuideCompiler:
         max_compile_s: float = MAX_COMPILE_WAIT_S,
         *,
         is_compact: bool = True,
-        compiler: str = "handlers.base.guide_text",
+        compiler: str = "handlers.guides.text",
         backends: tuple[str, ...] = (),
         max_cpu_s: int = MAX_COMPILE_S,
         max_bytes: int | None = None,
@@ -175,7 +145,7 @@ class GuideCompiler:
         """`read_config` gives the vocabulary; it is called with the first guide. `vocab_size` is that of the logits.
 
         JSON that `is_compact` has no spaces between its values. A guide waits at most `max_start_wait_s`, or twice
-        `max_compile_s`, for the start of the process, which goes on for the next guide. `guide_process.py: Start` says
+        `max_compile_s`, for the start of the process, which goes on for the next guide. `process.py: Start` says
         what the rest means.
         """
         self.max_compile_s = max_compile_s
@@ -268,7 +238,7 @@ class GuideCompiler:
             file.write(start)
             file.seek(0)
             fds = [its.fileno(), file.fileno()]
-            argv = [sys.executable, "-m", "handlers.base.guide_process", *map(str, fds)]
+            argv = [sys.executable, "-m", "handlers.guides.process", *map(str, fds)]
             try:
                 environ = {**os.environ, "MALLOC_ARENA_MAX": "1"}  # another reserves more memory than the limit
                 popen = subprocess.Popen(argv, stdin=subprocess.DEVNULL, pass_fds=fds, env=environ)
@@ -281,7 +251,7 @@ class GuideCompiler:
 
 def _new_template(vocabulary: Vocabulary, text: str) -> LLMatcher:
     """What the copies of a guide share. With its first mask it knows what each of them needs first."""
-    from handlers.base.guide_text import new_matcher
+    from handlers.guides.text import new_matcher
 
     try:
         matcher = new_matcher(vocabulary.tokenizer, text)
@@ -308,11 +278,6 @@ def _on_large_stack(function: Callable[[], Result]) -> Result:
         finally:
             threading.stack_size(before)
     return future.result()
-
-
-def may_change(error: BaseException | None) -> bool:
-    """Whether a second attempt to compile a guide may end otherwise."""
-    return isinstance(error, TooSlow) or not isinstance(error, InvalidRequest | None)
 
 
 def _refusal(reason: str) -> InvalidRequest:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from handlers.base.ebnf import Chars, Either, Joined, Node, Ranges, Ref, Repeat
+from handlers.guides.ebnf import Chars, Either, Joined, Node, Ranges, Ref, Repeat
 
 MAX_LEXEME_CHARS = 2_000  # of its regular expression
 MAX_PASSES = 20

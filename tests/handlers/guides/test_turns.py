@@ -9,7 +9,7 @@ from threading import Event
 
 import pytest
 
-from handlers.base.guide_turns import GuideTurns
+from handlers.guides.turns import GuideTurns
 
 TIMEOUT_S = 120.0
 HOG, LIGHT = 1, 2

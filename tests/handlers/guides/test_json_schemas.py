@@ -19,9 +19,9 @@ from typing import Any
 import jsonschema
 import pytest
 
-from handlers.base.json_schemas import read_schema
+from handlers.guides.json_schemas import read_schema
 from lmi.executor import GuideType
-from tests.handlers.base.guide_walks import accepts, matcher, matcher_of_schema, walk
+from tests.handlers.guides.walks import accepts, matcher, matcher_of_schema, walk
 
 SUITE = Path(__file__).parent / "json_schema_test_suite.json"
 NUM_FOLLOWED = {"draft2020-12": 210, "draft7": 175}  # at least

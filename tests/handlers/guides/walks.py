@@ -8,8 +8,8 @@ from functools import cache
 
 from llguidance import LLMatcher, LLTokenizer
 
-from handlers.base.guide_text import new_matcher, new_tokenizer, reason_of, text_of
-from handlers.base.guide_vocabulary import read_config
+from handlers.guides.text import new_matcher, new_tokenizer, reason_of, text_of
+from handlers.guides.vocabulary import read_config
 from lmi.executor import GuidedDecodingParams, GuideType
 
 VOCAB_SIZE = 1024

@@ -9,11 +9,11 @@ import time
 import pytest
 from llguidance import LLMatcher
 
-from handlers.base.ebnf import Chars, Either, Joined, Node, Ref, Repeat, read_grammar
-from handlers.base.guide_text import new_matcher, new_tokenizer
-from handlers.base.lark import lark_of_ebnf
+from handlers.guides.ebnf import Chars, Either, Joined, Node, Ref, Repeat, read_grammar
+from handlers.guides.lark import lark_of_ebnf
+from handlers.guides.text import new_matcher, new_tokenizer
 from lmi.executor import GuidedDecodingConfig, GuideType
-from tests.handlers.base.guide_walks import accepts, matcher, tokenizer
+from tests.handlers.guides.walks import accepts, matcher, tokenizer
 
 LETTERS = "ab\u00e9\u00e8"
 JSON = r"""

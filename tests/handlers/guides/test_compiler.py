@@ -12,8 +12,8 @@ from contextlib import closing, contextmanager, suppress
 
 import pytest
 
-from handlers.base.guide_compiler import GuideCompiler, TooSlow, compile_limit_s
-from handlers.base.guide_process import max_compile_bytes
+from handlers.guides.compiler import GuideCompiler, TooSlow, compile_limit_s
+from handlers.guides.process import max_compile_bytes
 from lmi.errors import InvalidRequest, Unavailable
 from lmi.executor import GuidedDecodingConfig, GuidedDecodingParams, GuideType
 from lmi.shared import linux
@@ -163,7 +163,7 @@ def test_all_compilations_together_take_an_eighth_of_the_memory_at_most() -> Non
 
 def test_the_process_imports_neither_torch_nor_numpy() -> None:
     heavy = ("torch", "numpy", "tokenizers")
-    ours = "handlers.base.guide_process, handlers.base.guide_text"
+    ours = "handlers.guides.process, handlers.guides.text"
     code = f"import sys, {ours}; print([one for one in {heavy} if one in sys.modules])"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ended.stdout.strip() == "[]"

@@ -59,7 +59,7 @@ class Vocabulary:
 
     def __init__(self, config: GuidedDecodingConfig, vocab_size: int) -> None:
         """`vocab_size` is the width of the logits. No guide allows an id that the config does not have."""
-        from handlers.base.guide_text import new_tokenizer
+        from handlers.guides.text import new_tokenizer
 
         self.size = vocab_size
         self.end_ids = frozenset(one for one in config.stop_token_ids or () if 0 <= one < vocab_size)

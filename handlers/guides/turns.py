@@ -1,0 +1,140 @@
+"""The guides of clients, who take turns while theirs are compiled, and what came of those that were used last."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import Generic, TypeVar
+
+from handlers.guides.compiler import GuideCompiler, TooSlow
+from handlers.guides.process import MAX_COMPILATIONS
+from lmi.errors import InvalidRequest
+from lmi.executor import GuidedDecodingParams
+
+MAX_KEPT = 256  # outcomes of checks
+MAX_KEPT_CHARS = 32 << 20  # of their guides
+
+T = TypeVar("T")
+
+
+class GuideTurns(Generic[T]):
+    """Of those who wait, the client with the fewest guides in work is next, else the one who was not for the longest.
+
+    One thread is kept from each client, so that another's first guide need not wait for one that takes long.
+    """
+
+    def __init__(self, num_threads: int) -> None:
+        self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="guides")
+        self._num_threads = num_threads
+        self._lock = threading.Lock()  # guards the next two
+        self._lines: dict[int | None, deque[tuple[Future[T], Callable[[], T]]]] = {}  # by client, the next one first
+        self._num_running: Counter[int | None] = Counter()
+
+    def submit(self, client: int | None, compile: Callable[[], T], future: Future[T] | None = None) -> Future[T]:
+        """`future` is that of a guide which waits already, for other clients: it begins when the first of them may."""
+        future = future or Future()
+        with self._lock:
+            self._lines.setdefault(client, deque()).append((future, compile))
+            self._start()
+        return future
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _start(self) -> None:
+        """Begin what may begin. Call it with the lock."""
+        most = max(1, self._num_threads - 1)
+        while self._num_running.total() < self._num_threads:
+            waiting = [client for client in self._lines if self._num_running[client] < most]
+            if not waiting:
+                return
+            client = min(waiting, key=self._num_running.__getitem__)
+            line = self._lines.pop(client)
+            future, compile = line.popleft()
+            if line:
+                self._lines[client] = line  # behind the others
+            if not (future.running() or future.done()) and future.set_running_or_notify_cancel():
+                self._num_running[client] += 1
+                self._pool.submit(self._run, client, future, compile)
+
+    def _run(self, client: int | None, future: Future[T], compile: Callable[[], T]) -> None:
+        try:
+            result = compile()
+        except BaseException as error:
+            future.set_exception(error)
+        else:
+            future.set_result(result)
+        with self._lock:
+            self._num_running -= Counter([client])
+            self._start()
+
+
+class Kept(Generic[T]):
+    """What came of the guides that were used last, up to a number of them and of their characters."""
+
+    def __init__(self, max_num: int, max_chars: int) -> None:
+        self.num_chars = 0
+        self._max_num, self._max_chars = max_num, max_chars
+        self._outcomes: OrderedDict[GuidedDecodingParams, T] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._outcomes)
+
+    def get(self, params: GuidedDecodingParams) -> T | None:
+        if params in self._outcomes:
+            self._outcomes.move_to_end(params)
+        return self._outcomes.get(params)
+
+    def put(self, params: GuidedDecodingParams, outcome: T) -> None:
+        self._drop(params)
+        self._outcomes[params] = outcome
+        self.num_chars += len(params.guide or "")
+        while len(self._outcomes) > self._max_num or self.num_chars > self._max_chars:
+            self._drop(next(iter(self._outcomes)))
+
+    def _drop(self, params: GuidedDecodingParams) -> None:
+        if self._outcomes.pop(params, None) is not None:
+            self.num_chars -= len(params.guide or "")
+
+
+class GuideOutcomes(Generic[T]):
+    """What `check` returned for a guide, or raised, in an engine that compiles guides itself, without limits.
+
+    One thread asks; `check` runs on others, once for each guide.
+    """
+
+    def __init__(
+        self,
+        compiler: GuideCompiler,
+        check: Callable[[GuidedDecodingParams], T],
+        max_kept: int = MAX_KEPT,
+        max_kept_chars: int = MAX_KEPT_CHARS,
+    ) -> None:
+        self.num_compiled = 0
+        self._compiler = compiler
+        self._check = check
+        self._turns: GuideTurns[T] = GuideTurns(MAX_COMPILATIONS)
+        self._kept = Kept[Future[T]](max_kept, max_kept_chars)
+
+    def of(self, params: GuidedDecodingParams, client: int | None = None) -> Future[T]:
+        """The outcome of a guide's check, which begins now if there was none, or one that may end otherwise."""
+        future, check = self._kept.get(params), partial(self._check, params)
+        if future is None or (future.done() and (future.cancelled() or may_change(future.exception()))):
+            self.num_compiled += 1
+            future = self._turns.submit(client, check)
+            self._kept.put(params, future)
+        elif not (future.running() or future.done()):
+            self._turns.submit(client, check, future)
+        return future
+
+    def close(self) -> None:
+        self._turns.close()
+        self._compiler.close()
+
+
+def may_change(error: BaseException | None) -> bool:
+    """Whether a second attempt to compile a guide may end otherwise."""
+    return isinstance(error, TooSlow) or not isinstance(error, InvalidRequest | None)
