@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
@@ -170,9 +170,9 @@ class GuideCompiler:
             vocabulary = self._vocabulary = self._vocabulary or Vocabulary(self._config, self._vocab_size)
         return Compiled(_on_large_stack(lambda: _new_template(vocabulary, text)), vocabulary)
 
-    def check(self, params: GuidedDecodingParams) -> None:
-        """Compile a guide for an engine that compiles it again. Raises what `compile` raises."""
-        self._text(params, Wait())
+    def check(self, params: GuidedDecodingParams, wait: Wait) -> None:
+        """Compile a guide for an engine that compiles it again, without limits. Raises what `compile` raises."""
+        self._text(params, wait)
 
     def _text(self, params: GuidedDecodingParams, wait: Wait) -> str:
         """What the process has made of a guide, for llguidance."""
@@ -263,21 +263,14 @@ def _new_template(vocabulary: Vocabulary, text: str) -> LLMatcher:
 
 def _on_large_stack(function: Callable[[], Result]) -> Result:
     """Call a function on a thread of its own."""
-    future: Future[Result] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(function())
-        except BaseException as error:
-            future.set_exception(error)
-
-    with _STACK_LOCK:
-        before = threading.stack_size(STACK_BYTES)
-        try:
-            threading.Thread(target=run, name="guide", daemon=True).start()
-        finally:
-            threading.stack_size(before)
-    return future.result()
+    with ThreadPoolExecutor(1, thread_name_prefix="guide") as pool:
+        with _STACK_LOCK:
+            before = threading.stack_size(STACK_BYTES)
+            try:
+                future = pool.submit(function)
+            finally:
+                threading.stack_size(before)
+        return future.result()
 
 
 def _refusal(reason: str) -> InvalidRequest:

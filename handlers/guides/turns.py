@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Generic, TypeVar
 
-from handlers.guides.compiler import GuideCompiler, TooSlow
+from handlers.guides.compiler import Compiled, GuideCompiler, TooSlow, Wait
 from handlers.guides.process import MAX_COMPILATIONS
 from lmi.errors import InvalidRequest
 from lmi.executor import GuidedDecodingParams
@@ -37,7 +37,9 @@ class GuideTurns(Generic[T]):
         """`future` is that of a guide which waits already, for other clients: it begins when the first of them may."""
         future = future or Future()
         with self._lock:
-            self._lines.setdefault(client, deque()).append((future, compile))
+            line = self._lines.setdefault(client, deque())
+            if not any(one is future for one, _ in line):
+                line.append((future, compile))
             self._start()
         return future
 
@@ -100,41 +102,57 @@ class Kept(Generic[T]):
             self.num_chars -= len(params.guide or "")
 
 
-class GuideOutcomes(Generic[T]):
-    """What `check` returned for a guide, or raised, in an engine that compiles guides itself, without limits.
+class GuideFuture(Future[T]):
+    """What becomes of one guide."""
 
-    One thread asks; `check` runs on others, once for each guide.
-    """
+    def __init__(self) -> None:
+        super().__init__()
+        self.wait = Wait()
+
+    def give_up(self) -> None:
+        """End its compilation, for which nobody waits any more."""
+        self.cancel()
+        self.wait.end()
+
+    @property
+    def may_change(self) -> bool:
+        """Whether a second attempt to compile the guide may end otherwise."""
+        if self.wait.is_over or self.cancelled():
+            return True
+        if not self.done():
+            return False
+        if (error := self.exception()) is not None:
+            return isinstance(error, TooSlow) or not isinstance(error, InvalidRequest)
+        return isinstance(compiled := self.result(), Compiled) and compiled.is_spent
+
+
+class GuideOutcomes(Generic[T]):
+    """What `make` returned for a guide, or raised. One thread asks; `make` runs on others, once for each guide."""
 
     def __init__(
         self,
         compiler: GuideCompiler,
-        check: Callable[[GuidedDecodingParams], T],
+        make: Callable[[GuidedDecodingParams, Wait], T],
         max_kept: int = MAX_KEPT,
         max_kept_chars: int = MAX_KEPT_CHARS,
     ) -> None:
         self.num_compiled = 0
         self._compiler = compiler
-        self._check = check
+        self._make = make
         self._turns: GuideTurns[T] = GuideTurns(MAX_COMPILATIONS)
-        self._kept = Kept[Future[T]](max_kept, max_kept_chars)
+        self._kept = Kept[GuideFuture[T]](max_kept, max_kept_chars)
 
-    def of(self, params: GuidedDecodingParams, client: int | None = None) -> Future[T]:
-        """The outcome of a guide's check, which begins now if there was none, or one that may end otherwise."""
-        future, check = self._kept.get(params), partial(self._check, params)
-        if future is None or (future.done() and (future.cancelled() or may_change(future.exception()))):
+    def of(self, params: GuidedDecodingParams, client: int | None = None) -> GuideFuture[T]:
+        """The outcome of a guide, which is made from now on if there was none, or one that may end otherwise."""
+        future = self._kept.get(params)
+        if future is None or future.may_change:
             self.num_compiled += 1
-            future = self._turns.submit(client, check)
+            future = GuideFuture()
             self._kept.put(params, future)
-        elif not (future.running() or future.done()):
-            self._turns.submit(client, check, future)
+        if not (future.running() or future.done()):
+            self._turns.submit(client, partial(self._make, params, future.wait), future)
         return future
 
     def close(self) -> None:
         self._turns.close()
         self._compiler.close()
-
-
-def may_change(error: BaseException | None) -> bool:
-    """Whether a second attempt to compile a guide may end otherwise."""
-    return isinstance(error, TooSlow) or not isinstance(error, InvalidRequest | None)

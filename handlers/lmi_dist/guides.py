@@ -8,34 +8,28 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from queue import SimpleQueue
-from threading import Event
 
 import numpy as np
 
 from handlers.base.sequence import Sequence
-from handlers.guides.compiler import FIELD, RULE, Compiled, GuideCompiler, Wait
-from handlers.guides.process import MAX_COMPILATIONS
-from handlers.guides.turns import GuideTurns, Kept, may_change
+from handlers.base.waiting import Waiting
+from handlers.guides.compiler import FIELD, RULE, Compiled, GuideCompiler
+from handlers.guides.turns import GuideFuture, GuideOutcomes
 from handlers.guides.vocabulary import WORD_BITS, Mask, read_config, why_no_guides
 from handlers.lmi_dist.sequence import EmbeddedSequence
 from lmi.errors import BadConfiguration, InvalidRequest, LmiError, cause_line
-from lmi.executor import ErrorKind, GuidedDecodingConfig, GuidedDecodingParams
+from lmi.executor import ErrorKind, GuidedDecodingConfig
 from lmi.settings.kinds import BOOLEAN
 
 COMPACT = "disable_any_whitespace"  # vLLM's name
 MAX_KEPT = 64  # guides; one that was followed far has some megabytes of states
 MAX_KEPT_CHARS = 64 << 20  # of all that clients sent
-WAIT_S = 0.1  # a request may time out meanwhile
 MAX_START_S = 0.05  # of processor time that a guide may take, and for each token
 MAX_TOKEN_S = 0.002
-
-Outcome = Compiled | Exception
 
 
 class Guide:
@@ -116,57 +110,31 @@ def fill_masks(sequences: list[EmbeddedSequence], rows: list[int], vocab_size: i
     return masks
 
 
-@dataclass(slots=True)
-class Awaited:
-    """A guide that is being compiled, and the sequences that wait for it."""
-
-    future: Future[Compiled]
-    wait: Wait
-    compile: Callable[[], Compiled]
-    sequences: list[EmbeddedSequence] = field(default_factory=list)
-
-
-class Guides:
+class Guides(Waiting[EmbeddedSequence, Compiled]):
     def __init__(
         self,
         read_config: Callable[[], GuidedDecodingConfig],
         vocab_size: int,
         max_compile_s: float,
         *,
-        is_compact: bool = True,
+        is_compact: bool,
     ) -> None:
-        self.num_compiled = 0
-        self.is_waiting = False  # nothing else is to do
+        super().__init__()
         self._compiler = GuideCompiler(read_config, vocab_size, max_compile_s, is_compact=is_compact)
-        self._turns: GuideTurns[Compiled] = GuideTurns(MAX_COMPILATIONS)
+        self.outcomes = GuideOutcomes(self._compiler, self._compiler.compile, MAX_KEPT, MAX_KEPT_CHARS)
         self._follower = ThreadPoolExecutor(1, thread_name_prefix="masks")
-        self._kept = Kept[Outcome](MAX_KEPT, MAX_KEPT_CHARS)
-        self._awaited: dict[GuidedDecodingParams, Awaited] = {}
-        self._done: SimpleQueue[GuidedDecodingParams] = SimpleQueue()
-        self._changed = Event()
 
     def admit(self, sequence: EmbeddedSequence) -> bool:
         """Give a sequence its guide. Returns False if the sequence waits for it, or has failed."""
         params = sequence.request.guided_decoding_params
         if params is None:
             return True
-        outcome = self._kept.get(params)
-        if outcome is None or (isinstance(outcome, Compiled) and outcome.is_spent):
-            self._await(sequence, params)
+        future = self.outcomes.of(params, sequence.request.client_id)
+        if not future.done():
+            self.add_waiting(sequence, future)
             return False
-        equip(sequence, outcome)
+        equip(sequence, future.exception() or future.result())
         return sequence.error is None
-
-    def _await(self, sequence: EmbeddedSequence, params: GuidedDecodingParams) -> None:
-        client, awaited = sequence.request.client_id, self._awaited.get(params)
-        if awaited is None:
-            wait = Wait()
-            compile = partial(self._compiler.compile, params, wait)
-            awaited = self._awaited[params] = Awaited(self._turns.submit(client, compile), wait, compile)
-            awaited.future.add_done_callback(lambda _: self._note_done(params))
-        elif client not in {one.request.client_id for one in awaited.sequences}:
-            self._turns.submit(client, awaited.compile, awaited.future)
-        awaited.sequences.append(sequence)
 
     @contextmanager
     def following(self, sequences: list[EmbeddedSequence]) -> Iterator[None]:
@@ -181,66 +149,22 @@ class Guides:
 
     def take_ready(self) -> list[EmbeddedSequence]:
         """The sequences whose wait is over. Each has its guide or an error."""
-        ready: list[EmbeddedSequence] = []
-        while not self._done.empty():
-            ready += self._end(self._done.get())
-        return ready
+        ready = self.take_done()
+        for sequence, future in ready:
+            equip(sequence, future.exception() or future.result())
+        return [sequence for sequence, _ in ready]
 
     def forget(self, sequence: EmbeddedSequence) -> bool:
         """Forget a sequence that waits for its guide or was refused. Returns whether it is such a one."""
-        params = sequence.request.guided_decoding_params
-        if params is None or sequence.guide is not None:
+        if sequence.request.guided_decoding_params is None or sequence.guide is not None:
             return False
-        awaited = self._awaited.get(params)
-        if awaited is not None and sequence in awaited.sequences:
-            awaited.sequences.remove(sequence)
-            if not awaited.sequences:
-                del self._awaited[params]
-                awaited.future.cancel()
-                awaited.wait.end()
+        if isinstance(future := self.drop_waiting(sequence), GuideFuture):
+            future.give_up()
         return True
 
-    @property
-    def waiting(self) -> list[EmbeddedSequence]:
-        """The sequences that wait for their guides; called from any thread."""
-        return [sequence for awaited in list(self._awaited.values()) for sequence in list(awaited.sequences)]
-
-    def wait(self) -> None:
-        """Sleep until a guide is ready, `wake` is called, or some time has passed."""
-        self.is_waiting = True
-        self._changed.wait(WAIT_S)
-        self._changed.clear()
-        self.is_waiting = False
-
-    def wake(self) -> None:
-        """End a `wait`; called from any thread."""
-        self._changed.set()
-
     def close(self) -> None:
-        self._turns.close()
+        self.outcomes.close()
         self._follower.shutdown()
-        self._compiler.close()
-
-    def _note_done(self, params: GuidedDecodingParams) -> None:
-        """Runs on the thread that has compiled the guide."""
-        self._done.put(params)
-        self._changed.set()
-
-    def _end(self, params: GuidedDecodingParams) -> list[EmbeddedSequence]:
-        awaited = self._awaited.get(params)
-        if awaited is None or not awaited.future.done():  # all have left, and perhaps others have come
-            return []
-        del self._awaited[params]
-        if awaited.future.cancelled():
-            return []
-        self.num_compiled += 1
-        outcome = awaited.future.exception() or awaited.future.result()
-        assert isinstance(outcome, Outcome)
-        if isinstance(outcome, Compiled) or not may_change(outcome):
-            self._kept.put(params, outcome)
-        for sequence in awaited.sequences:
-            equip(sequence, outcome)
-        return awaited.sequences
 
 
 def are_compact(options: Mapping[str, str]) -> bool:
@@ -258,7 +182,7 @@ def open_guides(
     vocab_size: int,
     max_compile_s: float,
     *,
-    is_compact: bool = True,
+    is_compact: bool,
 ) -> tuple[Guides | None, str]:
     """The guides of an engine, or None and the reason why it has none.
 
@@ -274,12 +198,12 @@ def open_guides(
     return Guides(read, vocab_size, max_compile_s, is_compact=is_compact), ""
 
 
-def equip(sequence: EmbeddedSequence, outcome: Outcome) -> None:
+def equip(sequence: EmbeddedSequence, outcome: Compiled | BaseException) -> None:
     """Give a sequence the state of its guide, or the error that there was."""
     if isinstance(outcome, LmiError):
         kind = ErrorKind.INVALID if isinstance(outcome, InvalidRequest) else ErrorKind.UNAVAILABLE
         sequence.fail(outcome.message, kind, outcome.field)
-    elif isinstance(outcome, Exception):
+    elif isinstance(outcome, BaseException):
         sequence.fail(f"the guide cannot be compiled: {cause_line(outcome)}")
     else:
         sequence.end_ids |= outcome.vocabulary.end_ids

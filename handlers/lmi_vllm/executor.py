@@ -187,27 +187,27 @@ class VllmExecutor(DrivenExecutor[VllmWork]):
 
     def _remove(self, sequence: Sequence) -> None:
         self._structures.pop(sequence, None)
-        self._gate.forget(sequence)
+        self._gate.drop_waiting(sequence)  # its check goes on for others, and ends by its limits
         self._images.forget(sequence)
         super()._remove(sequence)
 
     @property
     def _held(self) -> SequenceOf[Sequence]:
-        return [*self._gate.waiting.copy(), *self._images.waiting.copy()]
+        return [*self._gate.waiting, *self._images.waiting]
 
     def _wake(self) -> None:
         self._gate.wake()
-        self._images.changed()
+        self._images.wake()
         super()._wake()
 
     def _step(self) -> Step[Sequence] | None:
-        for sequence, outcome in (checked := self._gate.take_checked()):
-            if isinstance(outcome, StructuredOutputsParams):
-                self._structures[sequence] = outcome
-                self._add_checked(sequence)
+        for sequence, check in (checked := self._gate.take_done()):
+            if isinstance(error := check.exception(), Exception):
+                self._refuse(sequence, error)
             else:
-                self._refuse(sequence, outcome)
-        for sequence, read in (seen := self._images.take_read()):
+                self._structures[sequence] = check.result()
+                self._add_checked(sequence)
+        for sequence, read in (seen := self._images.take_done()):
             self._add_seen(sequence, read)
         if ended := [sequence for sequence, _ in [*checked, *seen] if sequence.is_finished]:
             return Step(ended)

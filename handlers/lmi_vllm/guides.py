@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from concurrent.futures import Future
-from threading import Event
 
 from vllm.config import VllmConfig
 from vllm.exceptions import VLLMValidationError
@@ -16,7 +14,8 @@ from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm.tokenizers import cached_tokenizer_from_config
 
 from handlers.base.sequence import Sequence
-from handlers.guides.compiler import MAX_START_S, GuideCompiler
+from handlers.base.waiting import Waiting
+from handlers.guides.compiler import MAX_START_S, GuideCompiler, Wait
 from handlers.guides.process import MAX_COMPILATIONS
 from handlers.guides.turns import GuideOutcomes
 from handlers.lmi_vllm import vllm_log
@@ -28,22 +27,17 @@ from lmi.shared import linux
 
 MAX_COMPILE_S = 10  # of processor time: with a large vocabulary xgrammar takes seconds for schemas that are in use
 MAX_MEMORY_BYTES = 4 << 30  # of all compilations together, and at most a quarter of the container's
-WAIT_S = 0.1  # a request may time out meanwhile
 
 log = logging.getLogger("lmi.vllm")
 
 
-class GuideGate:
-    """The sequences that wait for the check of their structures. One thread uses it; any thread may call `wake`."""
+class GuideGate(Waiting[Sequence, StructuredOutputsParams]):
+    """The sequences that wait for the check of their structures."""
 
     def __init__(self, config: VllmConfig, wake_engine: Callable[[], None]) -> None:
-        """`wake_engine` ends a step that waits for another process."""
+        super().__init__(wake_engine)
         settings = config.structured_outputs_config
-        self.waiting: dict[Sequence, Future[StructuredOutputsParams]] = {}
-        self.is_waiting = False  # nothing else is to do
-        self._wake_engine = wake_engine
         self._config, self._backends = config, BACKENDS.get(settings.backend, ())
-        self._changed = Event()
         self._compiler = GuideCompiler(
             self._read_config,
             config.model_config.get_vocab_size(),
@@ -57,43 +51,17 @@ class GuideGate:
         self._outcomes: GuideOutcomes[StructuredOutputsParams] = GuideOutcomes(self._compiler, self._check)
 
     def add(self, sequence: Sequence, params: GuidedDecodingParams) -> None:
-        future = self.waiting[sequence] = self._outcomes.of(params, sequence.request.client_id)
-        future.add_done_callback(self._wake_all)
-
-    def take_checked(self) -> list[tuple[Sequence, StructuredOutputsParams | Exception]]:
-        """The sequences whose structures were checked meanwhile, each with its structure or the error."""
-        done = {sequence: future for sequence, future in self.waiting.items() if future.done()}
-        for sequence in done:
-            del self.waiting[sequence]
-        return [(one, future.exception() or future.result()) for one, future in done.items()]
-
-    def forget(self, sequence: Sequence) -> None:
-        """Its check goes on for others, and ends by its limits."""
-        self.waiting.pop(sequence, None)
-
-    def wait(self) -> None:
-        """Sleep until a structure is checked, `wake` is called, or some time has passed."""
-        self.is_waiting = True
-        self._changed.wait(WAIT_S)
-        self._changed.clear()
-        self.is_waiting = False
-
-    def wake(self) -> None:
-        self._changed.set()
-
-    def _wake_all(self, _: Future[StructuredOutputsParams]) -> None:
-        self.wake()
-        self._wake_engine()
+        self.add_waiting(sequence, self._outcomes.of(params, sequence.request.client_id))
 
     def close(self) -> None:
         self._outcomes.close()
 
-    def _check(self, params: GuidedDecodingParams) -> StructuredOutputsParams:
+    def _check(self, params: GuidedDecodingParams, wait: Wait) -> StructuredOutputsParams:
         """Let vLLM check a structure that has kept the limits, and return it as vLLM has marked it."""
         config = self._config
         try:
             if self._backends:
-                self._compiler.check(params)
+                self._compiler.check(params, wait)
             checked = SamplingParams(structured_outputs=structure(params))
             tokenizer = cached_tokenizer_from_config(config.model_config)
             checked.verify(config.model_config, None, config.structured_outputs_config, tokenizer)

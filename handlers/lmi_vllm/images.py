@@ -9,9 +9,8 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
-from threading import Event
 from typing import Any
 
 from PIL import Image
@@ -21,54 +20,34 @@ from vllm.model_executor.model_loader import get_model_cls
 from vllm.multimodal.media import ImageMediaIO
 
 from handlers.base.sequence import Sequence
+from handlers.base.waiting import Waiting
 from lmi.errors import InvalidParameter, InvalidRequest, cause_line, is_out_of_memory
 from lmi.executor import Request
 
 FORMATS = ("PNG", "JPEG", "GIF", "WEBP")
 MAX_PIXELS = 50_000_000  # of all images of a request
-WAIT_S = 0.1  # a request may time out meanwhile
 
 
-class ImageReader:
-    """The sequences whose images are being read. `wake` is called on another thread when some are."""
+class ImageReader(Waiting[Sequence, Any]):
+    """The sequences whose images are being read."""
 
     def __init__(self, renderer: Any, wake: Callable[[], None]) -> None:
-        self._renderer, self._wake = renderer, wake
+        super().__init__(wake)
+        self._renderer = renderer
         self._options: Mapping[str, Any] = {}
         if (config := renderer.model_config.multimodal_config) is not None:
             self._options = config.media_io_kwargs.get("image", {})
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="images")
-        self.waiting: dict[Sequence, Future[Any]] = {}
-        self._changed = Event()
 
     def begin(self, sequence: Sequence) -> None:
         """Read the images of a sequence, once for all sequences of its request."""
-        read = next((future for one, future in self.waiting.items() if one.id == sequence.id), None)
-        if read is None:
-            read = self._pool.submit(self._read, sequence.request)
-            read.add_done_callback(lambda _: self._wake())
-        self.waiting[sequence] = read
+        read = next((future for one, future in self._futures.items() if one.id == sequence.id), None)
+        self.add_waiting(sequence, read or self._pool.submit(self._read, sequence.request))
 
     def forget(self, sequence: Sequence) -> None:
         """Drop a sequence that has ended. What nobody waits for is not read, unless that has begun."""
-        read = self.waiting.pop(sequence, None)
-        if read is not None and read not in self.waiting.values():
+        if (read := self.drop_waiting(sequence)) is not None:
             read.cancel()
-
-    def take_read(self) -> list[tuple[Sequence, Future[Any]]]:
-        """The sequences whose images were read meanwhile, each with its prompt for vLLM or an error."""
-        done = [(sequence, read) for sequence, read in self.waiting.items() if read.done()]
-        for sequence, _ in done:
-            del self.waiting[sequence]
-        return done
-
-    def changed(self) -> None:
-        """End a `wait`; called from any thread."""
-        self._changed.set()
-
-    def wait(self) -> None:
-        self._changed.wait(WAIT_S)
-        self._changed.clear()
 
     def close(self) -> None:
         self._pool.shutdown(cancel_futures=True)

@@ -259,7 +259,7 @@ def test_a_wrong_guide_is_refused_with_its_reason(
 
 def test_without_an_end_id_a_guide_is_refused(executor: Executor) -> None:
     result_of(executor, regex("a"))
-    compiled = executor._guides._kept.get(GuidedDecodingParams(GuideType.REGEX, "a"))
+    compiled = executor._guides.outcomes.of(GuidedDecodingParams(GuideType.REGEX, "a")).result()
     assert isinstance(compiled, Compiled)
     vocabulary = Vocabulary(GuidedDecodingConfig(TEXTS), VOCAB_SIZE)
     [sequence] = new_sequences(1, regex("a", end_id=None), 100)
@@ -294,7 +294,7 @@ def test_a_first_guide_waits_behind_no_other_client_s_costly_ones(executor: Exec
 
 def test_a_guide_that_is_slow_to_follow_ends_only_its_request(executor: Executor) -> None:
     result_of(executor, regex("a"))
-    compiled = executor._guides._kept.get(GuidedDecodingParams(GuideType.REGEX, "a"))
+    compiled = executor._guides.outcomes.of(GuidedDecodingParams(GuideType.REGEX, "a")).result()
     [slow], [other] = (new_sequences(number, regex("a"), 100) for number in (1, 2))
     for sequence in (slow, other):
         equip(sequence, compiled)
@@ -319,9 +319,9 @@ def test_a_guide_that_fails_in_the_middle_of_an_answer_ends_only_its_request_wit
 def test_a_guide_of_which_a_copy_has_failed_is_compiled_again(executor: Executor) -> None:
     params = GuidedDecodingParams(GuideType.EBNF_GRAMMAR, FAILING + " ")
     for _ in range(2):
-        num_before = executor._guides.num_compiled
+        num_before = executor._guides.outcomes.num_compiled
         error_of(executor, guided(params.guide_type, params.guide))
-        assert executor._guides.num_compiled == num_before + 1
+        assert executor._guides.outcomes.num_compiled == num_before + 1
 
 
 class BrokenGuide:
@@ -341,7 +341,7 @@ class BrokenGuide:
 
 def test_a_guide_that_fails_ends_only_its_request(executor: Executor) -> None:
     result_of(executor, regex("a"))
-    compiled = executor._guides._kept.get(GuidedDecodingParams(GuideType.REGEX, "a"))
+    compiled = executor._guides.outcomes.of(GuidedDecodingParams(GuideType.REGEX, "a")).result()
     [broken], [whole] = (new_sequences(number, regex("a"), 100) for number in (1, 2))
     broken.guide = BrokenGuide()
     equip(whole, compiled)
@@ -417,11 +417,11 @@ def compiling_process(executor: Executor) -> int:
 
 
 def test_requests_with_the_same_guide_compile_it_once(executor: Executor) -> None:
-    num_before = executor._guides.num_compiled
+    num_before = executor._guides.outcomes.num_compiled
     requests = [regex("same[0-9]{2}", sampling_config=sampled(seed)) for seed in range(8)]
     got = collect_ids(executor, executor.enqueue_requests(requests))
     later = result_of(executor, requests[0])
-    assert executor._guides.num_compiled == num_before + 1
+    assert executor._guides.outcomes.num_compiled == num_before + 1
     assert got[min(got)][0].get_result().output_token_ids == later.output_token_ids
 
 

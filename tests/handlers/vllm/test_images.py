@@ -42,11 +42,11 @@ class Reading:
         from handlers.lmi_vllm.images import ImageReader
 
         self.processor = Processor()
-        self.reader = ImageReader(self.processor, lambda: self.reader.changed())
+        self.reader = ImageReader(self.processor, lambda: None)
 
     def done(self) -> list[tuple[Sequence, Any]]:
         """The sequences that were read next, with their prompts or errors."""
-        while not (found := self.reader.take_read()):
+        while not (found := self.reader.take_done()):
             self.reader.wait()
         return [(sequence, read.exception() or read.result()) for sequence, read in found]
 
@@ -68,7 +68,7 @@ def test_the_sequences_of_a_request_share_one_reading_and_no_step_waits_for_it(r
     both = sequences(1, sampling_config=SamplingConfig(num_return_sequences=2, temperature=1.0))
     for sequence in both:
         reading.reader.begin(sequence)
-    assert reading.processor.begun.wait(60) and reading.reader.take_read() == [] and reading.reader.waiting
+    assert reading.processor.begun.wait(60) and reading.reader.take_done() == [] and reading.reader.waiting
     reading.processor.may_end.set()
     assert [sequence for sequence, _ in reading.done()] == both
     assert len(reading.processor.prompts) == 1 and not reading.reader.waiting
