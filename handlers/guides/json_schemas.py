@@ -48,6 +48,8 @@ DEPENDENT = ("dependentRequired", "dependentSchemas", "dependencies")
 OBJECT = {"type": "object"}
 ANY_OBJECT = '{"type": "object"}'  # what JSON means
 COMBINED = ("$ref", "anyOf", "oneOf", "allOf", *DEPENDENT)
+MAPPINGS = ("properties", "patternProperties", *DEPENDENT)
+JSON_TYPES = {"enum": list, "prefixItems": list, **dict.fromkeys(MAPPINGS, dict)}  # else: of any
 CONTROL = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f\ud800-\udfff]")  # what a string of an answer never has
 OF_PATTERNS = re.compile(r"\\(?:x[01][0-9A-Fa-f]|x7[Ff]|u00[01][0-9A-Fa-f]|u007[Ff]|[xu]\{|c|0)")
 
@@ -103,8 +105,7 @@ class _SchemaReader:
 
     def _objects(self, schema: Schema, where: str, out: Schema, *, is_alone: bool) -> None:
         required = _names(schema.get("required", []), "required", where)
-        properties = _mapping(schema, "properties", where)
-        patterns = _mapping(schema, "patternProperties", where)
+        properties, patterns = schema.get("properties", {}), schema.get("patternProperties", {})
         more = schema.get("additionalProperties")
         if _says_something(schema, "unevaluatedProperties") and more is None:
             more = _unevaluated(schema, "unevaluatedProperties", where)
@@ -155,8 +156,6 @@ class _SchemaReader:
         if schema.get("uniqueItems") not in (None, False) and out.get("maxItems", 2) > 1:
             raise _fault("uniqueItems", where)
         if first is not None:
-            if not isinstance(first, list):
-                raise _fault("prefixItems of a wrong type", where)
             out["prefixItems"] = [self._inner(one, where, "prefixItems", number) for number, one in enumerate(first)]
         if rest is not None:
             out["items"] = self._inner(rest, where, "items")
@@ -187,7 +186,7 @@ class _SchemaReader:
             else:
                 together.append({"anyOf": parts})
         for keyword in DEPENDENT:
-            for name, needed in _mapping(schema, keyword, where).items():
+            for name, needed in schema.get(keyword, {}).items():
                 needs: Schema | bool
                 if isinstance(needed, list):
                     needs = {"required": _names(needed, keyword, where)}
@@ -245,6 +244,8 @@ def _check_names(schema: Schema, where: str) -> None:
             raise _fault(name, where)
         if name not in RULES and name not in NO_RULES and (like := difflib.get_close_matches(name, RULES, 1, LIKENESS)):
             raise _fault(f"{name} (perhaps {like[0]})", where)
+        if not isinstance(schema[name], JSON_TYPES.get(name, object)):
+            raise _fault(f"{name} of a wrong type", where)
     if "if" in schema and schema.keys() & {"then", "else"}:
         raise _fault("if", where)
 
@@ -265,8 +266,6 @@ def _types(schema: Schema, where: str, *, is_alone: bool) -> Schema:
 
 
 def _values(schema: Schema, where: str) -> Schema:
-    if "enum" in schema and not isinstance(schema["enum"], list):
-        raise _fault("enum of a wrong type", where)
     for value in [*schema.get("enum", ()), schema.get("const")]:
         _check_value(value, where)
     return {name: schema[name] for name in ("enum", "const") if name in schema}
@@ -332,13 +331,6 @@ def _names(given: object, keyword: str, where: str) -> list[str]:
     if not isinstance(given, list) or not all(isinstance(name, str) for name in given):
         raise _fault(f"{keyword} of a wrong type", where)
     return list(dict.fromkeys(given))
-
-
-def _mapping(schema: Schema, keyword: str, where: str) -> Schema:
-    given = schema.get(keyword, {})
-    if not isinstance(given, dict):
-        raise _fault(f"{keyword} of a wrong type", where)
-    return given
 
 
 def _named(schema: Schema, patterns: Schema, more: object, where: str) -> tuple[Schema, object]:

@@ -27,7 +27,7 @@ WRITABLE = r"[^\x00-\x07\x0b\x0e-\x1f\x7f]"
 OF_A_LINE = r"[^\n\x00-\x07\x0b\x0e-\x1f\x7f]"
 
 
-def lark_of_ebnf(rules: dict[str, Node], *, has_lexemes: bool = True) -> str:
+def lark_of_ebnf(rules: dict[str, Node], *, has_lexemes: bool) -> str:
     """Without lexemes it reads by characters. A part may be a lexeme under two conditions.
 
     What may follow it begins with no byte that may also go on with it, so it ends in one place: with the lexeme
