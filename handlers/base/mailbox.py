@@ -1,4 +1,7 @@
-"""Responses between the thread that makes them and the threads that wait for them.
+"""What comes into an engine and leaves it: requests with plain values, and Responses for those who wait.
+
+msgspec checks no type when Python builds a request, and a value of a wrong type would fail a step of all that run in
+it, or end the engine. What counts as an integer, a number or a list, as numpy's do, becomes a plain one.
 
 A Mailbox gives out request ids, knows which requests still owe a Response, and implements the waiting rules of
 `Executor.await_responses` for every engine. Responses posted together become ready together.
@@ -6,11 +9,38 @@ A Mailbox gives out request ids, knows which requests still owe a Response, and 
 
 from __future__ import annotations
 
+import operator
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
-from lmi.executor import ErrorKind, Response, ResponseError
+import msgspec
+
+from lmi.errors import InvalidRequest
+from lmi.executor import ErrorKind, Request, Response, ResponseError
+
+
+class WrongType(InvalidRequest, TypeError):
+    """A request has a value of a wrong type. For a program that uses the library it is a TypeError too."""
+
+
+def checked(request: Request) -> Request:
+    """The request with plain values. Raises WrongType."""
+    try:
+        return _DECODER.decode(_ENCODER.encode(request))
+    except (msgspec.MsgspecError, TypeError, OverflowError) as error:
+        raise WrongType(f"the request has a value of a wrong type: {error}") from None
+
+
+def _plain(value: Any) -> object:
+    """What msgspec can write of a value that it does not know. Raises TypeError."""
+    if hasattr(value, "__iter__"):
+        return list(value)
+    return operator.index(value) if hasattr(value, "__index__") else float(value)
+
+
+_ENCODER, _DECODER = msgspec.msgpack.Encoder(enc_hook=_plain), msgspec.msgpack.Decoder(Request)
 
 
 class Mailbox:

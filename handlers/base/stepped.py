@@ -21,8 +21,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from handlers.base.mailbox import Mailbox
-from handlers.base.request_types import checked
+from handlers.base.mailbox import Mailbox, checked
 from handlers.base.sequence import AnySequence, Sequence, sequences_of
 from lmi.capabilities import check_request
 from lmi.errors import Overloaded
@@ -127,7 +126,6 @@ class SteppedExecutor(Executor, Generic[AnySequence]):
 
     def _wake(self) -> None:
         """Make a `_step` that waits for another process return; called from any thread."""
-        return None
 
     def _kind_of(self, error: Exception) -> ErrorKind:
         """The kind of a failed step's error."""
@@ -148,7 +146,6 @@ class SteppedExecutor(Executor, Generic[AnySequence]):
 
     def _close(self) -> None:
         """Free the device; nothing is called after this."""
-        return None
 
     # The contract, called from any thread.
 
