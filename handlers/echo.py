@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import json
 import os
-import threading
 import time
+from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
+from functools import partial
 from pathlib import Path
+from threading import Event
 
 from handlers.base.sequence import Sequence
 from handlers.base.stepped import Step, SteppedExecutor
@@ -43,11 +45,7 @@ class EchoExecutor(SteppedExecutor[Sequence]):
         super().__init__(Sequence, max_queue_size=config.max_queue_size, max_request_stats=max_request_stats)
         options = config.options
         self._step_s = float(options.get("echo_step_ms", STEP_MS)) / 1000
-        self._faults = {
-            int(options[name]): act
-            for name, act in (("echo_fault_token", _raise), ("echo_hang_token", _hang), ("echo_die_token", _die))
-            if name in options
-        }
+        self._faults = {int(options[name]): act for name, act in FAULTS.items() if name in options}
         self._waiting: list[Sequence] = []
         self._running: list[Sequence] = []
         self._info = _describe(config, Path(model_path) if model_path else None)
@@ -78,17 +76,14 @@ class EchoExecutor(SteppedExecutor[Sequence]):
         admitted, self._waiting = self._waiting[:num_free], self._waiting[num_free:]
         self._running += admitted
         for sequence in admitted:
-            self._obey_faults(sequence)
+            for token_id in self._faults.keys() & set(sequence.request.input_token_ids):
+                self._faults[token_id]()
             _note_prompt(sequence)
         for sequence in self._running:
             _advance(sequence)
         time.sleep(max(0.0, self._step_s - (time.perf_counter() - started)))
         num_context_tokens = sum(sequence.num_prompt_tokens for sequence in admitted)
         return Step(list(self._running), num_context_tokens, len(self._running) - len(admitted))
-
-    def _obey_faults(self, sequence: Sequence) -> None:
-        for token_id in self._faults.keys() & set(sequence.request.input_token_ids):
-            self._faults[token_id]()
 
 
 def _advance(sequence: Sequence) -> None:
@@ -119,12 +114,11 @@ def _raise() -> None:
     raise RuntimeError("the prompt held echo_fault_token")
 
 
-def _hang() -> None:
-    threading.Event().wait()
-
-
-def _die() -> None:
-    os._exit(1)
+FAULTS: dict[str, Callable[[], object]] = {
+    "echo_fault_token": _raise,
+    "echo_hang_token": Event().wait,
+    "echo_die_token": partial(os._exit, 1),
+}
 
 
 def _describe(config: EngineConfig, folder: Path | None) -> EngineInfo:
