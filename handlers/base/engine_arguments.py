@@ -15,7 +15,11 @@ from pathlib import Path
 from lmi.errors import BadConfiguration, shorten
 from lmi.settings.config import EngineConfig
 from lmi.settings.handler import folder_of
+from lmi.settings.kinds import BOOLEAN
+from lmi.settings.options import OPTIONS
 
+# The options, without their prefix, by the fields of an EngineConfig that they fill.
+OPTION_OF = {one.field.removeprefix("engine."): one.key.removeprefix("option.") for one in OPTIONS}
 DTYPES = {"auto": "auto", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 log = logging.getLogger("lmi.options")
@@ -42,6 +46,14 @@ def _fields_in(file: Path) -> Mapping[str, frozenset[str]]:
             inherited = (found.get(base.id, frozenset()) for base in node.bases if isinstance(base, ast.Name))
             found[node.name] = frozenset(names).union(*inherited)
     return found
+
+
+def boolean(text: str) -> bool:
+    """Raises ValueError with the allowed values."""
+    try:
+        return bool(BOOLEAN.parse(text))
+    except ValueError:
+        raise ValueError(BOOLEAN.allowed) from None
 
 
 def named(config: EngineConfig, name: str, text: str | None = None) -> str:

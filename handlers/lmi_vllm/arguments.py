@@ -22,7 +22,7 @@ from vllm.platforms import current_platform
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from handlers.base.configuration import default_budget, pickled_files, refusal
-from handlers.base.engine_arguments import DTYPES, named, tell_unknown
+from handlers.base.engine_arguments import DTYPES, OPTION_OF, boolean, named, tell_unknown
 from handlers.lmi_vllm import process_setup
 from handlers.lmi_vllm.about import SPECULATIVE
 from lmi.errors import BadConfiguration, shorten
@@ -34,7 +34,6 @@ NUM_SEQUENCES_ON_CPU = 128  # the default of vLLM's server there
 TOKENS_PER_BLOCK_ON_CPU, TOKENS_PER_BLOCK = 128, 16
 SPECULATIVE_LENGTH = 5
 UNLIMITED = -1  # as max_logprobs
-BOOLEAN = TypeAdapter(bool)  # true, false, 1, 0, yes, no, on, off in any case
 
 # These differ from vLLM's defaults. lmi keeps the statistics, requests have priorities, and no progress bar is drawn
 # into the log. The front end fills in the parameters that a request leaves out; with "vllm" vLLM still adds the end
@@ -49,18 +48,18 @@ DEFAULTS: dict[str, Any] = {
     "use_tqdm_on_load": False,
 }
 
-# The fields of vLLM that an option of lmi sets: the option, for messages, and its field of an EngineConfig.
+# The fields of vLLM that an option of lmi sets, each with the field of an EngineConfig.
 OURS = {
-    "max_num_seqs": ("max_rolling_batch_size", "max_num_sequences"),
-    "max_num_batched_tokens": ("max_rolling_batch_prefill_tokens", "max_prefill_tokens"),
-    "max_model_len": ("max_model_len", "max_sequence_length"),
-    "quantization": ("quantize", "quantize"),
-    "enable_prefix_caching": ("enable_prefix_caching", "enable_prefix_caching"),
-    "tensor_parallel_size": ("tensor_parallel_degree", "tensor_parallel_degree"),
-    "pipeline_parallel_size": ("pipeline_parallel_degree", "pipeline_parallel_degree"),
-    "trust_remote_code": ("trust_remote_code", "trust_remote_code"),
+    "max_num_seqs": "max_num_sequences",
+    "max_num_batched_tokens": "max_prefill_tokens",
+    "max_model_len": "max_sequence_length",
+    "quantization": "quantize",
+    "enable_prefix_caching": "enable_prefix_caching",
+    "tensor_parallel_size": "tensor_parallel_degree",
+    "pipeline_parallel_size": "pipeline_parallel_degree",
+    "trust_remote_code": "trust_remote_code",
 }
-OUR_NAMES = {field: option for field, (option, _) in OURS.items()} | {
+OUR_NAMES = {field: OPTION_OF[name] for field, name in OURS.items()} | {
     "num_gpu_blocks_override": "max_kv_cache_tokens",
     "cache_dtype": "kv_cache_dtype",
 }
@@ -76,7 +75,7 @@ def engine_arguments(config: EngineConfig, model_path: str, memory_bytes: int | 
     """
     typed = _typed(config)
     _check(config, Path(model_path), typed.get("load_format", "auto"))
-    ours = {field: getattr(config, name) for field, (_, name) in OURS.items() if getattr(config, name) is not None}
+    ours = {field: getattr(config, name) for field, name in OURS.items() if getattr(config, name) is not None}
     arguments = {**DEFAULTS, "model": model_path, "dtype": DTYPES[config.dtype], **ours, **typed}
     if config.max_beam_width > 1 and arguments["max_logprobs"] != UNLIMITED:
         arguments["max_logprobs"] = max(arguments["max_logprobs"], 2 * config.max_beam_width)  # a beam's candidates
@@ -151,7 +150,7 @@ def _value(name: str, text: str, flag: argparse.Action | None) -> Any:
         except ValidationError as error:
             raise ValueError(shorten(error.errors()[0]["msg"], 200)[1:-1]) from None
     if isinstance(flag, argparse.BooleanOptionalAction) or flag.nargs == 0:
-        return _boolean(text)
+        return boolean(text)
     if flag.nargs in ("+", "*") or isinstance(flag.nargs, int):
         return [_word(name, word, flag) for word in _words(text)]
     if flag.nargs == "?" and text.lower() == "true":
@@ -182,13 +181,6 @@ def _allowed(name: str, flag: argparse.Action, error: Exception | None = None) -
 def _types_in(hint: Any) -> list[Any]:
     """The hint and all types in it: for list[int] | None also list[int], int and None."""
     return [hint, *(inner for part in get_args(hint) for inner in _types_in(part))]
-
-
-def _boolean(text: str) -> bool:
-    try:
-        return BOOLEAN.validate_python(text.lower())
-    except ValidationError:
-        raise ValueError("true or false") from None
 
 
 def _words(text: str) -> list[str]:
