@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from tensorrt_llm.llmapi import TorchLlmArgs
 
 from handlers.base.configuration import pickled_files, refusal
-from handlers.base.engine_arguments import DTYPES, first_line, named, tell_unknown
+from handlers.base.engine_arguments import DTYPES, OPTION_OF, first_line, named, tell_unknown
 from handlers.lmi_trtllm import about
 from handlers.lmi_trtllm.about import Profile
 from handlers.lmi_trtllm.options import LACKING, OPTIONS, OURS, QUANTISE_BEFORE, UPSTREAMS, Translated
@@ -38,7 +38,7 @@ CONVERTED_FOLDER = (
 )
 WORD = "decoding_type"
 QUEUE_POLICY = "waiting_queue_policy"
-ARGUMENTS = {f"option.{option}": argument for option, argument in OURS.values()}
+ARGUMENTS = {f"option.{OPTION_OF[field]}": argument for field, argument in OURS.items()}
 
 log = logging.getLogger("lmi.trtllm")
 
@@ -119,8 +119,8 @@ def _json(file: Path) -> dict[str, Any]:
 
 
 def _ours(config: EngineConfig) -> list[Said]:
-    given = [(option, argument, getattr(config, field)) for field, (option, argument) in OURS.items()]
-    return [Said(option, argument, value) for option, argument, value in given if value is not None]
+    given = [Said(OPTION_OF[field], argument, getattr(config, field)) for field, argument in OURS.items()]
+    return [each for each in given if each.value is not None]
 
 
 def _others(config: EngineConfig, profile: Profile, faults: list[str]) -> list[Said]:
@@ -138,10 +138,7 @@ def _others(config: EngineConfig, profile: Profile, faults: list[str]) -> list[S
             continue
         if target.partition(".")[0] not in TorchLlmArgs.model_fields:
             text = f"{named(config, name)}: TensorRT-LLM ({profile.name}) has no argument {target}"
-            if target in LACKING:
-                tell_unknown(config, f"{text}, {LACKING[target]}", name, (), faults)
-            else:
-                tell_unknown(config, text, name, (*TorchLlmArgs.model_fields, *OPTIONS), faults)
+            tell_unknown(config, text, name, (*TorchLlmArgs.model_fields, *OPTIONS), faults)
         elif value is not UPSTREAMS:
             said += _leaves(Said(name, target, value))
     return _with_lora(said, config)

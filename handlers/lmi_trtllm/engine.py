@@ -79,26 +79,6 @@ class Effective:
     def max_beam_width(self) -> int:
         return int(self.get("max_beam_width") or 1)
 
-    @property
-    def max_prompt_tokens(self) -> int | None:
-        """The longest prompt, where a step must take it whole; else None."""
-        return None if self.get("enable_chunked_prefill") else self.get("max_num_tokens")
-
-    @property
-    def stream_interval(self) -> int:
-        """The number of steps that an output brings."""
-        return int(self.get("stream_interval") or 1)
-
-    @property
-    def sampler_type(self) -> str:
-        value = self.get("sampler_type")
-        return str(getattr(value, "value", value))
-
-    @property
-    def max_loras(self) -> int:
-        config = self.get("lora_config")
-        return 0 if config is None else int(config.max_loras)
-
 
 class Statistics:
     """The statistics that TensorRT-LLM keeps of its iterations, if it is asked to (`enable_iter_perf_stats`).

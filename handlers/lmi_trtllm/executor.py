@@ -72,7 +72,11 @@ class TrtllmExecutor(DrivenExecutor[TrtllmWork]):
             log.debug("TensorRT-LLM did not start", exc_info=error)
             raise explained(error, folder, options) from error
         try:
-            self._describe(folder, settings, options)
+            known = self._trtllm.arguments
+            self._sampler = sampler_of(known, self._profile, folder)
+            info = describe(known, self._sampler, folder, settings, options)
+            max_loras = known.get("lora_config").max_loras if info.capabilities.lora else 0
+            super().__init__(self._trtllm, info, settings, max_resident_adapters=max_loras)
             progress("warm-up", 0.0)
             self._warm_up()
         except Exception as error:
@@ -89,14 +93,6 @@ class TrtllmExecutor(DrivenExecutor[TrtllmWork]):
         self._guides = GuideChecks(folder, vocab_size(folder), max_compile_s) if has_guides else None
         arguments |= processors.arguments(self._file, arguments)
         return arguments | adapters.arguments(arguments)
-
-    def _describe(self, folder: str, settings: ExecutorConfig, options: EngineConfig) -> None:
-        """Read off the loaded engine what it can do."""
-        known = self._trtllm.arguments
-        self._sampler = sampler_of(known, self._profile, folder)
-        info = describe(known, self._sampler, folder, settings, options)
-        max_loras = known.max_loras if info.capabilities.lora else 0
-        super().__init__(self._trtllm, info, settings, max_resident_adapters=max_loras)
 
     def _warm_up(self) -> None:
         """Run the first steps, which set up kernels, one with every output that a request may ask for.
@@ -118,8 +114,9 @@ class TrtllmExecutor(DrivenExecutor[TrtllmWork]):
         check_beams(request, self.info.capabilities.max_beam_width)
         refuse_rules(request, self._sampler)
         guides.check(request)
-        processors.check(request, sees_tokens=bool(self._trtllm.arguments.get("disable_overlap_scheduler")))
-        most = self._trtllm.arguments.max_prompt_tokens
+        known = self._trtllm.arguments
+        processors.check(request, sees_tokens=bool(known.get("disable_overlap_scheduler")))
+        most = None if known.get("enable_chunked_prefill") else known.get("max_num_tokens")  # of a whole prompt
         if most is not None and len(request.input_token_ids) > most:
             raise PromptTooLong(f"{most} tokens at most {MAX_PREFILL}", f"{len(request.input_token_ids)} tokens")
 
@@ -131,7 +128,7 @@ class TrtllmExecutor(DrivenExecutor[TrtllmWork]):
         params = sampling_params(sequence, self._sampler, functions)
         # Each step is told, not only the end, but for outputs of several steps, which have only the row of the last,
         # and for a search, whose steps restate its beams and append to the log-probs of other tokens.
-        is_streamed = sequence.captured is None or self._trtllm.arguments.stream_interval == 1
+        is_streamed = sequence.captured is None or self._trtllm.arguments.get("stream_interval") in (None, 1)
         if sequence.search is not None and sequence.request.output_config.return_log_probs:
             is_streamed = False
         return TrtllmWork(name_of(sequence), token_ids, params, self._more(sequence), sequence, is_streamed)
@@ -197,8 +194,10 @@ def vocab_size(folder: str) -> int:
 
 
 def sampler_of(arguments: Effective, profile: Profile, folder: str) -> TrtllmSampler:
-    searches_by_it = profile.has_cpp_beams and arguments.sampler_type == AUTO and arguments.max_beam_width > 1
-    is_cpp = searches_by_it or (profile.has_cpp_sampler and arguments.sampler_type == CPP_SAMPLER)
+    given = arguments.get("sampler_type")
+    name = str(getattr(given, "value", given))
+    searches_by_it = profile.has_cpp_beams and name == AUTO and arguments.max_beam_width > 1
+    is_cpp = searches_by_it or (profile.has_cpp_sampler and name == CPP_SAMPLER)
     return TrtllmSampler(profile, vocab_size(folder), is_cpp)
 
 

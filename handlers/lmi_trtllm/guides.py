@@ -15,7 +15,7 @@ from tensorrt_llm.llmapi import GuidedDecodingParams as TheirParams
 from handlers.base.sequence import Sequence
 from handlers.guides.compiler import MAX_COMPILE_WAIT_S, GuideCompiler
 from handlers.guides.json_schemas import ANY_OBJECT
-from handlers.guides.turns import MAX_KEPT, MAX_KEPT_CHARS, GuideOutcomes
+from handlers.guides.turns import GuideOutcomes
 from handlers.guides.vocabulary import NO_TEXTS, read_config, why_no_guides
 from lmi.errors import GenerationFailed, LmiError, Unsupported, cause_line
 from lmi.executor import GuidedDecodingParams, GuideType, Request
@@ -70,19 +70,12 @@ def check(request: Request) -> None:
 class GuideChecks:
     """The structures of an engine whose `kinds` are not empty. Any thread may use it."""
 
-    def __init__(
-        self,
-        model_path: str,
-        vocab_size: int,
-        max_compile_s: float = MAX_COMPILE_WAIT_S,
-        max_kept: int = MAX_KEPT,
-        max_kept_chars: int = MAX_KEPT_CHARS,
-    ) -> None:
+    def __init__(self, model_path: str, vocab_size: int, max_compile_s: float = MAX_COMPILE_WAIT_S) -> None:
         """`vocab_size` is the width of the logits. Reads the tokenizer's files."""
         vocabulary = read_config(model_path)
         self._end_ids = frozenset(vocabulary.stop_token_ids or ())
         compiler = GuideCompiler(lambda: vocabulary, vocab_size, max_compile_s)
-        self.outcomes = GuideOutcomes(compiler, compiler.check, max_kept, max_kept_chars)
+        self.outcomes = GuideOutcomes(compiler, compiler.check)
 
     def follow(self, sequence: Sequence) -> None:
         """Let the tokenizer's end tokens end a sequence: the engine closes its structure with one of them."""

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from lmi.settings.kinds import BOOLEAN
+from handlers.base.engine_arguments import boolean
 
 POLICIES = ("max_utilization", "guaranteed_no_evict", "static_batch")
 UPSTREAMS: Final = object()  # the value that TensorRT-LLM has by itself, so nothing is said
@@ -58,13 +58,6 @@ def parsed(text: str) -> object:
         return json.loads(text)
     except ValueError:
         raise ValueError("JSON") from None
-
-
-def _boolean(text: str) -> bool:
-    try:
-        return bool(BOOLEAN.parse(text))
-    except ValueError:
-        raise ValueError(BOOLEAN.allowed) from None
 
 
 def _policy(text: str) -> str:
@@ -134,16 +127,16 @@ OPTIONS: dict[str, Row] = {
     "backend": Forbidden("pytorch: TensorRT's engines are not served", ("pytorch",)),
     "enable_block_reuse": Translated("option.enable_prefix_caching"),
     "max_tokens": Translated("option.max_kv_cache_tokens"),
-    "enable_overlap_scheduler": Translated("disable_overlap_scheduler", lambda text: not _boolean(text)),
+    "enable_overlap_scheduler": Translated("disable_overlap_scheduler", lambda text: not boolean(text)),
     "kv_cache_dtype": Translated("kv_cache_config.dtype"),
-    "use_cuda_graph": Translated("cuda_graph_config", lambda text: UPSTREAMS if _boolean(text) else None),
+    "use_cuda_graph": Translated("cuda_graph_config", lambda text: UPSTREAMS if boolean(text) else None),
     "moe_backend": Translated("moe_config.backend"),
     # The script that built engines, and its quantisation.
     "quant_algo": Forbidden(QUANTISE_BEFORE),
     "kv_cache_quant_algo": Translated("kv_cache_config.dtype", str.lower),
     "max_draft_len": Ignored("option.speculative_config says how many tokens are guessed"),
     # The reference's options for all engines.
-    "enforce_eager": Translated("cuda_graph_config", lambda text: None if _boolean(text) else UPSTREAMS),
+    "enforce_eager": Translated("cuda_graph_config", lambda text: None if boolean(text) else UPSTREAMS),
     "gpu_memory_utilization": Ignored(
         "option.kv_cache_free_gpu_mem_fraction is the KV cache's share of what the weights leave"
     ),
@@ -167,17 +160,17 @@ OPTIONS: dict[str, Row] = {
     "encode_only": Forbidden("false: text is generated", ("false",)),
 }
 
-# The fields of an EngineConfig that an argument takes, with their options for messages.
-OURS: dict[str, tuple[str, str]] = {
-    "max_num_sequences": ("max_rolling_batch_size", "max_batch_size"),
-    "max_prefill_tokens": ("max_rolling_batch_prefill_tokens", "max_num_tokens"),
-    "max_sequence_length": ("max_model_len", "max_seq_len"),
-    "max_beam_width": ("max_beam_width", "max_beam_width"),
-    "tensor_parallel_degree": ("tensor_parallel_degree", "tensor_parallel_size"),
-    "pipeline_parallel_degree": ("pipeline_parallel_degree", "pipeline_parallel_size"),
-    "trust_remote_code": ("trust_remote_code", "trust_remote_code"),
-    "enable_prefix_caching": ("enable_prefix_caching", "kv_cache_config.enable_block_reuse"),
-    "max_kv_cache_tokens": ("max_kv_cache_tokens", "kv_cache_config.max_tokens"),
+# The fields of an EngineConfig that an argument takes.
+OURS = {
+    "max_num_sequences": "max_batch_size",
+    "max_prefill_tokens": "max_num_tokens",
+    "max_sequence_length": "max_seq_len",
+    "max_beam_width": "max_beam_width",
+    "tensor_parallel_degree": "tensor_parallel_size",
+    "pipeline_parallel_degree": "pipeline_parallel_size",
+    "trust_remote_code": "trust_remote_code",
+    "enable_prefix_caching": "kv_cache_config.enable_block_reuse",
+    "max_kv_cache_tokens": "kv_cache_config.max_tokens",
 }
 
 # The classes of nested configurations in the file of LLM's arguments.

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from handlers.base.sequence import new_sequences
+from handlers.guides.turns import Kept
 from lmi.errors import GenerationFailed, InvalidRequest, Unsupported
 from lmi.executor import GuidedDecodingParams, GuideType, Request, SamplingConfig
 from lmi.settings.config import EngineConfig
@@ -57,7 +58,8 @@ def compiling() -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def checked(compiling: Any) -> Iterator[Any]:
     """It keeps two outcomes, of 200 characters at most."""
-    checked = compiling.GuideChecks(str(tiny_model("llama")), VOCAB_SIZE, max_kept=2, max_kept_chars=200)
+    checked = compiling.GuideChecks(str(tiny_model("llama")), VOCAB_SIZE)
+    checked.outcomes._kept = Kept(max_num=2, max_chars=200)
     yield checked
     checked.close()
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from handlers.base.engine_arguments import OPTION_OF
 from handlers.lmi_trtllm import about, options
 from handlers.lmi_trtllm.options import CONFIG_CLASSES, OPTIONS, OURS, Forbidden, Ignored, Translated
 from lmi.errors import BadConfiguration
@@ -379,12 +380,11 @@ def test_a_stub_of_the_wheel_has_no_arguments(tmp_path: Path, monkeypatch: pytes
 @pytest.mark.parametrize("line", facts.PROFILES)
 def test_every_translated_argument_is_in_the_facts_of_both_lines_or_has_a_reason(line: str) -> None:
     targets = {row.target for row in OPTIONS.values() if isinstance(row, Translated)}
-    targets |= {argument for _, argument in OURS.values()}
+    targets |= set(OURS.values())
     missing = {target for target in targets if not target.startswith("option.") and not has(line, target)}
     assert missing <= options.LACKING.keys()
-    assert {target for target in targets if target.startswith("option.")} <= {
-        f"option.{one}" for one, _ in OURS.values()
-    }
+    ours = {f"option.{OPTION_OF[field]}" for field in OURS}
+    assert {target for target in targets if target.startswith("option.")} <= ours
 
 
 @pytest.mark.parametrize("line", facts.PROFILES)
