@@ -33,15 +33,13 @@ class GuideTurns(Generic[T]):
         self._lines: dict[int | None, deque[tuple[Future[T], Callable[[], T]]]] = {}  # by client, the next one first
         self._num_running: Counter[int | None] = Counter()
 
-    def submit(self, client: int | None, compile: Callable[[], T], future: Future[T] | None = None) -> Future[T]:
-        """`future` is that of a guide which waits already, for other clients: it begins when the first of them may."""
-        future = future or Future()
+    def submit(self, client: int | None, compile: Callable[[], T], future: Future[T]) -> None:
+        """`future` may be that of a guide which waits for other clients too: it begins when the first of them may."""
         with self._lock:
             line = self._lines.setdefault(client, deque())
             if not any(one is future for one, _ in line):
                 line.append((future, compile))
             self._start()
-        return future
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)

@@ -25,7 +25,9 @@ class Bench:
 
     def add(self, client: int, name: str, future: Future[str] | None = None) -> Future[str]:
         self.ends.setdefault(name, Event())
-        return self.turns.submit(client, self.compile(name), future)
+        future = future or Future()
+        self.turns.submit(client, self.compile(name), future)
+        return future
 
     def compile(self, name: str) -> Callable[[], str]:
         def run() -> str:
@@ -81,7 +83,8 @@ def test_a_guide_that_nobody_waits_for_does_not_begin_and_one_that_fails_gives_i
     bench.add(HOG, "costly")
     gone = bench.add(HOG, "gone")
     assert gone.cancel()
-    failed = bench.turns.submit(HOG, partial(int, "x"))  # type: ignore[arg-type]
+    failed: Future[str] = Future()
+    bench.turns.submit(HOG, partial(int, "x"), failed)  # type: ignore[arg-type]
     last = bench.add(HOG, "last")
     for end in bench.ends.values():
         end.set()
