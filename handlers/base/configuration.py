@@ -16,7 +16,7 @@ from lmi.executor import AdditionalModelOutput, ExecutorConfig, KvCacheConfig
 from lmi.settings.config import EngineConfig
 
 AnyConfig: TypeAlias = ExecutorConfig | EngineConfig
-CONTEXT = ":context"  # behind the name of an additional output: the prompt's rows too
+CONTEXT = ":context"  # behind the name of an additional output in an option: the prompt's rows too
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +58,9 @@ def executor_config(config: EngineConfig) -> ExecutorConfig:
         kv_cache_config=KvCacheConfig(
             enable_block_reuse=config.enable_prefix_caching is not False, max_tokens=config.max_kv_cache_tokens
         ),
-        additional_model_outputs=tuple(map(_output, config.additional_outputs)),
+        additional_model_outputs=tuple(
+            AdditionalModelOutput(one.removesuffix(CONTEXT), one.endswith(CONTEXT)) for one in config.additional_outputs
+        ),
     )
 
 
@@ -74,11 +76,6 @@ def engine_config(config: ExecutorConfig) -> EngineConfig:
         max_kv_cache_tokens=config.kv_cache_config.max_tokens,
         additional_outputs=tuple(one.name + CONTEXT * one.gather_context for one in config.additional_model_outputs),
     )
-
-
-def _output(text: str) -> AdditionalModelOutput:
-    """An entry of option.additional_outputs, NAME or NAME:context."""
-    return AdditionalModelOutput(text.removesuffix(CONTEXT), text.endswith(CONTEXT))
 
 
 MIN_TOKENS = 16  # one block

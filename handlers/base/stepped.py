@@ -228,7 +228,7 @@ class SteppedExecutor(Executor, Generic[AnySequence]):
         try:
             while self._wait_for_work():
                 self._run_step()
-            self._end_all()
+            self._publish(self._cross_boundary() + self._finish(list(self._live), FinishReason.CANCELLED))
         except BaseException as error:  # every request gets its end, whichever error stopped the loop
             log.critical("the executor stops: %s", error, exc_info=not isinstance(error, EngineStopped))
             self._fail_all(f"the engine stopped: {error}")
@@ -370,9 +370,6 @@ class SteppedExecutor(Executor, Generic[AnySequence]):
             stats = [_request_stats(sequence, is_active=False) for sequence in [*ended, *self._queued]]
             stats += [_request_stats(sequence, is_active=True) for sequence in self._active]
             self._request_stats.append(RequestStatsPerIteration(iter=self._num_steps, request_stats=stats))
-
-    def _end_all(self) -> None:
-        self._publish(self._cross_boundary() + self._finish(list(self._live), FinishReason.CANCELLED))
 
     def _fail_all(self, message: str) -> None:
         """End every request with an error, without a call to the engine: it cannot go on."""

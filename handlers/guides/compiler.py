@@ -19,11 +19,11 @@ import msgspec
 from handlers.guides.process import (
     COMPILED,
     MAX_COMPILE_S,
+    MAX_TEXT_BYTES,
     PROBE,
     REFUSED,
     Start,
     max_compile_bytes,
-    over_limits,
     read_all,
 )
 from handlers.guides.vocabulary import Vocabulary
@@ -194,7 +194,8 @@ class GuideCompiler:
             raise Unavailable("the process that compiles guides has ended; the next guide starts it again")
         if time.monotonic() - asked_s >= self.max_compile_s:
             raise TooSlow(f"{RULE}: to compile it takes more than {self.max_compile_s:g} s here", FIELD)
-        raise _refusal(over_limits(self._max_cpu_s, self._max_bytes))
+        limits = f"{self._max_cpu_s} s, or {self._max_bytes >> 20} MiB, or it is larger than {MAX_TEXT_BYTES >> 20} MiB"
+        raise _refusal(f"to compile it takes more than {limits} then")
 
     def close(self) -> None:
         """End the process, with all that it compiles."""

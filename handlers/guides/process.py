@@ -57,14 +57,6 @@ def max_compile_bytes() -> int:
     return min(MAX_MEMORY_BYTES, linux.memory_bytes() // 8) // MAX_COMPILATIONS
 
 
-def over_limits(max_cpu_s: int, max_bytes: int) -> str:
-    """Why a fork ended that gave no answer in time."""
-    return (
-        f"to compile it takes more than {max_cpu_s} s, or {max_bytes >> 20} MiB, "
-        f"or it is larger than {MAX_TEXT_BYTES >> 20} MiB then"
-    )
-
-
 def read_all(connection: socket.socket) -> bytes:
     """Read up to the end of the stream."""
     parts = []

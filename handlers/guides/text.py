@@ -50,8 +50,7 @@ LIMITS = LLParserLimits(
 
 
 def new_compile(start: Start) -> Callable[[GuidedDecodingParams], str]:
-    tokenizer = new_tokenizer(start.config, start.vocab_size)
-    return partial(text_of, tokenizer, is_compact=start.is_compact)
+    return partial(text_of, new_tokenizer(start.config, start.vocab_size), is_compact=start.is_compact)
 
 
 def text_of(tokenizer: LLTokenizer, params: GuidedDecodingParams, *, is_compact: bool) -> str:
@@ -90,14 +89,12 @@ def _texts_of(params: GuidedDecodingParams, *, is_compact: bool) -> list[str]:
     """
     guide = params.guide or ""
     if params.guide_type in (GuideType.JSON, GuideType.JSON_SCHEMA):
-        spaces = None if is_compact else SPACES
-        options: JsonCompileOptions = {
-            **JSON_OPTIONS,
+        spaces: JsonCompileOptions = {
             "whitespace_flexible": not is_compact,
-            "whitespace_pattern": spaces,
+            "whitespace_pattern": None if is_compact else SPACES,
         }
         schema = ANY_OBJECT if params.guide_type is GuideType.JSON else guide
-        return [LLMatcher.grammar_from_json_schema(read_schema(schema), overrides=options)]
+        return [LLMatcher.grammar_from_json_schema(read_schema(schema), overrides={**JSON_OPTIONS, **spaces})]
     if params.guide_type is GuideType.REGEX:
         return [LLMatcher.grammar_from_lark(lark_of_regex(guide))]
     rules = read_grammar(guide)

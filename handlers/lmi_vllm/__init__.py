@@ -5,6 +5,7 @@ Importing this package does not import vllm; naming `Executor` does.
 
 from __future__ import annotations
 
+import gc
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -20,10 +21,12 @@ def load(config: EngineConfig, model_path: str, progress: Progress) -> VllmExecu
     from handlers.lmi_vllm import process_setup
 
     process_setup.prepare(config)
-    with process_setup.importing():
+    gc.disable()  # the import of vllm makes no garbage, and the search for it takes a sixth of the time
+    try:
         process_setup.calm_torch()
         from handlers.lmi_vllm.executor import Follower, VllmExecutor
-
+    finally:
+        gc.enable()
     if int(config.options.get("node_rank") or 0) > 0:
         return Follower(model_path, config, progress)
     return VllmExecutor(model_path, config, progress=progress)

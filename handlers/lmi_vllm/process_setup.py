@@ -6,7 +6,6 @@ import, sets up logging as in the parent, and makes the process die with its par
 
 from __future__ import annotations
 
-import gc
 import importlib.util
 import io
 import json
@@ -19,8 +18,8 @@ import signal
 import sys
 import sysconfig
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from multiprocessing import resource_tracker
 from pathlib import Path
@@ -134,16 +133,6 @@ def _of_compiler(options: Mapping[str, str]) -> dict[str, str]:
     with suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
     return COMPILED | ({"TORCHINDUCTOR_CACHE_DIR": str(folder)} if os.access(folder, os.W_OK) else {})
-
-
-@contextmanager
-def importing() -> Iterator[None]:
-    """Look for no garbage meanwhile: the import of vllm makes none, and the search takes a sixth of its time."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 def calm_torch() -> None:

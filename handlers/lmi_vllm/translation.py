@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
-from vllm.config import ModelConfig, VllmConfig
+from vllm.config import VllmConfig
 from vllm.inputs import MultiModalInput, TokensInput, tokens_input
 from vllm.logprobs import FlatLogprobs
 from vllm.lora.peft_helper import PEFTHelper
@@ -270,6 +270,7 @@ def describe(config: VllmConfig, max_beam_width: int, renderer: Any = None) -> E
     vocab_size, max_logprobs = model.get_vocab_size(), model.max_logprobs
     max_images, image_placeholder = (0, "") if renderer is None else reads_images(model, renderer)
     max_top_log_probs = vocab_size if max_logprobs < 0 else min(max_logprobs, vocab_size)
+    shorter = tuple(model.matryoshka_dimensions or ()) if model.is_matryoshka else None  # embeddings
     return EngineInfo(
         name="vllm",
         vocab_size=vocab_size,
@@ -291,13 +292,8 @@ def describe(config: VllmConfig, max_beam_width: int, renderer: Any = None) -> E
             lora=config.lora_config is not None,
             adapter_pins=True,
             priority=config.scheduler_config.policy == "priority",
-            embeddings=embeddings_of(model) if model.runner_type == "pooling" else None,
+            embeddings=Embeddings(model.embedding_size, shorter) if model.runner_type == "pooling" else None,
             max_images=max_images,
         ),
         image_placeholder=image_placeholder,
     )
-
-
-def embeddings_of(model: ModelConfig) -> Embeddings:
-    shorter = tuple(model.matryoshka_dimensions or ()) if model.is_matryoshka else None
-    return Embeddings(model.embedding_size, shorter)
