@@ -69,8 +69,7 @@ class _GrammarReader:
     def __init__(self, text: str) -> None:
         self._text = text
         self._tokens: list[tuple[str, str, int]] = []
-        self._next = self._num_nodes = self._level = 0
-        at = 0
+        self._num_nodes = self._level = at = 0
         while at < len(text):
             if (found := TOKEN.match(text, at)) is None:
                 raise self._fault(at, f"{text[at]} is not known")
@@ -78,6 +77,8 @@ class _GrammarReader:
                 self._tokens.append((str(found.lastgroup), found.group(), at))
             at = found.end()
         self._tokens += [("end", "the end", len(text))] * 2
+        self._next = -1
+        self._go_on()
 
     def rules(self) -> dict[str, Node]:
         rules: dict[str, Node] = {}
@@ -93,28 +94,21 @@ class _GrammarReader:
                 raise self._fault(at, f'Rule "{name}" is not defined')
         return rules
 
-    @property
-    def _kind(self) -> str:
-        return self._tokens[self._next][0]
-
-    @property
-    def _written(self) -> str:
-        return self._tokens[self._next][1]
-
-    @property
-    def _at(self) -> int:
-        return self._tokens[self._next][2]
+    def _go_on(self) -> None:
+        self._next += 1
+        self._kind, self._written, self._at = self._tokens[self._next]
 
     def _take(self, kind: str) -> str:
+        written = self._written
         if self._kind != kind:
-            raise self._fault(self._at, f"{self._written} where a {WANTED[kind]} must stand")
-        self._next += 1
-        return self._tokens[self._next - 1][1]
+            raise self._fault(self._at, f"{written} where a {WANTED[kind]} must stand")
+        self._go_on()
+        return written
 
     def _either(self, used: dict[str, int]) -> Node:
         parts = [self._joined(used)]
         while self._written == "|":
-            self._next += 1
+            self._go_on()
             parts.append(self._joined(used))
         return parts[0] if len(parts) == 1 else Either(tuple(parts))
 
@@ -127,8 +121,8 @@ class _GrammarReader:
         return parts[0] if len(parts) == 1 else Joined(tuple(parts))
 
     def _single(self, used: dict[str, int]) -> Node:
-        kind, written, at = self._tokens[self._next]
-        self._next += 1
+        kind, written, at = self._kind, self._written, self._at
+        self._go_on()
         self._num_nodes += len(written) if kind == "text" else 1
         if self._num_nodes > MAX_NODES:
             raise self._fault(at, f"the grammar has more than {MAX_NODES} parts")
@@ -148,7 +142,7 @@ class _GrammarReader:
         node = self._either(used)
         if self._written != ")":
             raise self._fault(self._at, f"{self._written} where a ) must stand")
-        self._next += 1
+        self._go_on()
         self._level -= 1
         return node
 
@@ -160,7 +154,7 @@ class _GrammarReader:
             least, most = COUNTS.get(self._written) or _numbers(self._written)
             if most is not None and most < least:
                 raise self._fault(self._at, f"{self._written} counts backwards")
-            self._next += 1
+            self._go_on()
             node = Joined(()) if most == 0 else Repeat(node, least, most)
         return node
 
