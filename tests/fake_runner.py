@@ -12,6 +12,7 @@ from functools import cache
 import numpy as np
 import numpy.typing as npt
 
+from handlers.lmi_dist.kv_cache import Slots
 from handlers.lmi_dist.pace import Pace
 from handlers.lmi_dist.runner import Chunk, Plan
 
@@ -34,15 +35,16 @@ class SteadyPace(Pace):
 
 
 class FakeRunner:
-    """Keeps the state after each token of each slot."""
+    """Keeps the state after each token of each slot, and is its own `Slots`."""
 
     dtype, device, kernels, is_batch_invariant = "float32", "cpu", "none", True
-    tokens_per_block, shares_blocks, adapters, pooling = 16, False, None, None
+    tokens_per_block, adapters, pooling = 16, None, None
 
     def __init__(self, vocab_size: int = 50, context_length: int = 512, poison: dict[int, float] | None = None) -> None:
         """`poison`: a value of the logits after a token. Such tokens come only in prompts, never in an answer."""
         self.vocab_size, self.context_length = vocab_size, context_length
-        self.slots: dict[int, list[int]] = {}
+        self.slots: Slots | None = self
+        self.states: dict[int, list[int]] = {}  # by slot
         self.plans: list[Plan] = []
         self.poison = poison or {}
         self.wanted: list[int] = []  # the states at the wanted positions of the last step
@@ -52,7 +54,7 @@ class FakeRunner:
         logits: list[Floats] = []
         self.wanted = []
         for chunk in plan.chunks:
-            slot = self.slots.setdefault(chunk.slot, [])
+            slot = self.states.setdefault(chunk.slot, [])
             assert chunk.start <= len(slot), "reads keys that nobody wrote"
             del slot[chunk.start :]
             for token_id in chunk.token_ids:
@@ -84,11 +86,11 @@ class FakeRunner:
         return logits
 
     def copy(self, slot: int, to_slots: list[int], num_tokens: int) -> None:
-        assert slot not in to_slots and num_tokens <= len(self.slots[slot]), "copies keys that nobody wrote"
-        self.slots |= {to_slot: self.slots[slot][:num_tokens] for to_slot in to_slots}
+        assert slot not in to_slots and num_tokens <= len(self.states[slot]), "copies keys that nobody wrote"
+        self.states |= {to_slot: self.states[slot][:num_tokens] for to_slot in to_slots}
 
     def release(self, slot: int) -> None:
-        self.slots.pop(slot, None)
+        self.states.pop(slot, None)
 
 
 class SharingRunner(FakeRunner):
@@ -98,10 +100,9 @@ class SharingRunner(FakeRunner):
     begins with other tokens than its writer, or to be overwritten while others read it.
     """
 
-    tokens_per_block, shares_blocks = 16, True
-
     def __init__(self, vocab_size: int = 50, context_length: int = 512, poison: dict[int, float] | None = None) -> None:
         super().__init__(vocab_size, context_length, poison)
+        self.slots = None
         self.cells: dict[tuple[int, int], tuple[int, int]] = {}  # (block, place) -> states before and after its token
 
     def forward(self, plan: Plan) -> Floats:

@@ -78,11 +78,11 @@ class KvSlots:
         part = (slice(span.first_slot, span.last_slot), slice(None), slice(span.start, span.end))
         return keys[part], values[part]
 
-    def copy(self, slot: int, to_slots: list[int], length: int) -> None:
-        """Copy the first `length` positions of a slot, in every layer, to other slots, without a buffer."""
-        source = self._storage[slot, :, :, :length]
+    @torch.inference_mode()
+    def copy(self, slot: int, to_slots: list[int], num_tokens: int) -> None:
+        """Copy the keys and values of the first `num_tokens` of a slot, bit by bit, without a buffer."""
         for to_slot in to_slots:
-            self._storage[to_slot, :, :, :length] = source
+            self._storage[to_slot, :, :, :num_tokens] = self._storage[slot, :, :, :num_tokens]
 
     @torch.inference_mode()
     def release(self, slot: int) -> None:

@@ -25,7 +25,7 @@ from handlers.lmi_dist.about import MAX_PREFILL_TOKENS
 from handlers.lmi_dist.captured import Capture
 from handlers.lmi_dist.guides import Guides, are_compact, open_guides
 from handlers.lmi_dist.kv_cache import KvCache
-from handlers.lmi_dist.loading import Buffers, Limits, describe, load
+from handlers.lmi_dist.loading import Buffers, describe, load
 from handlers.lmi_dist.lora_adapters import LoraAdapters
 from handlers.lmi_dist.native.library import num_threads
 from handlers.lmi_dist.pace import Pace
@@ -79,7 +79,13 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
         source = Buffers(model, json_config_str) if isinstance(model, bytes) else model
         self._runner, limits = load(source, options, progress)
         self._lora = None if self._runner.adapters is None else LoraAdapters(self._runner.adapters)
-        self._cache = _new_cache(self._runner, limits, settings)
+        self._cache = KvCache(
+            limits.num_cache_tokens // self._runner.tokens_per_block,
+            limits.num_all_slots,
+            self._runner.tokens_per_block,
+            slots=self._runner.slots,
+            reuses_prefixes=settings.kv_cache_config.enable_block_reuse,
+        )
         max_step_s = None if options.max_step_ms is None else options.max_step_ms / 1000
         self._pace = Pace(options.max_prefill_tokens or MAX_PREFILL_TOKENS, max_step_s)
         may_run = None if self._lora is None else self._lora.may_run
@@ -119,11 +125,8 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
         if refused and not batch.sequences:
             return Step(refused)
         try:
-            for fork in batch.forks:
-                self._runner.copy(fork.from_slot, [fork.to_slot], fork.num_tokens)
             with nullcontext() if self._guides is None else self._guides.following(batch.decoding):
                 logits = self._runner.forward(batch.plan)  # (num_logits, vocab)
-            self._copy_prompts(batch)
             touched = self._advance(batch, logits)
             self._scheduler.commit(batch)
             self._pace.note(num_tokens_of(batch.plan.chunks), time.monotonic() - started_s)
@@ -132,14 +135,6 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
                 raise
             touched = [_fail_largest(batch, error)]
         return _step_of(batch, refused + touched)
-
-    def _copy_prompts(self, batch: Batch) -> None:
-        if not batch.followers or self._runner.shares_blocks:
-            return  # with shared blocks the next step copies what cannot be shared
-        for leader, followers in batch.followers.items():
-            slots = [one.slot for one in followers if one.slot is not None]
-            if leader.slot is not None and slots:
-                self._runner.copy(leader.slot, slots, leader.num_prefill)
 
     def _advance(self, batch: Batch, logits: Floats) -> list[EmbeddedSequence]:
         """Add the tokens and log-probs of a step to its sequences, from `logits` (num_logits, vocab).
@@ -271,17 +266,6 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
             self._guides.close()
         del self._runner, self._sampler, self._scheduler, self._cache, self._capture
         self._lora = None  # other threads may still ask for it
-
-
-def _new_cache(runner: Runner, limits: Limits, settings: ExecutorConfig) -> KvCache:
-    return KvCache(
-        limits.num_cache_tokens // runner.tokens_per_block,
-        limits.num_all_slots,
-        runner.tokens_per_block,
-        shares_blocks=runner.shares_blocks,
-        reuses_prefixes=runner.shares_blocks and settings.kv_cache_config.enable_block_reuse,
-        on_free=runner.release,
-    )
 
 
 def _can_draft(runner: Runner, config: EngineConfig) -> bool:

@@ -1,8 +1,8 @@
 """Which blocks of the key-value cache each running sequence holds, in a table for its slot. Plain Python.
 
 At admission a sequence is promised all blocks that its prompt needs, and takes them as the prompt is computed. Where a
-runner shares blocks, one may be in several tables. A block that only the tree by content has is idle: it counts as
-free, and is taken when no block is empty. For any other runner a block is only a unit of the budget.
+runner reads blocks, one may be in several tables. A block that only the tree by content has is idle: it counts as
+free, and is taken when no block is empty. For a runner with slots a block is only a unit of the budget.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from handlers.lmi_dist.idle_blocks import IdleBlocks, Retention
 from handlers.lmi_dist.prefix_tree import Match, PrefixTree, Root
@@ -27,8 +28,18 @@ class Holding:
     table: list[int] = field(default_factory=list)
 
 
+class Slots(Protocol):
+    """The memory of a runner that keeps the keys and values of each sequence in one piece, its slot."""
+
+    def copy(self, slot: int, to_slots: list[int], num_tokens: int) -> None:
+        """Give other slots the keys and values of the first `num_tokens` of a slot."""
+
+    def release(self, slot: int) -> None:
+        """Free a slot whose keys and values are not needed any more."""
+
+
 class KvCache:
-    """The tables of all slots. `on_free` is called with each freed slot before it can be allocated again."""
+    """The tables of all slots. `slots`: of a runner that reads no tables, and so shares no blocks."""
 
     def __init__(
         self,
@@ -36,16 +47,14 @@ class KvCache:
         num_slots: int,
         tokens_per_block: int = 16,
         *,
-        shares_blocks: bool = False,
+        slots: Slots | None = None,
         reuses_prefixes: bool = False,
-        on_free: Callable[[int], None] = lambda slot: None,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        assert shares_blocks or not reuses_prefixes
         self.num_blocks = num_blocks
         self.tokens_per_block = tokens_per_block
-        self.shares_blocks = shares_blocks
-        self.reuses_prefixes = reuses_prefixes
+        self.shares_blocks = slots is None
+        self.reuses_prefixes = reuses_prefixes and self.shares_blocks
         self.num_new_blocks = 0  # taken so far
         self.num_reused_blocks = 0  # of the tree or of a fork, shared so far
         self.num_missed_blocks = 0  # of prompts, taken new so far
@@ -57,7 +66,7 @@ class KvCache:
         self._num_references = [0] * num_blocks  # tables and copies that need the block
         self._copies: dict[int, tuple[int, int]] = {}  # slot -> from block, to block: in the next step
         self._tree = PrefixTree(tokens_per_block)
-        self._on_free = on_free
+        self._slots = slots
 
     @property
     def has_free_slot(self) -> bool:
@@ -144,7 +153,8 @@ class KvCache:
         self._num_promised -= holding.num_promised
         for block in reversed(holding.table):  # the last first, so that a block is idle before what it lies below
             self._release(block)
-        self._on_free(slot)
+        if self._slots is not None:
+            self._slots.release(slot)
         heapq.heappush(self._free_slots, slot)
 
     # Sharing.
@@ -179,6 +189,8 @@ class KvCache:
 
     def fork(self, slot: int, to_slots: list[int], num_tokens: int) -> None:
         """Give other slots the first `num_tokens` of a slot. Full blocks are shared, the rest is copied."""
+        if self._slots is not None:
+            return self._slots.copy(slot, to_slots, num_tokens)
         table, num_full = self.table(slot), num_tokens // self.tokens_per_block
         for to_slot in to_slots:
             self.share(to_slot, table[:num_full])
@@ -190,6 +202,8 @@ class KvCache:
 
         If there is a rest, it is copied by `adopt_rest`, once the slot has room for it.
         """
+        if self._slots is not None:
+            return self._slots.copy(from_slot, [slot], num_tokens)
         self._drop_copy(slot)
         holding, source = self._holdings[slot], self._holdings[from_slot]
         blocks, num_equal = source.table[: num_tokens // self.tokens_per_block], 0
@@ -203,7 +217,7 @@ class KvCache:
     def adopt_rest(self, from_slot: int, slot: int, num_tokens: int) -> None:
         """Copy what `adopt` has left out, before the next step."""
         num_full, num_rest = divmod(num_tokens, self.tokens_per_block)
-        if num_rest:
+        if num_rest and self.shares_blocks:
             self.copy(slot, self.table(from_slot)[num_full], num_full)
 
     def end_copies(self) -> None:

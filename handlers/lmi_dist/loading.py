@@ -239,7 +239,7 @@ def describe(
             log_probs_before_processors=True,
             max_top_log_probs=min(MAX_TOP_LOG_PROBS, runner.vocab_size),
             priority=True,
-            kv_cache_retention=runner.shares_blocks and settings.kv_cache_config.enable_block_reuse,
+            kv_cache_retention=runner.slots is None and settings.kv_cache_config.enable_block_reuse,
             lora=runner.adapters is not None,
             adapter_pins=True,
             batch_invariant=runner.is_batch_invariant,

@@ -29,7 +29,7 @@ from lmi.settings.config import EngineConfig
 class ModelRunner:
     """One model replica. Not safe to call from two threads at once."""
 
-    kernels, is_batch_invariant, tokens_per_block, shares_blocks = "torch", False, 16, False
+    kernels, is_batch_invariant, tokens_per_block = "torch", False, 16
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class ModelRunner:
         self.dtype, self.device = str(placement.dtype).removeprefix("torch."), str(placement.device)
         self._device, self.pooling = placement.device, facts.pooling
         with torch.inference_mode():
-            self._kv = KvSlots(facts, placement, num_slots, max_length)
+            self.slots = KvSlots(facts, placement, num_slots, max_length)
             checkpoint = Checkpoint(facts.path, allow_pickle=config.allow_pickle, progress=progress)  # refuses pickles
             self.adapters: AnyLoader | None = None
             self._model = self._load(facts, checkpoint, placement, config, max_length, progress)
@@ -85,7 +85,7 @@ class ModelRunner:
             model = decoder = HuggingFaceModel(facts, placement, pack, config, progress)
             adaptable = modules = None if limits is None else decoder.with_adapters()
             decoder.check(lambda plan: decoder(self._prepare(plan)))
-            self.release(0)
+            self.slots.release(0)
             sites = () if modules is None else modules.sites()
         if limits is not None and adaptable is not None:
             self.adapters = LoraLoader(facts, config, limits, sites, adaptable, lambda: place)
@@ -107,15 +107,6 @@ class ModelRunner:
         tensor = self._model.output(name)
         return None if tensor is None else to_array((tensor.float() if tensor.is_floating_point() else tensor).cpu())
 
-    @torch.inference_mode()
-    def copy(self, slot: int, to_slots: list[int], num_tokens: int) -> None:
-        """Copy the keys and values of the first `num_tokens` of a slot to other slots, bit by bit."""
-        self._kv.copy(slot, to_slots, num_tokens)
-
-    def release(self, slot: int) -> None:
-        """Free the slot. Its memory goes back to the system where that is possible."""
-        self._kv.release(slot)
-
     def _prepare(self, plan: Plan) -> StepInputs:
         token_ids: list[int] = []
         positions: list[int] = []
@@ -136,7 +127,7 @@ class ModelRunner:
             token_ids=tokens[0],
             positions=tokens[1],
             wanted=self._indices(wanted),
-            attention=Attention(self._kv, plan, self._kv.cell_indices(tokens[2], tokens[1])),
+            attention=Attention(self.slots, plan, self.slots.cell_indices(tokens[2], tokens[1])),
             adapted=tuple(AdaptedRows(adapter, *map(self._indices, rows)) for adapter, rows in users.items()),
         )
 

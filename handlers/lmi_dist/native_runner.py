@@ -26,8 +26,7 @@ _ADAPTER_BYTES = 2 << 20  # that are taken at a time for the weights of an adapt
 class NativeRunner:
     """One model replica on a CPU. Not safe to call from two threads at once."""
 
-    device, is_batch_invariant = "cpu", True
-    tokens_per_block, shares_blocks = TOKENS_PER_BLOCK, True
+    device, is_batch_invariant, tokens_per_block, slots = "cpu", True, TOKENS_PER_BLOCK, None
 
     def __init__(
         self,
@@ -78,12 +77,6 @@ class NativeRunner:
 
     def output(self, name: str) -> Array:
         return self._model.buffer(self.program.outputs[name])[: self._num_wanted]
-
-    def copy(self, slot: int, to_slots: list[int], num_tokens: int) -> None:
-        raise NotImplementedError("sequences share blocks, and slots have no memory of their own")
-
-    def release(self, slot: int) -> None:
-        """Nothing lies in a slot: the pool of blocks keeps its memory."""
 
 
 class _Formats:

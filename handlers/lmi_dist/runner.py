@@ -8,6 +8,7 @@ from typing import Protocol
 
 import msgspec
 
+from handlers.lmi_dist.kv_cache import Slots
 from handlers.lmi_dist.lora import AnyLoader
 from handlers.lmi_dist.pooling import Pooling
 from handlers.lmi_dist.weights import Array
@@ -17,8 +18,8 @@ class Chunk(msgspec.Struct):
     """Consecutive tokens of one sequence, computed in one step.
 
     A decode is a chunk of one token and, behind it, perhaps a draft of the next ones. The keys and values of positions
-    before `start` are in the cache already. Position p lies in block `table[p // tokens_per_block]`; a runner that does
-    not share blocks uses slot `slot` instead.
+    before `start` are in the cache already. Position p lies in block `table[p // tokens_per_block]`, or in slot
+    `slot` of a runner that has slots.
     """
 
     slot: int
@@ -37,9 +38,8 @@ class Chunk(msgspec.Struct):
 class Plan:
     """Decode chunks first, in order of slots, then prompt chunks. A sequence has at most one chunk.
 
-    For a runner that shares blocks, decodes are in order of adapters first, so that those of one are neighbours.
-
-    A runner that shares blocks first copies whole blocks, in the order of `copies`.
+    For a runner that reads blocks, decodes are in order of adapters first, so that those of one are neighbours. It
+    first copies whole blocks, in the order of `copies`.
     """
 
     decodes: list[Chunk]
@@ -65,9 +65,12 @@ class Runner(Protocol):
     kernels: str  # what computes: "torch", or "native" and the kind of CPU that the library is for
     is_batch_invariant: bool  # a token gets the same bits in every batch, and however its prompt was cut
     tokens_per_block: int
-    shares_blocks: bool  # keys and values lie in the blocks of a chunk's table; otherwise in its slot
     adapters: AnyLoader | None  # None: the runner was made without adapters
     pooling: Pooling | None  # of an embedding model: it gives hidden states (num_logits, size) in place of logits
+
+    @property
+    def slots(self) -> Slots | None:
+        """Where keys and values lie. None: in the blocks of a chunk's table."""
 
     def forward(self, plan: Plan) -> Array:
         """Logits in the host's memory, float32 (num_logits, vocab), valid until the next call.
@@ -80,9 +83,3 @@ class Runner(Protocol):
 
         They are valid until the next step. None if the model gave no row for each token.
         """
-
-    def copy(self, slot: int, to_slots: list[int], num_tokens: int) -> None:
-        """Give other slots the keys and values of the first `num_tokens` of a slot; not called with shared blocks."""
-
-    def release(self, slot: int) -> None:
-        """Free a slot whose keys and values are not needed any more."""

@@ -26,7 +26,7 @@ from handlers.lmi_dist.ngram import Drafter, num_worth
 from handlers.lmi_dist.pace import Pace
 from handlers.lmi_dist.prefix_tree import Match, Root
 from handlers.lmi_dist.runner import Chunk, Plan, num_tokens_of
-from handlers.lmi_dist.sequence import BeamRows, EmbeddedSequence, Fork
+from handlers.lmi_dist.sequence import BeamRows, EmbeddedSequence
 from lmi.executor import SpecDecodingStats
 
 MayRun: TypeAlias = Callable[[EmbeddedSequence, SequenceOf[EmbeddedSequence]], bool]
@@ -42,15 +42,13 @@ class Batch:
     """The plan of one step, and the sequence of each chunk and its first row of the logits, parallel to `plan.chunks`.
 
     `followers` maps each sequence whose prompt is complete in this step to those that get a copy of it and draw from
-    its logits. The decodes of a search are rows of its beams. `forks` are to be copied first, if slots share no blocks.
-    The `failed` found no room in the whole cache.
+    its logits. The decodes of a search are rows of its beams. The `failed` found no room in the whole cache.
     """
 
     plan: Plan
     sequences: list[EmbeddedSequence]
     rows: list[int]
     followers: dict[EmbeddedSequence, list[EmbeddedSequence]]
-    forks: list[Fork]
     failed: list[EmbeddedSequence]
     num_preemptions: int = 0
     num_reused_tokens: int = 0
@@ -94,7 +92,6 @@ class Scheduler:
         self.running: list[EmbeddedSequence] = []
         self._short_steps_s = 0.0  # that are left for express sequences
         self._num_reused_tokens = 0  # since the last batch
-        self._forks: list[Fork] = []  # that the next batch has to copy
         self._failed: list[EmbeddedSequence] = []  # that the next batch has to tell
 
     def add(self, sequence: EmbeddedSequence) -> None:
@@ -145,9 +142,8 @@ class Scheduler:
         num_reused_tokens, self._num_reused_tokens = self._num_reused_tokens, 0
         sequences = decoding + [sequence for sequence, _ in prefills]
         *first_rows, _ = accumulate([chunk.num_logits for chunk in plan.chunks], initial=0)
-        forks, self._forks = self._forks, []
         failed, self._failed = self._failed, []
-        return Batch(plan, sequences, first_rows, followers, forks, failed, num_preemptions, num_reused_tokens)
+        return Batch(plan, sequences, first_rows, followers, failed, num_preemptions, num_reused_tokens)
 
     def _may_be_short(self, num_express: int, num_decodes: int) -> bool:
         """Whether the next step is one of express sequences only, which gains them at least half of its time."""
@@ -179,7 +175,7 @@ class Scheduler:
 
     def _fork(self, leader: EmbeddedSequence, followers: list[EmbeddedSequence]) -> None:
         slots = [one.slot for one in followers if one.slot is not None]
-        if self.cache.shares_blocks and leader.slot is not None:
+        if leader.slot is not None:
             self.cache.fork(leader.slot, slots, leader.num_prefill)
         for one in followers:
             one.count_cached(leader.num_cached_tokens)
@@ -223,18 +219,14 @@ class Scheduler:
         """Fork the beams of a search as its last step has said, and give each room for its next token."""
         assert sequence.rows is not None
         forks = sequence.rows.take_forks()
-        if self.cache.shares_blocks:
-            for fork in forks:
-                self.cache.adopt(*fork)
+        for fork in forks:
+            self.cache.adopt(*fork)
         for row in sequence.beam_rows:
             self._grow(row)
             if sequence.slot is None:
                 return  # it was preempted, or failed
-        if self.cache.shares_blocks:
-            for fork in forks:
-                self.cache.adopt_rest(*fork)
-        else:
-            self._forks += forks
+        for fork in forks:
+            self.cache.adopt_rest(*fork)
 
     def _grow(self, sequence: EmbeddedSequence) -> None:
         """Give a sequence, or a row of a search, room for all its tokens, or preempt the last in rank.

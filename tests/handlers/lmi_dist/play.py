@@ -100,6 +100,11 @@ class Player:
         return len(self.answers) == self.num_answers
 
 
+def release(runner: Runner, slot: int) -> None:
+    if runner.slots is not None:
+        runner.slots.release(slot)
+
+
 def play_alone(runner: Runner, player: Player, slot: int = 0) -> Player:
     """Run one step for each chunk and each token, with an otherwise empty batch."""
     player.sit(slot)
@@ -108,7 +113,7 @@ def play_alone(runner: Runner, player: Player, slot: int = 0) -> Player:
     player.take(logits[0])
     while not player.is_done:
         player.take(forward(runner, Plan([player.next_decode()], []))[0])
-    runner.release(slot)
+    release(runner, slot)
     return player
 
 
@@ -131,7 +136,7 @@ def play_together(
             if waiting and free:
                 slot = free.pop(draw.randrange(len(free)) if draw.random() < 0.3 else free.index(min(free)))
                 seated[slot] = waiting.pop(0)
-                seated[slot].sit(slot, draw if runner.shares_blocks else None)
+                seated[slot].sit(slot, draw if runner.slots is None else None)
         decodes = [seated[slot] for slot in sorted(seated) if not seated[slot].chunks]
         if start_together and len(decodes) < len(seated):
             decodes = []
@@ -149,7 +154,7 @@ def play_together(
             if player.is_done:
                 del seated[player.slot]
                 free.append(player.slot)
-                runner.release(player.slot)
+                release(runner, player.slot)
     return most
 
 

@@ -133,7 +133,7 @@ def test_every_answer_is_the_one_the_request_gets_alone(
         stats = drained(executor)
     assert [joined(got[one]) for one in ids] == [alone(request) for request in requests]
     assert (sum(one.num_preemptions for one in stats) > 0) == (max_kv_cache_tokens is not None)
-    assert stats[-1].kv_cache_stats.used_num_blocks == 0 and runner.slots == {}
+    assert stats[-1].kv_cache_stats.used_num_blocks == 0 and runner.states == {}
 
 
 @pytest.mark.parametrize("kind", [FakeRunner, SharingRunner])
@@ -158,7 +158,7 @@ def test_requests_that_come_and_go_leave_the_others_alone(kind: type[FakeRunner]
             assert request_id in doomed and tokens == expected[0][: len(tokens)]
         else:
             assert (tokens, log_probs, [reason]) == (expected[0], expected[1], expected[3])
-    assert stats[-1].kv_cache_stats.used_num_blocks == 0 and runner.slots == {}
+    assert stats[-1].kv_cache_stats.used_num_blocks == 0 and runner.states == {}
 
 
 def by_sequence(responses: list[Response], num_sequences: int) -> list[tuple[Any, ...]]:
@@ -202,7 +202,7 @@ def test_each_sequence_of_a_request_is_what_its_own_seed_gives_alone(
         num_sequences = request.sampling_config.num_return_sequences
         assert by_sequence(got[request_id], num_sequences) == alone_by_sequence(request)
     assert (sum(one.num_preemptions for one in stats) > 0) == (max_kv_cache_tokens is not None)
-    assert stats[-1].kv_cache_stats.used_num_blocks == 0 and runner.slots == {}
+    assert stats[-1].kv_cache_stats.used_num_blocks == 0 and runner.states == {}
 
 
 @pytest.mark.parametrize(("num_slots", "num_prompts"), [(16, 1), (8, 2), (1, 16)])
@@ -231,7 +231,7 @@ def test_a_cancel_while_the_prompt_is_shared_frees_every_slot() -> None:
     assert [one[0] for one in by_sequence(got[first], 6)] == [[]] * 6
     assert {one.result.finish_reasons[0] for one in got[first] if one.result} == {FinishReason.CANCELLED}
     assert [len(one[0]) for one in by_sequence(got[second], 2)] == [8, 8]
-    assert stats[-1].kv_cache_stats.used_num_blocks == 0 and runner.slots == {}
+    assert stats[-1].kv_cache_stats.used_num_blocks == 0 and runner.states == {}
 
 
 def test_reused_tokens_are_counted_for_request_step_and_engine() -> None:
@@ -461,7 +461,7 @@ def test_what_breaks_while_a_prompt_is_shared_ends_its_request_once_and_no_other
     with Executor(runner) as executor:
         ids = executor.enqueue_requests(requests)
         got = collect(executor, 3)
-        assert drained(executor)[-1].kv_cache_stats.used_num_blocks == 0 and runner.slots == {}
+        assert drained(executor)[-1].kv_cache_stats.used_num_blocks == 0 and runner.states == {}
     for failed, kind in zip(ids, (ErrorKind.GENERATION, ErrorKind.OUT_OF_MEMORY), strict=False):
         [response] = got[failed]
         assert response.error is not None and response.error.kind is kind

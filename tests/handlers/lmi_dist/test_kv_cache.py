@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from handlers.lmi_dist.kv_cache import KvCache
 from handlers.lmi_dist.prefix_tree import Root
+from tests.fake_runner import FakeRunner
 
 
 @pytest.mark.parametrize(("num_tokens", "num_blocks"), [(0, 0), (1, 1), (16, 1), (17, 2), (160, 10)])
@@ -40,10 +41,11 @@ def test_a_reserve_is_kept_at_admission() -> None:
 
 
 def test_a_freed_slot_is_told_before_it_can_be_given_again() -> None:
-    told: list[int] = []
-    cache = KvCache(num_blocks=2, num_slots=1, on_free=lambda slot: told.append(slot))
+    runner = FakeRunner()
+    runner.states[0] = [1]
+    cache = KvCache(num_blocks=2, num_slots=1, slots=runner)
     cache.free(cache.allocate(5))
-    assert told == [0] and cache.num_used_blocks == 0 and cache.can_allocate(32)
+    assert runner.states == {} and cache.num_used_blocks == 0 and cache.can_allocate(32)
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 100)), max_size=60))
@@ -68,7 +70,7 @@ def test_free_and_held_blocks_always_sum_to_the_budget(actions: list[tuple[int, 
 
 def forked(num_tokens: int) -> tuple[KvCache, int, int]:
     """Two slots that share a prompt of a block. Each has written its own tokens after it, up to `num_tokens`."""
-    cache = KvCache(num_blocks=10, num_slots=3, tokens_per_block=4, shares_blocks=True, reuses_prefixes=True)
+    cache = KvCache(num_blocks=10, num_slots=3, tokens_per_block=4, reuses_prefixes=True)
     one, other = cache.allocate(4), cache.allocate(1)
     cache.cover(one, 4)
     cache.store(one, Root(None), [0] * 4, 4)
@@ -104,7 +106,7 @@ def test_blocks_that_a_fork_has_left_are_taken_from_the_last_to_the_first() -> N
 
 
 def test_blocks_that_shared_ones_replace_are_taken_again_in_their_order() -> None:
-    cache = KvCache(num_blocks=4, num_slots=3, tokens_per_block=4, shares_blocks=True, reuses_prefixes=True)
+    cache = KvCache(num_blocks=4, num_slots=3, tokens_per_block=4, reuses_prefixes=True)
     one, other = cache.allocate(8), cache.allocate(8)
     cache.cover(one, 8)
     cache.cover(other, 8)

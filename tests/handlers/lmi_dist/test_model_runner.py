@@ -65,7 +65,7 @@ def test_one_slot_of_4096_among_63_short_slots_is_split_off_and_changes_nothing(
             forward(runner, Plan([], [Chunk(slot, start, prompt[start : start + 128], 0)]))
     decodes = [Chunk(slot, end, [slot]) for slot, end in enumerate(ends)]
     together = forward(runner, Plan(decodes, []))
-    calls = list(Attention(runner._kv, Plan(decodes, []), torch.empty(0))._plan_calls(None, False))
+    calls = list(Attention(runner.slots, Plan(decodes, []), torch.empty(0))._plan_calls(None, False))
     assert [(call.last - call.first, call.span.end) for call in calls] == [(31, 41), (1, 4097), (32, 41)]
     for slot in (0, 30, 31, 32, 63):
         torch.testing.assert_close(forward(runner, Plan([decodes[slot]], []))[0], together[slot], **CLOSE)
@@ -81,22 +81,22 @@ def test_a_released_slot_gives_its_memory_back_and_is_clean_again(tmp_path: Path
     expected = play_alone(runner, Player(player.prompt, 4), slot=3).logits
     before = resident_bytes()
     with torch.inference_mode():
-        runner._kv._storage.normal_()  # 8 slots x 2 x 2 heads x 8192 positions x 16 channels x 4 bytes = 16.8 MB
+        runner.slots._storage.normal_()  # 8 slots x 2 x 2 heads x 8192 positions x 16 channels x 4 bytes = 16.8 MB
     full = resident_bytes()
     assert full - before > 15_000_000
     for slot in range(8):
-        runner.release(slot)
+        runner.slots.release(slot)
     assert full - resident_bytes() > 15_000_000
     assert torch.equal(torch.stack(play_alone(runner, player, slot=3).logits), torch.stack(expected))
 
 
 def test_a_released_slot_is_clean_also_where_memory_cannot_be_given_back() -> None:
     runner = build("llama", num_slots=2, max_length=64)
-    runner._kv._mapping = None  # as on an accelerator
+    runner.slots._mapping = None  # as on an accelerator
     with torch.inference_mode():
-        runner._kv._storage.fill_(float("nan"))
-    runner.release(0)
-    assert not runner._kv._storage[0].any() and runner._kv._storage[1].isnan().all()
+        runner.slots._storage.fill_(float("nan"))
+    runner.slots.release(0)
+    assert not runner.slots._storage[0].any() and runner.slots._storage[1].isnan().all()
 
 
 def test_stale_slots_and_holes_between_slots_change_nothing() -> None:

@@ -46,9 +46,7 @@ class Engine:
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self.runner = SharingRunner(vocab_size=500)
-        self.cache = KvCache(
-            num_blocks, num_slots, SIZE, shares_blocks=True, reuses_prefixes=reuses_prefixes, now_s=now_s
-        )
+        self.cache = KvCache(num_blocks, num_slots, SIZE, reuses_prefixes=reuses_prefixes, now_s=now_s)
         self.scheduler = Scheduler(self.cache, SteadyPace(max_prefill_tokens))
         self.num_requests = 0
 

@@ -174,7 +174,7 @@ class WatchedCache(KvCache):
     """Keeps its own account of priorities and of last uses, and compares each eviction with it."""
 
     def __init__(self, num_blocks: int, num_slots: int, clock: Clock) -> None:
-        super().__init__(num_blocks, num_slots, SIZE, shares_blocks=True, reuses_prefixes=True, now_s=clock)
+        super().__init__(num_blocks, num_slots, SIZE, reuses_prefixes=True, now_s=clock)
         self.clock = clock
         self.said: dict[int, Retention] = {}
         self.idle_since: dict[int, tuple[float, int]] = {}  # time, and a number that grows

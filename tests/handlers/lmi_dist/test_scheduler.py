@@ -15,8 +15,16 @@ from lmi.executor import OutputConfig, Request, SamplingConfig
 from tests.fake_runner import SteadyPace
 
 
+class NoMemory:
+    """Slots that nothing is written to."""
+
+    def copy(self, slot: int, to_slots: list[int], num_tokens: int) -> None: ...
+
+    def release(self, slot: int) -> None: ...
+
+
 def scheduler(num_blocks: int = 1000, num_slots: int = 8, max_prefill_tokens: int = 256) -> Scheduler:
-    return Scheduler(KvCache(num_blocks, num_slots), SteadyPace(max_prefill_tokens))
+    return Scheduler(KvCache(num_blocks, num_slots, slots=NoMemory()), SteadyPace(max_prefill_tokens))
 
 
 def sequences(
