@@ -20,7 +20,7 @@ from transformers.utils import logging as transformers_logging
 from handlers.lmi_dist.captured import HIDDEN_STATES, declared_names, layer_name
 from handlers.lmi_dist.config_file import KEEPS_ITS_OWN, unsupported
 from handlers.lmi_dist.facts import ModelFacts
-from handlers.lmi_dist.lora_sites import Module, Piece, Site
+from handlers.lmi_dist.lora import Module, Piece, Site
 from handlers.lmi_dist.operations import Adapter
 from handlers.lmi_dist.placement import Placement, Weight
 from handlers.lmi_dist.runner import Chunk, Plan

@@ -1,14 +1,16 @@
-"""Reads LoRA adapters in the form that PEFT saves: adapter_config.json and adapter_model.safetensors in a folder.
+"""LoRA adapters in the form that PEFT saves, and the sites of a program that they change.
 
-An adapter adds scale * B A to the weight of each linear that it names. Here the As of the linears that a site joins lie
-one below the other, and their Bs on a diagonal. What is not plain LoRA on linears of this model, by the rules of PEFT
-0.21, is refused with the reason.
+An adapter adds scale * B A to the weight of each linear that it names. A program joins what transformers keeps apart:
+queries, keys and values, or the gate beside its linear. So a site is a linear of the program, and has the As of the
+linears that it joins one below the other, and their Bs on a diagonal. Sites are in the order of the program's linears.
+What is not plain LoRA on linears of this model, by the rules of PEFT 0.21, is refused with the reason.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Generic, Protocol, TypeAlias, TypeVar
 
@@ -20,8 +22,8 @@ from handlers.base import name_patterns
 from handlers.base.name_patterns import PatternRefused, is_plain
 from handlers.lmi_dist.about import LoraLimits
 from handlers.lmi_dist.facts import ModelFacts
-from handlers.lmi_dist.lora_sites import Module, Site
-from handlers.lmi_dist.operations import Adapter, LowRank, Pack, Packed
+from handlers.lmi_dist.families import Architecture
+from handlers.lmi_dist.operations import Adapter, Cap, Linear, LowRank, Operation, Pack, Packed, Program, Shrink
 from handlers.lmi_dist.weights import Array, Checkpoint, are_equal, as_float32, dtype_name, is_float, open_tensors
 from lmi.adapters.files import CONFIG, PICKLED, WEIGHTS
 from lmi.settings.config import EngineConfig
@@ -29,6 +31,7 @@ from lmi.settings.config import EngineConfig
 Number = TypeVar("Number", int, float)
 Own: TypeAlias = Callable[[str], Array | None]  # the model's own tensor of a name, if it has one
 
+MAX_MODULES = 3  # of one site
 ANY_LAYERS = r"[^.]*"
 _NAME = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_([AB])(?:\.default)?\.weight")
 _BASE = re.compile(r"(?:base_model\.model\.)?(.+?)(?:\.base_layer)?\.(weight|bias)")
@@ -50,6 +53,88 @@ _REFUSED = {
     "arrow_config": "it chooses among several adapters (arrow_config)",
     "kasa_config": "it is a KaSA adapter, which has singular values",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Rows of a module that are rows of the site's weight, or of its gate."""
+
+    first: int  # of the module
+    num: int
+    row: int  # of the site
+    is_gate: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """A linear of transformers."""
+
+    path: str
+    num_in: int
+    num_out: int
+    pieces: tuple[Piece, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    num_in: int
+    num_out: int
+    modules: tuple[Module, ...]  # none: no adapter can change it
+
+
+def sites_of(architecture: Architecture) -> tuple[Site, ...]:
+    a = architecture
+    path, shape = a.names["head"], (a.hidden_size, a.vocab_size)
+    # The head cannot be changed where its weight is joined with a projection.
+    head = Site(*shape, () if "project_out" in a.names else (Module(path, *shape, (Piece(0, a.vocab_size, 0),)),))
+    return (*(site for layer in range(a.num_layers) for site in _sites_of_layer(a, layer)), head)
+
+
+def adapted(program: Program[Packed], max_rank: int) -> Program[Packed]:
+    """The same program for batches in which rows may have adapters of at most this rank.
+
+    A Shrink stands before each linear, and what it writes in two buffers before the last: of all and of wanted rows.
+    """
+    logits, width = len(program.widths) - 1, MAX_MODULES * max_rank
+    operations: list[Operation[Packed]] = []
+    num_sites = 0
+    for operation in program.operations:
+        if isinstance(operation, Linear):
+            low = logits + (operation.output in program.wanted)
+            operations.append(Shrink(operation.input, low, num_sites))
+            output = logits + 2 if operation.output == logits else operation.output
+            operation = replace(operation, output=output, site=num_sites, low=low)
+            num_sites += 1
+        elif isinstance(operation, Cap):
+            operation = replace(operation, buffer=logits + 2)
+        operations.append(operation)
+    return replace(
+        program,
+        operations=tuple(operations),
+        widths=(*program.widths[:-1], width, width, program.widths[-1]),
+        wanted=program.wanted - {logits} | {logits + 1, logits + 2},
+        num_sites=num_sites,
+    )
+
+
+def _sites_of_layer(a: Architecture, layer: int) -> Iterator[Site]:
+    def module(name: str, num_in: int, *pieces: Piece) -> Module:
+        return Module(a.names[name].format(layer), num_in, sum(piece.num for piece in pieces), pieces)
+
+    num_heads, num_keys, inner = a.num_heads * a.head_dim, a.num_kv_heads * a.head_dim, a.intermediate_size
+    width = num_heads + 2 * num_keys
+    qkv = {"q": (num_heads, 0), "k": (num_keys, num_heads), "v": (num_keys, num_heads + num_keys), "qkv": (width, 0)}
+    feed_forward = {
+        "up": (Piece(0, inner, 0),),
+        "gate": (Piece(0, inner, 0, is_gate=True),),
+        "gate_up": (Piece(0, inner, 0, is_gate=True), Piece(inner, inner, 0)),
+    }
+    heads = [module(name, a.hidden_size, Piece(0, num, row)) for name, (num, row) in qkv.items() if name in a.names]
+    first = [module(name, a.hidden_size, *pieces) for name, pieces in feed_forward.items() if name in a.names]
+    yield Site(a.hidden_size, width, tuple(heads))
+    yield Site(num_heads, a.hidden_size, (module("o", num_heads, Piece(0, a.hidden_size, 0)),))
+    yield Site(a.hidden_size, inner, tuple(first))
+    yield Site(inner, a.hidden_size, (module("down", inner, Piece(0, a.hidden_size, 0)),))
 
 
 class NotUsable(Exception):

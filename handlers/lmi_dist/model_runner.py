@@ -14,8 +14,7 @@ from handlers.lmi_dist.attention import Attention, KvSlots
 from handlers.lmi_dist.captured import declared_names, hidden_names
 from handlers.lmi_dist.facts import ModelFacts
 from handlers.lmi_dist.hf_fallback import HuggingFaceModel
-from handlers.lmi_dist.lora import Adaptable, AnyLoader, LoraLoader
-from handlers.lmi_dist.lora_sites import adapted, sites_of
+from handlers.lmi_dist.lora import Adaptable, AnyLoader, LoraLoader, adapted, sites_of
 from handlers.lmi_dist.placement import Placement, packer, to_array, to_tensor
 from handlers.lmi_dist.program import build
 from handlers.lmi_dist.runner import Plan

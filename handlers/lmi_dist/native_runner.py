@@ -11,8 +11,7 @@ from functools import partial
 from handlers.lmi_dist.about import LoraLimits
 from handlers.lmi_dist.captured import declared_names, hidden_names
 from handlers.lmi_dist.facts import ModelFacts
-from handlers.lmi_dist.lora import LoraLoader
-from handlers.lmi_dist.lora_sites import adapted, sites_of
+from handlers.lmi_dist.lora import LoraLoader, adapted, sites_of
 from handlers.lmi_dist.native.library import BF16, F32, INT8, TOKENS_PER_BLOCK, Arena, Library, NativeModel, num_threads
 from handlers.lmi_dist.program import build
 from handlers.lmi_dist.runner import Plan

@@ -15,8 +15,7 @@ from torch import Tensor
 from handlers.lmi_dist.about import LoraLimits
 from handlers.lmi_dist.facts import read_facts
 from handlers.lmi_dist.hf_fallback import ModuleAdapters
-from handlers.lmi_dist.lora import LoraLoader, NotUsable, PeftConfig, read_config
-from handlers.lmi_dist.lora_sites import sites_of
+from handlers.lmi_dist.lora import LoraLoader, NotUsable, PeftConfig, read_config, sites_of
 from handlers.lmi_dist.placement import to_tensor
 from handlers.lmi_dist.torch_model import StepInputs
 from lmi.errors import BadConfiguration, SecurityRefused

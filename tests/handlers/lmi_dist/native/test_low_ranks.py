@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from handlers.lmi_dist.lora_sites import MAX_MODULES, adapted
+from handlers.lmi_dist.lora import MAX_MODULES, adapted
 from handlers.lmi_dist.native.library import F32, NativeModel
 from handlers.lmi_dist.operations import Adapter, Linear, LowRank, Program
 from handlers.lmi_dist.placement import to_array
