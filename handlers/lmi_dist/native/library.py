@@ -10,7 +10,6 @@ import ctypes
 import functools
 import mmap
 import os
-import weakref
 from array import array
 from collections.abc import Sequence
 from ctypes import POINTER, Structure, c_char_p, c_float, c_int32, c_int64, c_void_p
@@ -33,7 +32,6 @@ _EMBED, _NORM, _LINEAR, _ATTEND, _GATHER, _CAP, _SHRINK = range(7)
 _ACTIVATIONS = {"none": 0, "silu": 1, "relu": 2, "gelu": 3, "gelu_tanh": 4}
 _DTYPES = {np.dtype(np.float32): 0, BFLOAT16: 1, np.dtype(np.float16): 2}
 _OF_PROGRAM = ("num_layers", "num_heads", "num_kv_heads", "head_dim", "vocab_size", "max_length", "num_sites")
-_LIBRARY_OF_TESTS = "LMI_NATIVE_LIBRARY"  # a path, for builds with sanitizers
 
 
 class _Panels(Structure):
@@ -93,7 +91,7 @@ def load() -> Library:
     kind = variants.of_this_cpu()
     if kind is None:
         raise NotAvailable("none are made for this system and CPU")
-    chosen = os.environ.get(_LIBRARY_OF_TESTS)
+    chosen = os.environ.get("LMI_NATIVE_LIBRARY")  # of tests: a build with sanitizers
     return Library(Path(chosen) if chosen else variants.file_of(kind), kind)
 
 
@@ -105,8 +103,6 @@ def num_threads() -> int:
 
 def allocate(num_bytes: int, pages: int = mmap.MADV_HUGEPAGE) -> Array:
     """Zeroed bytes, (num_bytes,), in pages of the size that is advised; raises MemoryError."""
-    if _LIBRARY_OF_TESTS in os.environ:
-        return _from_malloc(max(num_bytes, 1))
     try:
         memory = mmap.mmap(-1, max(num_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
@@ -116,18 +112,6 @@ def allocate(num_bytes: int, pages: int = mmap.MADV_HUGEPAGE) -> Array:
     except OSError:
         pass  # a kernel without huge pages
     return np.frombuffer(memory, np.uint8)
-
-
-def _from_malloc(num_bytes: int) -> Array:
-    """Zeroed bytes of which a sanitizer knows where they end."""
-    libc, address = ctypes.CDLL(None), c_void_p()
-    if libc.posix_memalign(ctypes.byref(address), ctypes.c_size_t(64), ctypes.c_size_t(num_bytes)):
-        raise MemoryError(f"the system has no {num_bytes} bytes")
-    memory = (ctypes.c_ubyte * num_bytes).from_address(address.value or 0)
-    weakref.finalize(memory, libc.free, address)
-    array: Array = np.ctypeslib.as_array(memory)
-    array[:] = 0
-    return array
 
 
 class Arena:

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import functools
 import hashlib
+import mmap
 import os
 import platform
 import shutil
 import subprocess
 import tempfile
+import weakref
 from pathlib import Path
 
+import numpy as np
+
+from handlers.lmi_dist.native import library as native
 from handlers.lmi_dist.native.library import Library
 from handlers.lmi_dist.native.variants import of_this_cpu
+from handlers.lmi_dist.weights import Array
 
 NATIVE = Path(__file__).parents[4] / "handlers" / "lmi_dist" / "native"
 SOURCES = sorted([*NATIVE.glob("*.h"), *NATIVE.glob("*.cpp")])
@@ -33,6 +40,23 @@ def variants() -> list[str]:
     assert best is not None, "this CPU has no native kernels"
     is_one = platform.machine() != "x86_64" or "LMI_NATIVE_LIBRARY" in os.environ
     return [best] if is_one or best == "x86-64-v3" else [best, "x86-64-v3"]
+
+
+def from_malloc(num_bytes: int, pages: int = mmap.MADV_HUGEPAGE) -> Array:
+    """Zeroed bytes of which a sanitizer knows where they end."""
+    num_bytes = max(num_bytes, 1)
+    libc, address = ctypes.CDLL(None), ctypes.c_void_p()
+    if libc.posix_memalign(ctypes.byref(address), ctypes.c_size_t(64), ctypes.c_size_t(num_bytes)):
+        raise MemoryError(f"the system has no {num_bytes} bytes")
+    memory = (ctypes.c_ubyte * num_bytes).from_address(address.value or 0)
+    weakref.finalize(memory, libc.free, address)
+    array: Array = np.ctypeslib.as_array(memory)
+    array[:] = 0
+    return array
+
+
+if "LMI_NATIVE_LIBRARY" in os.environ:
+    native.allocate = from_malloc
 
 
 def _fresh(kind: str) -> Path:
