@@ -262,7 +262,7 @@ def check_words(report: Report, docker: Docker, image: str) -> None:
         expect(run("lmi", "config").returncode, 0, "the exit code of lmi config")
 
     with report.check("the native kernels load"):
-        code = "from handlers.lmi_dist.native import library; print(library.load().panel_width > 0)"
+        code = "from handlers.lmi_dist.native import library; print(library.load().kind != '')"
         done = docker.run("run", "--rm", *PLATFORM, "--entrypoint=python", image, "-c", code)
         expect((done.stdout, done.stderr), ("True\n", ""), "what Python says")
 

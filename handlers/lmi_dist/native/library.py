@@ -27,7 +27,7 @@ from lmi.shared import linux
 TOKENS_PER_BLOCK = 64
 F32, BF16, INT8 = range(3)  # formats of packed weights
 
-_ABI = 3
+_ABI = 4
 _EMBED, _NORM, _LINEAR, _ATTEND, _GATHER, _CAP, _SHRINK = range(7)
 _ACTIVATIONS = {"none": 0, "silu": 1, "relu": 2, "gelu": 3, "gelu_tanh": 4}
 _DTYPES = {np.dtype(np.float32): 0, BFLOAT16: 1, np.dtype(np.float16): 2}
@@ -164,7 +164,6 @@ class Library:
         functions.lmi_error.restype = c_char_p
         self.kind = kind
         self._arena = Arena()
-        self.panel_width: int = functions.lmi_panel_width()
 
     def pack(self, weight: Array, format: int, arena: Arena | None = None) -> Panels:
         """Pack a weight (num_out, num_in), float32, bfloat16 or float16, into the arena of the model or another one."""

@@ -529,17 +529,12 @@ void run_step(const Model& model, const Step& step, int num_threads) {
 }
 
 }  // namespace
-}  // namespace lmi
 
 // ---- The interface ---------------------------------------------------------------------------------------------------
-
-using namespace lmi;
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
 EXPORT int lmi_abi(void) { return LMI_ABI; }
-
-EXPORT int lmi_panel_width(void) { return NR; }
 
 EXPORT int64_t lmi_packed_bytes(int32_t num_out, int32_t num_in, int32_t format) {
     return packed_bytes(num_out, num_in, format);
@@ -580,4 +575,6 @@ EXPORT int lmi_sample(const Sampling* sampling, int32_t num_threads) {
     return 0;
 }
 
-EXPORT const char* lmi_error(void) { return lmi::error; }
+EXPORT const char* lmi_error(void) { return error; }
+
+}  // namespace lmi

@@ -8,21 +8,24 @@
 
 #include <cstdint>
 
-#define LMI_ABI 3
+#define LMI_ABI 4
 
-extern "C" {
+namespace lmi {
+
+constexpr int BLOCK = 64;  // tokens
+constexpr int MAX_HEAD_DIM = 512;
 
 enum LmiKind : int32_t { LMI_EMBED, LMI_NORM, LMI_LINEAR, LMI_ATTEND, LMI_GATHER, LMI_CAP, LMI_SHRINK };
 enum LmiActivation : int32_t { LMI_NONE, LMI_SILU, LMI_RELU, LMI_GELU, LMI_GELU_TANH };
 enum LmiDtype : int32_t { LMI_FLOAT32, LMI_BFLOAT16, LMI_FLOAT16 };
 enum LmiFormat : int32_t { LMI_F32, LMI_BF16, LMI_INT8 };  // of packed weights
 
-struct LmiPanels {  // a weight (num_out, num_in) that lmi_pack has packed
+struct Panels {  // a weight (num_out, num_in) that lmi_pack has packed
     int32_t num_out, num_in, format, reserved;
     const void* data;  // 64-byte aligned
 };
 
-struct LmiOp {
+struct Op {
     int32_t kind, input, output;  // an LmiKind and two buffers; Embed has no input, Cap has one buffer as both
     int32_t adds;                 // Norm, Linear: the result is added to the output
     int32_t is_centred;           // Norm
@@ -37,7 +40,7 @@ struct LmiOp {
     float eps;                    // Norm, Attend
     float scale;                  // Embed, Attend
     float cap;                    // Cap, Attend: 0 is none
-    const LmiPanels *weight, *gate;  // Linear
+    const Panels *weight, *gate;  // Linear
     const float *bias, *gate_bias;   // Linear (num_out); Norm has a bias (width)
     const void* table;               // Embed (vocab_size, width)
     const float* positions;          // Embed (max_length, width)
@@ -46,19 +49,19 @@ struct LmiOp {
     const float *query_norm, *key_norm;  // Attend (head_dim)
 };
 
-struct LmiBuffer {
+struct Buffer {
     float* data;  // (num_rows, width), 64-byte aligned
     int32_t width, num_rows, is_wanted, reserved;
 };
 
-struct LmiSite {  // what an adapter has for a linear; `data` is null where it has nothing
-    LmiPanels down;      // (rank, num_in)
-    LmiPanels up, gate;  // (num_out, rank): for the linear's weight and for its gate
+struct Site {  // what an adapter has for a linear; `data` is null where it has nothing
+    Panels down;      // (rank, num_in)
+    Panels up, gate;  // (num_out, rank): for the linear's weight and for its gate
 };
 
-struct LmiModel {
-    const LmiOp* ops;
-    const LmiBuffer* buffers;
+struct Model {
+    const Op* ops;
+    const Buffer* buffers;
     char* pool;     // (num_blocks, lmi_block_bytes), 64-byte aligned
     char* scratch;  // at least lmi_scratch_bytes, 64-byte aligned
     int64_t pool_bytes, scratch_bytes;
@@ -66,19 +69,19 @@ struct LmiModel {
     int32_t num_sites;
 };
 
-struct LmiStep {
+struct Step {
     const int32_t* ids;      // (num_rows): the tokens of the chunks, in order
     const int32_t* starts;   // (num_chunks): the position of a chunk's first token
     const int32_t* lengths;  // (num_chunks): its tokens
     const int32_t* blocks;   // (num_blocks): the tables of the chunks, in order, each up to the chunk's last token
     const int32_t* wanted;   // (num_wanted): rows, ascending
     const int32_t* users;    // (num_chunks): the adapter of each chunk, -1 for none; not read without adapters
-    const LmiSite* const* adapters;  // (num_adapters, num_sites)
+    const Site* const* adapters;  // (num_adapters, num_sites)
     int32_t num_rows, num_chunks, num_blocks, num_wanted, num_adapters, reserved;
 };
 
 // What is wanted of a row of the logits: a token, the log-prob of one, or candidates of a beam search.
-struct LmiWish {
+struct Wish {
     uint64_t seed;
     float temperature;                      // 0: the best token
     float top_p, min_p, typical_p;          // 1, 0 and 1 are none
@@ -98,66 +101,52 @@ struct LmiWish {
 
 enum LmiStatus : int32_t { LMI_CHOSEN, LMI_NO_NUMBERS, LMI_ALL_BANNED };
 
-struct LmiChoice {
+struct Choice {
     int32_t status;  // an LmiStatus
     int32_t token_id;
     float log_prob;  // by the logits, before any rule
 };
 
-struct LmiBest {  // the score is the log-prob after all rules; that of a token by log-prob is its log-prob
+struct Best {  // the score is the log-prob after all rules; that of a token by log-prob is its log-prob
     int32_t token_id;
     float score, log_prob;
 };
 
-struct LmiSampling {
+struct Sampling {
     const float* logits;        // (num_logits, vocab_size)
     const float* changed;       // (num_changed, vocab_size)
     const int32_t* masks;       // (num_masks, vocab_size / 32, rounded up): a bit for each token that may come
-    const LmiWish* wishes;      // (num_wishes)
+    const Wish* wishes;      // (num_wishes)
     const int32_t* biased_ids;  // (num_biased)
     const float* biases;        // (num_biased)
     const int32_t* seen_ids;    // (num_seen): what penalties count
     const float* counts;        // (num_seen): how often each was generated
     const int32_t* banned_ids;  // (num_banned)
-    LmiChoice* choices;         // (num_wishes)
-    LmiBest* best;              // (num_best): of each wish the best by log-prob, then the candidates
+    Choice* choices;         // (num_wishes)
+    Best* best;              // (num_best): of each wish the best by log-prob, then the candidates
     char* scratch;              // lmi_sampling_bytes for each thread, 8-byte aligned
     int64_t scratch_bytes;
     int32_t num_logits, num_changed, num_masks, vocab_size, num_wishes, num_biased, num_seen, num_banned, num_best;
     int32_t reserved;
 };
 
+extern "C" {
+
 int lmi_abi(void);
-int lmi_panel_width(void);
 int64_t lmi_packed_bytes(int32_t num_out, int32_t num_in, int32_t format);
 void lmi_pack(const void* weight, int32_t dtype, int32_t num_out, int32_t num_in, int32_t format, void* data,
               int32_t num_threads);
 int64_t lmi_block_bytes(int32_t num_layers, int32_t num_kv_heads, int32_t head_dim);
-int64_t lmi_scratch_bytes(const LmiModel* model, int32_t num_rows);  // 0 if the model breaks a rule
+int64_t lmi_scratch_bytes(const Model* model, int32_t num_rows);  // 0 if the model breaks a rule
 
 // Runs a step. The logits are then in the last buffer. Returns 0, or 1 if the model or the step breaks a rule, which
 // lmi_error names until the thread's next call; nothing was done then.
-int lmi_run(const LmiModel* model, const LmiStep* step, int32_t num_threads);
+int lmi_run(const Model* model, const Step* step, int32_t num_threads);
 int64_t lmi_sampling_bytes(int32_t vocab_size);
 
 // Fulfils the wishes. Returns 0, or 1 if they break a rule, as lmi_run.
-int lmi_sample(const LmiSampling* sampling, int32_t num_threads);
+int lmi_sample(const Sampling* sampling, int32_t num_threads);
 const char* lmi_error(void);
 }
-
-namespace lmi {
-
-using Op = LmiOp;
-using Buffer = LmiBuffer;
-using Model = LmiModel;
-using Step = LmiStep;
-using Site = LmiSite;
-using Wish = LmiWish;
-using Choice = LmiChoice;
-using Best = LmiBest;
-using Sampling = LmiSampling;
-
-constexpr int BLOCK = 64;  // tokens
-constexpr int MAX_HEAD_DIM = 512;
 
 }  // namespace lmi

@@ -40,8 +40,6 @@ constexpr int GROUP = 64;     // inputs that share a scale in INT8
 constexpr int GROUPS = 8;     // of a run in INT8
 constexpr int PREFETCH = 64;  // steps ahead, where tiles do not share the prefetch
 
-using Panels = LmiPanels;
-
 struct Rows {
     const float* values;   // (rows, stride): read by F32 and BF16
     int64_t stride;
@@ -102,10 +100,11 @@ struct Ahead {
     int pace;
 };
 
+#define UNROLLED _Pragma("GCC unroll 16")
+
 template <int BYTES>
 inline void prefetch(const char* at) {
-#pragma GCC unroll 16
-    for (int i = 0; i < BYTES; i += 64) __builtin_prefetch(at + i);
+    UNROLLED for (int i = 0; i < BYTES; i += 64) __builtin_prefetch(at + i);
 }
 
 // ---- Tiles in float32 -----------------------------------------------------------------------------------------------
@@ -137,29 +136,22 @@ struct FloatTile {
         const int64_t bytes = panel_bytes(panels.num_in, panels.format), stride = rows.stride;
         const float* x = rows.values + row * stride;
         Vec sums[M][2 * P];
-#pragma GCC unroll 16
-        for (int m = 0; m < M; m++)
-#pragma GCC unroll 16
-            for (int j = 0; j < 2 * P; j++) sums[m][j] = Vec{};
+        UNROLLED for (int m = 0; m < M; m++)
+            UNROLLED for (int j = 0; j < 2 * P; j++) sums[m][j] = Vec{};
         for (int k = first; k < last; k++) {
             Vec weights[2 * P];
-#pragma GCC unroll 16
-            for (int p = 0; p < P; p++) {
+            UNROLLED for (int p = 0; p < P; p++) {
                 Weights::load(panel + p * bytes + int64_t(k) * STEP, weights[2 * p], weights[2 * p + 1]);
                 prefetch<STEP>(ahead.at + p * bytes);
             }
             ahead.at += ahead.pace;
-#pragma GCC unroll 16
-            for (int m = 0; m < M; m++) {
+            UNROLLED for (int m = 0; m < M; m++) {
                 const Vec input = splat(x[m * stride + k]);
-#pragma GCC unroll 16
-                for (int j = 0; j < 2 * P; j++) sums[m][j] += input * weights[j];
+                UNROLLED for (int j = 0; j < 2 * P; j++) sums[m][j] += input * weights[j];
             }
         }
-#pragma GCC unroll 16
-        for (int m = 0; m < M; m++)
-#pragma GCC unroll 16
-            for (int j = 0; j < 2 * P; j++) {
+        UNROLLED for (int m = 0; m < M; m++)
+            UNROLLED for (int j = 0; j < 2 * P; j++) {
                 Vec& total = vec(out + (m * P * 2 + j) * VL);
                 total = run ? total + sums[m][j] : sums[m][j];
             }
@@ -247,49 +239,38 @@ struct Int8Tile {
         const uint8_t* x = rows.bytes + row * groups * GROUP;
         const float* scales = rows.scales + row * groups;
         Vec totals[M][2 * P];
-#pragma GCC unroll 16
-        for (int m = 0; m < M; m++)
-#pragma GCC unroll 16
-            for (int j = 0; j < 2 * P; j++) totals[m][j] = run ? vec(out + (m * P * 2 + j) * VL) : Vec{};
+        UNROLLED for (int m = 0; m < M; m++)
+            UNROLLED for (int j = 0; j < 2 * P; j++) totals[m][j] = run ? vec(out + (m * P * 2 + j) * VL) : Vec{};
         for (int g = first; g < last; g++) {
             const char* at = panel + g * GROUP_BYTES;
             Ints sums[M][2 * P];
-#pragma GCC unroll 16
-            for (int j = 0; j < 2 * P; j++) {
+            UNROLLED for (int j = 0; j < 2 * P; j++) {
                 const Ints start = (ints(word_of(at, bytes, j)) << 16 >> 16) * -Dot::EXCESS;
-#pragma GCC unroll 16
-                for (int m = 0; m < M; m++) sums[m][j] = start;
+                UNROLLED for (int m = 0; m < M; m++) sums[m][j] = start;
             }
             for (int k = 0; k < GROUP; k += 4) {
                 Ints weights[2 * P];
-#pragma GCC unroll 16
-                for (int p = 0; p < P; p++) {
+                UNROLLED for (int p = 0; p < P; p++) {
                     const char* here = at + p * bytes + k * NR;
                     weights[2 * p] = ints(here), weights[2 * p + 1] = ints(here + 4 * VL);
                     prefetch<STEP>(ahead.at + p * bytes);
                 }
                 ahead.at += ahead.pace;
-#pragma GCC unroll 16
-                for (int m = 0; m < M; m++) {
+                UNROLLED for (int m = 0; m < M; m++) {
                     int32_t four;
                     std::memcpy(&four, x + (m * groups + g) * GROUP + k, 4);
                     const Ints inputs = Dot::inputs(splat(four));
-#pragma GCC unroll 16
-                    for (int j = 0; j < 2 * P; j++) sums[m][j] = Dot::dot(sums[m][j], inputs, weights[j]);
+                    UNROLLED for (int j = 0; j < 2 * P; j++) sums[m][j] = Dot::dot(sums[m][j], inputs, weights[j]);
                 }
             }
-#pragma GCC unroll 16
-            for (int j = 0; j < 2 * P; j++) {
+            UNROLLED for (int j = 0; j < 2 * P; j++) {
                 const Vec scale = upper_half(ints(word_of(at, bytes, j)));
-#pragma GCC unroll 16
-                for (int m = 0; m < M; m++)
+                UNROLLED for (int m = 0; m < M; m++)
                     totals[m][j] += __builtin_convertvector(sums[m][j], Vec) * splat(scales[m * groups + g]) * scale;
             }
         }
-#pragma GCC unroll 16
-        for (int m = 0; m < M; m++)
-#pragma GCC unroll 16
-            for (int j = 0; j < 2 * P; j++) vec(out + (m * P * 2 + j) * VL) = totals[m][j];
+        UNROLLED for (int m = 0; m < M; m++)
+            UNROLLED for (int j = 0; j < 2 * P; j++) vec(out + (m * P * 2 + j) * VL) = totals[m][j];
     }
 
     // The words of vector j of a group's channels.
