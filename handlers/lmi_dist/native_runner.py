@@ -13,6 +13,7 @@ from handlers.lmi_dist.captured import declared_names, hidden_names
 from handlers.lmi_dist.facts import ModelFacts
 from handlers.lmi_dist.lora import LoraLoader, adapted, sites_of
 from handlers.lmi_dist.native.library import BF16, F32, INT8, TOKENS_PER_BLOCK, Arena, Library, NativeModel, num_threads
+from handlers.lmi_dist.operations import Linear
 from handlers.lmi_dist.program import build
 from handlers.lmi_dist.runner import Plan
 from handlers.lmi_dist.weights import BFLOAT16, Array, Checkpoint
@@ -41,11 +42,11 @@ class NativeRunner:
         self.pooling = facts.pooling
         outputs = declared_names(config, hidden_names(facts.num_layers))
         checkpoint = Checkpoint(facts.path, allow_pickle=config.allow_pickle, progress=progress)  # refuses pickles
-        formats, limits = _Formats(config), LoraLimits.of(config.options)
+        limits = LoraLimits.of(config.options)
         program = build(
             facts.architecture,
             checkpoint,
-            lambda weight: library.pack(weight, formats.choose(weight)),
+            lambda weight: library.pack(weight, _format(config, weight)),
             max_length,
             outputs=outputs,
             has_head=facts.pooling is None,
@@ -65,7 +66,10 @@ class NativeRunner:
                 lambda: partial(library.pack, format=F32, arena=Arena(_ADAPTER_BYTES)),
             )
         self.vocab_size, self.context_length = facts.vocab_size, facts.context_length
-        self.dtype, self.kernels = formats.dtype, f"native {library.kind}"
+        linears = [one for one in program.operations if isinstance(one, Linear)]
+        formats = {panels.format for one in linears for panels in (one.weight, one.gate) if panels is not None}
+        self.dtype = {F32: "float32", BF16: "bfloat16", INT8: "int8"}[max(formats)]  # the narrowest
+        self.kernels = f"native {library.kind}"
 
     def forward(self, plan: Plan) -> Array:
         for from_block, to_block in plan.copies:
@@ -78,21 +82,7 @@ class NativeRunner:
         return self._model.buffer(self.program.outputs[name])[: self._num_wanted]
 
 
-class _Formats:
-    """The formats of weights: that of the configuration, or that of the checkpoint."""
-
-    def __init__(self, config: EngineConfig) -> None:
-        self._config = config
-        self._chosen: set[int] = set()
-
-    def choose(self, weight: Array) -> int:
-        """As bfloat16 a weight is half as large, and gives the same bits as the same numbers in float32."""
-        is_narrow = self._config.dtype == "bf16" or (self._config.dtype == "auto" and weight.dtype == BFLOAT16)
-        format = INT8 if self._config.quantize == "int8" else BF16 if is_narrow else F32
-        self._chosen.add(format)
-        return format
-
-    @property
-    def dtype(self) -> str:
-        """The narrowest dtype of the weights."""
-        return "int8" if INT8 in self._chosen else "bfloat16" if BF16 in self._chosen else "float32"
+def _format(config: EngineConfig, weight: Array) -> int:
+    """As bfloat16 a weight is half as large, and gives the same bits as the same numbers in float32."""
+    is_narrow = config.dtype == "bf16" or (config.dtype == "auto" and weight.dtype == BFLOAT16)
+    return INT8 if config.quantize == "int8" else BF16 if is_narrow else F32
