@@ -131,29 +131,29 @@ def _layer(reader: _WeightReader[Packed], layer: int) -> Iterator[Operation[Pack
 
 def _sequential(reader: _WeightReader[Packed], layer: int, rows: _Rows) -> Iterator[Operation[Packed]]:
     """x += output(heads); x += feed_forward(norm(x)), as in Llama. Phi feeds forward the h that attention has read."""
-    yield reader.output(layer, rows.heads, rows.x, adds=True)
+    yield reader.back("o", layer, rows.heads, rows.x, adds=True)
     if not reader.architecture.is_parallel:
         yield reader.norm("mlp_norm", rows.x, rows.h, layer)
     yield reader.up(layer, rows.h, rows.up)
-    yield reader.down(layer, rows.up, rows.x, adds=True)
+    yield reader.back("down", layer, rows.up, rows.x, adds=True)
 
 
 def _sandwich(reader: _WeightReader[Packed], layer: int, rows: _Rows) -> Iterator[Operation[Packed]]:
     """x += norm(output(heads)); x += norm(feed_forward(norm(x))), as in Gemma 2."""
-    yield reader.output(layer, rows.heads, rows.h)
+    yield reader.back("o", layer, rows.heads, rows.h)
     yield reader.norm("post_attention_norm", rows.h, rows.x, layer, adds=True)
     yield reader.norm("mlp_norm", rows.x, rows.h, layer)
     yield reader.up(layer, rows.h, rows.up)
-    yield reader.down(layer, rows.up, rows.h)
+    yield reader.back("down", layer, rows.up, rows.h)
     yield reader.norm("post_mlp_norm", rows.h, rows.x, layer, adds=True)
 
 
 def _post_norm(reader: _WeightReader[Packed], layer: int, rows: _Rows) -> Iterator[Operation[Packed]]:
     """x = norm(x + output(heads)); x = norm(x + feed_forward(x)), as in the first transformers."""
-    yield reader.output(layer, rows.heads, rows.x, adds=True)
+    yield reader.back("o", layer, rows.heads, rows.x, adds=True)
     yield reader.norm("input_norm", rows.x, rows.x, layer)
     yield reader.up(layer, rows.x, rows.up)
-    yield reader.down(layer, rows.up, rows.x, adds=True)
+    yield reader.back("down", layer, rows.up, rows.x, adds=True)
     yield reader.norm("mlp_norm", rows.x, rows.x, layer)
 
 
@@ -239,9 +239,11 @@ class _WeightReader(Generic[Packed]):
             return None
         return self._offset(self._checkpoint.take(self._path(name, layer) + ".weight", (a.head_dim,)))
 
-    def output(self, layer: int, input: int, output: int, adds: bool = False) -> Linear[Packed]:
+    def back(self, name: str, layer: int, input: int, output: int, adds: bool = False) -> Linear[Packed]:
+        """The linear from heads, `o`, or from the inside of the feed-forward, `down`, to the hidden size."""
         a = self.architecture
-        weight, bias = self._linear("o", layer, a.hidden_size, a.num_heads * a.head_dim)
+        num_in = a.num_heads * a.head_dim if name == "o" else a.intermediate_size
+        weight, bias = self._linear(name, layer, a.hidden_size, num_in)
         return Linear(input, output, self._pack(weight), self._placed(bias), adds=adds)
 
     def up(self, layer: int, input: int, output: int) -> Linear[Packed]:
@@ -258,11 +260,6 @@ class _WeightReader(Generic[Packed]):
             return linear
         gate, gate_bias = self._linear("gate", layer, *shape)
         return replace(linear, gate=self._pack(gate), gate_bias=self._placed(gate_bias))
-
-    def down(self, layer: int, input: int, output: int, adds: bool = False) -> Linear[Packed]:
-        a = self.architecture
-        weight, bias = self._linear("down", layer, a.hidden_size, a.intermediate_size)
-        return Linear(input, output, self._pack(weight), self._placed(bias), adds=adds)
 
     def head(self, input: int, output: int) -> Linear[Packed]:
         """Narrow embeddings are projected from the hidden size here, not in every step."""
