@@ -103,10 +103,6 @@ class LogitsRules:
     bad_words: list[list[int]] = field(default_factory=list)  # of several tokens
     repeats: Repeats | None = None  # n-grams that must not come again
 
-    def is_empty(self) -> bool:
-        is_off = self.bias is None and self.history is None and self.repeats is None
-        return is_off and not (self.banned_ids or self.early_banned_ids or self.bad_words)
-
     def fork(self) -> LogitsRules:
         """The same rules for another sequence with the same tokens."""
         return replace(self, history=self.history and self.history.fork(), repeats=self.repeats and self.repeats.fork())
@@ -151,7 +147,7 @@ def new_rules(sequence: EmbeddedSequence, vocab_size: int) -> LogitsRules | None
         rules.history = TokenHistory(sequence, counts_prompt=config.repetition_penalty is not None)
     if config.no_repeat_ngram_size:
         rules.repeats = Repeats(config.no_repeat_ngram_size)
-    return None if rules.is_empty() else rules
+    return None if rules == LogitsRules() else rules
 
 
 def add_rules(sampling: Sampling, ruled: list[RuledRow]) -> None:
