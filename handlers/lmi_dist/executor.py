@@ -14,7 +14,6 @@ from collections.abc import Sequence as SequenceOf
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeAlias
 
 import msgspec
 
@@ -89,7 +88,11 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
         max_step_s = None if options.max_step_ms is None else options.max_step_ms / 1000
         self._pace = Pace(options.max_prefill_tokens or MAX_PREFILL_TOKENS, max_step_s)
         may_run = None if self._lora is None else self._lora.may_run
-        drafts, num_express = _can_draft(self._runner, options), limits.num_express
+        drafts, num_express = options.speculative is not None, limits.num_express
+        if drafts and not self._runner.is_batch_invariant:
+            why = "option.speculative has no effect: with kernels of %s a draft could change answers"
+            log.warning(why, self._runner.kernels)
+            drafts = False
         self._scheduler = Scheduler(self._cache, self._pace, drafts=drafts, may_run=may_run, num_express=num_express)
         self._sampler = Sampler(self._runner.vocab_size, processors, num_threads())
         self._capture = Capture(self._runner)
@@ -159,7 +162,7 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
             return failed + advance_beams(outlooks)
         append_draws(sequences, draws)
         if self._scheduler.drafts:
-            batch.drafts = Drafts(batch, self._sample).check(logits)
+            batch.drafts = self._check_drafts(batch, logits)
         return failed + sequences
 
     def _note_prompts(self, batch: Batch, logits: Floats) -> list[EmbeddedSequence]:
@@ -178,6 +181,46 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
         """Draw one token for each sequence from its row of `logits` (num_logits, vocab)."""
         self._capture.take_draws(logits, rows, sequences)
         return self._sampler.sample(logits, rows, sequences) if sequences else []
+
+    def _check_drafts(self, batch: Batch, logits: Floats) -> SpecDecodingStats | None:
+        """Keep what is right of each draft, by `logits` (num_logits, vocab). Returns how much that is.
+
+        If memory runs out, the rest is dropped: the step must not be repeated.
+        """
+        drafts = [
+            Draft(sequence, chunk.token_ids[1:], row)
+            for chunk, sequence, row in zip(batch.plan.decodes, batch.decoding, batch.rows, strict=False)
+            if len(chunk.token_ids) > 1
+        ]
+        try:
+            self._accept(drafts, logits)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+        for draft in drafts:
+            drafter_of(draft.sequence).note(draft.num_right, len(draft.token_ids))
+        if not drafts:
+            return None
+        return SpecDecodingStats(
+            num_requests_with_draft_tokens=len(drafts),
+            num_draft_tokens=sum(len(draft.token_ids) for draft in drafts),
+            num_accepted_tokens=sum(draft.num_right for draft in drafts),
+        )
+
+    def _accept(self, drafts: list[Draft], logits: Floats) -> None:
+        """Draw the next token of each sequence whose draft has been right so far, until none is.
+
+        Every token is drawn with the sampler's state that it has without a draft, so it is the same one.
+        """
+        place = 0
+        while right := [draft for draft in drafts if draft.num_right == place and draft.is_right()]:
+            place += 1
+            sequences = [draft.sequence for draft in right]
+            draws = self._sample(logits, [draft.row + place for draft in right], sequences)
+            for draft in right:
+                draft.num_right = place
+                draft.sequence.num_computed += 1
+            append_draws(sequences, draws)
 
     # Sequences come and go. One may wait for its guide before it is scheduled.
 
@@ -268,12 +311,6 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
         self._lora = None  # other threads may still ask for it
 
 
-def _can_draft(runner: Runner, config: EngineConfig) -> bool:
-    if config.speculative is not None and not runner.is_batch_invariant:
-        log.warning("option.speculative has no effect: with kernels of %s a draft could change answers", runner.kernels)
-    return config.speculative is not None and runner.is_batch_invariant
-
-
 def _drawing(batch: Batch, failed: list[EmbeddedSequence]) -> tuple[list[EmbeddedSequence], list[int]]:
     """The sequences that draw a token in this step, and the row of the logits that each draws from."""
     sequences = batch.decoding
@@ -307,9 +344,6 @@ def _fail_largest(batch: Batch, error: Exception) -> EmbeddedSequence:
     return sequence
 
 
-Sample: TypeAlias = Callable[[Floats, list[int], list[EmbeddedSequence]], list[Draw | None]]
-
-
 @dataclass(slots=True)
 class Draft:
     """The draft in the chunk of a sequence. Row `row` of the logits is that of the token before the draft."""
@@ -323,53 +357,6 @@ class Draft:
         """Whether the token drawn last is the next one of the draft."""
         is_over = self.sequence.is_finished or self.num_right == len(self.token_ids)
         return not is_over and self.sequence.token_ids[-1] == self.token_ids[self.num_right]
-
-
-class Drafts:
-    """The drafts in the decodes of a batch. `sample` draws a token for each sequence from its row of the logits."""
-
-    def __init__(self, batch: Batch, sample: Sample) -> None:
-        self._sample = sample
-        self._drafts = [
-            Draft(sequence, chunk.token_ids[1:], row)
-            for chunk, sequence, row in zip(batch.plan.decodes, batch.decoding, batch.rows, strict=False)
-            if len(chunk.token_ids) > 1
-        ]
-
-    def check(self, logits: Floats) -> SpecDecodingStats | None:
-        """Keep what is right of each draft, by `logits` (num_logits, vocab). Returns how much that is.
-
-        If memory runs out, the rest is dropped: the step must not be repeated.
-        """
-        try:
-            self._accept(logits)
-        except Exception as error:
-            if not is_out_of_memory(error):
-                raise
-        for draft in self._drafts:
-            drafter_of(draft.sequence).note(draft.num_right, len(draft.token_ids))
-        if not self._drafts:
-            return None
-        return SpecDecodingStats(
-            num_requests_with_draft_tokens=len(self._drafts),
-            num_draft_tokens=sum(len(draft.token_ids) for draft in self._drafts),
-            num_accepted_tokens=sum(draft.num_right for draft in self._drafts),
-        )
-
-    def _accept(self, logits: Floats) -> None:
-        """Draw the next token of each sequence whose draft has been right so far, until none is.
-
-        Every token is drawn with the sampler's state that it has without a draft, so it is the same one.
-        """
-        place = 0
-        while right := [draft for draft in self._drafts if draft.num_right == place and draft.is_right()]:
-            place += 1
-            sequences = [draft.sequence for draft in right]
-            draws = self._sample(logits, [draft.row + place for draft in right], sequences)
-            for draft in right:
-                draft.num_right = place
-                draft.sequence.num_computed += 1
-            append_draws(sequences, draws)
 
 
 def _step_of(batch: Batch, touched: list[EmbeddedSequence]) -> Step[EmbeddedSequence]:
