@@ -15,6 +15,11 @@ from handlers.lmi_dist.rotary import Rotary, rotaries_of, stable_context_length
 
 Names = Mapping[str, str]
 
+
+def _without(names: Names, *parts: str) -> dict[str, str]:
+    return {part: path for part, path in names.items() if part not in parts}
+
+
 _LLAMA: Names = {
     "embedding": "model.embed_tokens",
     "head": "lm_head",
@@ -35,18 +40,12 @@ _SANDWICH_NORMS: Names = {
     "mlp_norm": "model.layers.{}.pre_feedforward_layernorm",
     "post_mlp_norm": "model.layers.{}.post_feedforward_layernorm",
 }
-_PHI3: Names = {name: path for name, path in _LLAMA.items() if name not in ("q", "k", "v", "gate", "up")} | {
+_PHI3: Names = _without(_LLAMA, "q", "k", "v", "gate", "up") | {
     "qkv": "model.layers.{}.self_attn.qkv_proj",
     "gate_up": "model.layers.{}.mlp.gate_up_proj",
 }
-_PHI: Names = {
-    "embedding": "model.embed_tokens",
-    "head": "lm_head",
+_PHI: Names = _without(_LLAMA, "mlp_norm", "gate") | {
     "norm": "model.final_layernorm",
-    "input_norm": "model.layers.{}.input_layernorm",
-    "q": "model.layers.{}.self_attn.q_proj",
-    "k": "model.layers.{}.self_attn.k_proj",
-    "v": "model.layers.{}.self_attn.v_proj",
     "o": "model.layers.{}.self_attn.dense",
     "up": "model.layers.{}.mlp.fc1",
     "down": "model.layers.{}.mlp.fc2",
