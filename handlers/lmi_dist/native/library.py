@@ -131,12 +131,6 @@ class Arena:
 
 
 @dataclass(frozen=True, slots=True)
-class _LoadedAdapter:
-    sites: ctypes.Array[_Site]
-    weights: Adapter[Panels]  # whose memory the sites point to
-
-
-@dataclass(frozen=True, slots=True)
 class Panels:
     """A weight (num_out, num_in) in the form that products read."""
 
@@ -204,7 +198,7 @@ class NativeModel:
         self._memory: list[Array] = []  # (capacity, width) each
         self._scratch = allocate(0)
         self._max_rows = self._max_wanted = 0
-        self._adapters: dict[int, _LoadedAdapter] = {}
+        self._adapters: dict[int, tuple[ctypes.Array[_Site], Adapter[Panels]]] = {}  # sites, whose memory the 2nd keeps
         self._model = _Model(
             ops=self._ops,
             buffers=self._buffers,
@@ -234,10 +228,10 @@ class NativeModel:
         self._reserve(len(ids), len(wanted))
         numbers = sorted({chunk.adapter for chunk in chunks} - {0}) if self._program.num_sites else []
         users = [numbers.index(chunk.adapter) if chunk.adapter else -1 for chunk in chunks] if numbers else []
-        self._step(ids, starts, lengths, blocks, wanted, users, adapters=[self._adapters[one] for one in numbers])
+        self._step(ids, starts, lengths, blocks, wanted, users, adapters=[self._adapters[one][0] for one in numbers])
         return self.buffer(-1)[: len(wanted)]
 
-    def _step(self, *columns: list[int], adapters: Sequence[_LoadedAdapter] = ()) -> None:
+    def _step(self, *columns: list[int], adapters: Sequence[ctypes.Array[_Site]] = ()) -> None:
         """Run a step of (ids, starts, lengths, blocks, wanted), and with adapters (users)."""
         try:
             ids, _, lengths, blocks, wanted, *_ = arrays = [array("i", column) for column in columns]
@@ -246,7 +240,7 @@ class NativeModel:
         step = _Step(*(column.buffer_info()[0] for column in arrays))
         step.num_rows, step.num_chunks, step.num_blocks, step.num_wanted = map(len, (ids, lengths, blocks, wanted))
         if adapters:
-            sites = [ctypes.cast(adapter.sites, POINTER(_Site)) for adapter in adapters]
+            sites = [ctypes.cast(adapter, POINTER(_Site)) for adapter in adapters]
             step.adapters, step.num_adapters = (POINTER(_Site) * len(sites))(*sites), len(sites)
         self._library.run(self._model, step, self._num_threads)
 
@@ -254,7 +248,7 @@ class NativeModel:
         """Let chunks use an adapter by its number, which is not 0."""
         parts = [(None, None, None) if one is None else (one.down, one.up, one.gate) for one in adapter]
         sites = (_Site * self._program.num_sites)(*(_Site(*map(_described, part)) for part in parts))
-        self._adapters[number] = _LoadedAdapter(sites, adapter)
+        self._adapters[number] = sites, adapter
 
     def drop_adapter(self, number: int) -> None:
         self._adapters.pop(number, None)
@@ -297,33 +291,29 @@ def _op(operation: Operation[Panels]) -> _Op:
     match operation:
         case Embed(output=output, table=table):
             op = _Op(_EMBED, output=output, table_dtype=_DTYPES[table.dtype], scale=operation.scale)
-            op.table, op.positions = _address(table), _pointer(operation.positions)
+            op.table, op.positions = _address(table), _address(operation.positions)
         case Norm(input=input, output=output):
             op = _Op(_NORM, input, output, operation.adds, operation.is_centred, eps=operation.eps)
-            op.norm, op.bias = _address(operation.weight), _pointer(operation.bias)
+            op.norm, op.bias = _address(operation.weight), _address(operation.bias)
         case Linear(input=input, output=output, site=site):
             op = _Op(_LINEAR, input, output, operation.adds, activation=_ACTIVATIONS[operation.activation])
             op.site, op.low = 0 if site is None else site + 1, operation.low
-            op.weight, op.bias = _panels(operation.weight), _pointer(operation.bias)
-            op.gate = None if operation.gate is None else _panels(operation.gate)
-            op.gate_bias = _pointer(operation.gate_bias)
+            op.weight, op.bias = ctypes.pointer(_described(operation.weight)), _address(operation.bias)
+            op.gate = None if operation.gate is None else ctypes.pointer(_described(operation.gate))
+            op.gate_bias = _address(operation.gate_bias)
         case Shrink(input=input, output=output, site=site):
             op = _Op(_SHRINK, input, output, site=site + 1)
         case Attend(input=input, output=output):
             op = _Op(_ATTEND, input, output, layer=operation.layer, window=operation.window or 0)
             op.eps, op.scale, op.cap = operation.norm_eps, operation.scale, operation.softcap or 0.0
             op.num_pairs = 0 if operation.rotations is None else operation.rotations.shape[2]
-            op.is_wanted, op.rotations = operation.is_wanted, _pointer(operation.rotations)
-            op.query_norm, op.key_norm = _pointer(operation.query_norm), _pointer(operation.key_norm)
+            op.is_wanted, op.rotations = operation.is_wanted, _address(operation.rotations)
+            op.query_norm, op.key_norm = _address(operation.query_norm), _address(operation.key_norm)
         case Gather(input=input, output=output):
             op = _Op(_GATHER, input, output)
         case Cap(buffer=buffer):
             op = _Op(_CAP, buffer, buffer, cap=operation.cap)
     return op
-
-
-def _panels(panels: Panels) -> ctypes._Pointer[_Panels]:
-    return ctypes.pointer(_described(panels))
 
 
 def _described(panels: Panels | None) -> _Panels:
@@ -332,10 +322,6 @@ def _described(panels: Panels | None) -> _Panels:
     return _Panels(panels.num_out, panels.num_in, panels.format, 0, _address(panels.data))
 
 
-def _address(array: Array) -> int:
-    return array.ctypes.data
-
-
-def _pointer(array: Array | None) -> int | None:
-    """The address of an array that the operation keeps, or None for null."""
-    return None if array is None else _address(array)
+def _address(array: Array | None) -> int | None:
+    """The address of an array that somebody keeps, or None for null."""
+    return None if array is None else array.ctypes.data
