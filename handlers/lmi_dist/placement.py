@@ -52,22 +52,17 @@ class Placement:
 
 
 def choose_placement(config: EngineConfig, device: str, checkpoint_dtype: str | None) -> Placement:
-    chosen = torch.device(device)
-    dtype = None if checkpoint_dtype is None else getattr(torch, checkpoint_dtype)
-    return Placement(chosen, choose_dtype(config, chosen, dtype))
-
-
-def choose_dtype(config: EngineConfig, device: torch.device, checkpoint_dtype: torch.dtype | None) -> torch.dtype:
-    """The dtype of torch's arithmetic, weights and cache.
+    """A device, and the dtype of torch's arithmetic on it.
 
     On CUDA `auto` is the dtype of the checkpoint. On a CPU it is float32 for every checkpoint, as with the native
     kernels, so that a machine without them gives the same answers up to rounding. Only `bf16` asks for less.
     """
-    if device.type == "cuda":
-        return _DTYPES.get(config.dtype) or checkpoint_dtype or torch.float32
+    if torch.device(device).type == "cuda":
+        dtype = _DTYPES.get(config.dtype) or getattr(torch, checkpoint_dtype or "float32")
+        return Placement(torch.device(device), dtype)
     if config.dtype == "fp16":
         log.warning("float32 instead of float16: this CPU has no arithmetic for it")
-    return torch.bfloat16 if config.dtype == "bf16" else torch.float32
+    return Placement(torch.device(device), torch.bfloat16 if config.dtype == "bf16" else torch.float32)
 
 
 class Weight(Protocol):

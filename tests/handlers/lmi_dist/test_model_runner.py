@@ -10,7 +10,7 @@ import torch
 from handlers.lmi_dist.attention import Attention
 from handlers.lmi_dist.facts import read_facts
 from handlers.lmi_dist.model_runner import ModelRunner
-from handlers.lmi_dist.placement import choose_dtype
+from handlers.lmi_dist.placement import choose_placement
 from handlers.lmi_dist.runner import Chunk, Plan
 from lmi.errors import BadConfiguration
 from lmi.settings.config import EngineConfig
@@ -140,13 +140,13 @@ def test_the_cache_costs_what_kv_bytes_per_token_says() -> None:
 @pytest.mark.parametrize(
     ("settings", "checkpoint", "expected"),
     [
-        ({}, torch.bfloat16, torch.float32),
-        ({"dtype": "bf16"}, torch.float32, torch.bfloat16),
-        ({"dtype": "fp16"}, torch.float16, torch.float32),
+        ({}, "bfloat16", torch.float32),
+        ({"dtype": "bf16"}, "float32", torch.bfloat16),
+        ({"dtype": "fp16"}, "float16", torch.float32),
     ],
 )
-def test_the_dtype_on_a_cpu(settings: dict[str, object], checkpoint: torch.dtype, expected: torch.dtype) -> None:
-    assert choose_dtype(EngineConfig(**settings), torch.device("cpu"), checkpoint) == expected
+def test_the_dtype_on_a_cpu(settings: dict[str, object], checkpoint: str, expected: torch.dtype) -> None:
+    assert choose_placement(EngineConfig(**settings), "cpu", checkpoint).dtype == expected
 
 
 def test_a_quantisation_that_is_not_built_is_named() -> None:
