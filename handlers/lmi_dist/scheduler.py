@@ -218,7 +218,7 @@ class Scheduler:
     def _make_beam_room(self, sequence: EmbeddedSequence) -> None:
         """Fork the beams of a search as its last step has said, and give each room for its next token."""
         assert sequence.rows is not None
-        forks = sequence.rows.take_forks()
+        forks, sequence.rows.forks = sequence.rows.forks, []
         for fork in forks:
             self.cache.adopt(*fork)
         for row in sequence.beam_rows:

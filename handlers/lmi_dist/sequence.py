@@ -122,10 +122,6 @@ class BeamRows:
             forked.sampler_state = row.sampler_state.fork()
         return forked
 
-    def take_forks(self) -> list[Fork]:
-        forks, self.forks = self.forks, []
-        return forks
-
 
 def _copy(row: EmbeddedSequence) -> EmbeddedSequence:
     """Only tokens that were computed are a row's: `head` knows already what its best beam has next."""
