@@ -65,6 +65,7 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
     kernels: str = ""  # what computes, where the engine has a choice
     max_sequence_length: int | None = None  # tokens; None for user code, whose limit is not known
     max_num_sequences: int = 1
+    gives_embeddings: bool = False  # and no text
     stages_s: dict[str, float]  # seconds by stage, in order
 
 

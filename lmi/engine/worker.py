@@ -208,6 +208,7 @@ def load(runtime: Runtime, record: EngineRecord, function: str) -> tuple[Executo
         kernels=info.kernels,
         max_sequence_length=info.max_sequence_length,
         max_num_sequences=info.max_num_sequences,
+        gives_embeddings=info.capabilities.embeddings is not None,
         stages_s=loading.stages_s,
     )
 

@@ -91,8 +91,9 @@ def say_ready(config: Config, port: int, report: LoadReport, after_s: float) -> 
 def say_ready_for_models(server: ServerConfig, port: int, after_s: float) -> None:
     """Say that a server without a model takes models."""
     if is_text(server.log_format):
-        url = f"{server.scheme}://127.0.0.1:{port}/models"
-        print(f"\nlmi is ready for models below {escape(server.model_store)}: POST {url}\n", flush=True)
+        url = f"{_address(server)}:{server.management_port or port}/models"
+        asked = _curl(server, url, """'{"model_name": "NAME", "url": "FOLDER"}'""")
+        print(f"\nlmi is ready for models below {escape(server.model_store)}\n\n  {asked}\n", flush=True)
         return
     event = {"event": "ready", "model_store": server.model_store, "port": port, "ready_after_s": round(after_s, 2)}
     print(orjson.dumps(event).decode(), flush=True)
@@ -100,9 +101,8 @@ def say_ready_for_models(server: ServerConfig, port: int, after_s: float) -> Non
 
 def banner(config: Config, port: int, report: LoadReport, after_s: float) -> str:
     """Return the text that a new user reads first: what runs, where, and a command that gets an answer."""
-    host = "127.0.0.1" if config.server.host in ("0.0.0.0", "::") else config.server.host
-    server = f"{config.server.scheme}://{f'[{host}]' if ':' in host else host}"
-    url, management_url = f"{server}:{port}", f"{server}:{config.server.management_port or port}"
+    address = _address(config.server)
+    url, management_url = f"{address}:{port}", f"{address}:{config.server.management_port or port}"
     replicas = f"{config.engine.num_engines} replicas" if config.engine.num_engines > 1 else ""
     kernels = f"{report.kernels} kernels" if report.kernels else ""
     stages = ", ".join(f"{stage} {seconds:.1f}" for stage, seconds in report.stages_s.items())
@@ -112,23 +112,41 @@ def banner(config: Config, port: int, report: LoadReport, after_s: float) -> str
         "context": f"{report.max_sequence_length} tokens, {report.max_num_sequences} requests at once",
     }
     answers = {"answers": f"{url}/invocations", "openai": f"{url}/v1 is the base_url of OpenAI's clients"}
+    pages = f"{url}/playground, {management_url}/docs"
+    asked = f"{url}/invocations"
     body = """'{"inputs": "Tell me a story about a fox.", "parameters": {"max_new_tokens": 100}}'"""
     if (code := config.user_code) is not None and code.handler is not None:
         answering = f"{code.handler} in {code.path}, one request at a time"
         rows = {"model": config.model.name, "code": ", ".join(filter(None, (answering, replicas)))}
         del answers["openai"]
-        body = f"@FILE    # FILE holds what {code.handler} reads"
+        pages, body = f"{management_url}/docs", f"@FILE    # FILE holds what {code.handler} reads"
+    elif report.gives_embeddings:
+        answers["answers"] = asked = f"{url}/v1/embeddings"
+        pages, body = f"{management_url}/docs", """'{"input": "a text about a fox"}'"""
     rows |= {
         "ready": f"after {after_s:.1f} s ({stages})",
         **answers,
-        "browser": f"{url}/playground, {management_url}/docs",
+        "browser": pages,
         "health": f"{url}/ping",
         "metrics": f"{management_url}/metrics",
     }
     if config.server.host in LOOPBACK:
         rows["network"] = "only this machine reaches it; --host 0.0.0.0 opens it to others"
     table = "\n".join(f"  {name:<8} {escape(value)}" for name, value in rows.items())
-    return f"\nlmi is ready\n{table}\n\n  curl {url}/invocations -d {body}\n"
+    return f"\nlmi is ready\n{table}\n\n  {_curl(config.server, asked, body)}\n"
+
+
+def _address(server: ServerConfig) -> str:
+    """Return the beginning of the URLs by which this machine reaches the server."""
+    host = "127.0.0.1" if server.host in ("0.0.0.0", "::") else server.host
+    return f"{server.scheme}://{f'[{host}]' if ':' in host else host}"
+
+
+def _curl(server: ServerConfig, url: str, body: str) -> str:
+    """Return a command that works as it is, but for a key, of which the server knows only the digest."""
+    certificate = " -k" if server.ssl_certfile else ""
+    key = " -H 'Authorization: Bearer KEY'" if server.api_keys else ""
+    return f"curl{certificate}{key} {url} -d {body}"
 
 
 def _dtype(config: Config, report: LoadReport) -> str | None:

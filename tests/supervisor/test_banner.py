@@ -10,7 +10,8 @@ from msgspec import structs
 
 from lmi.runtime import LoadReport
 from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig, UserCodeConfig
-from lmi.supervisor.banner import Failure, banner, say_failed, say_ready
+from lmi.settings.kinds import KEYS
+from lmi.supervisor.banner import Failure, banner, say_failed, say_ready, say_ready_for_models
 from lmi.supervisor.hints import OPTIONS
 
 REPORT = LoadReport(
@@ -31,6 +32,27 @@ def config(log_format: str = "json", host: str = "0.0.0.0") -> Config:
 def test_the_banner_names_the_port_of_management_for_what_it_has() -> None:
     text = banner(replace(config("text"), server=ServerConfig(management_port=8082)), 8081, REPORT, after_s=2.0)
     assert "127.0.0.1:8082/docs" in text and "127.0.0.1:8082/metrics" in text and "127.0.0.1:8081/playground" in text
+
+
+def test_the_command_that_it_shows_is_let_in_where_the_server_has_a_certificate_and_keys() -> None:
+    guarded = ServerConfig(ssl_certfile="/tls.crt", api_keys=KEYS.parse("sk-one"))
+    text = banner(replace(config("text"), server=guarded), 8080, REPORT, after_s=2.0)
+    assert "  curl -k -H 'Authorization: Bearer KEY' https://127.0.0.1:8080/invocations -d '{" in text
+    assert "sk-one" not in text
+
+
+def test_an_embedding_model_is_announced_by_what_it_answers() -> None:
+    text = banner(config("text"), 8080, structs.replace(REPORT, gives_embeddings=True), after_s=2.0)
+    assert """  curl http://127.0.0.1:8080/v1/embeddings -d '{"input": "a text about a fox"}'\n""" in text
+    assert "/invocations" not in text and "/playground" not in text
+
+
+def test_a_server_for_several_models_shows_how_one_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
+    server = ServerConfig(host="::1", model_store="/store", management_port=8082, log_format="text")
+    say_ready_for_models(server, 8080, after_s=2.0)
+    said = capsys.readouterr().out
+    assert said.startswith("\nlmi is ready for models below /store\n")
+    assert """  curl http://[::1]:8082/models -d '{"model_name": "NAME", "url": "FOLDER"}'\n""" in said
 
 
 def test_ready_is_one_json_event_where_the_log_is_json(capsys: pytest.CaptureFixture[str]) -> None:
@@ -71,7 +93,7 @@ def test_a_handler_is_announced_by_its_file_and_has_no_context_length(capsys: py
     fox = replace(config("text"), user_code=UserCodeConfig(path="/models/fox/model.py", handler="handle"))
     text = banner(fox, 8080, REPORT, after_s=2.0)
     assert "  model    fox\n  code     handle in /models/fox/model.py, one request at a time\n" in text
-    assert "/v1" not in text
+    assert "/v1" not in text and "/playground" not in text
     assert text.endswith("/invocations -d @FILE    # FILE holds what handle reads\n") and "context" not in text
     report = LoadReport(engine="model.py", stages_s={"load": 0.5})
     say_ready(replace(fox, server=config().server), 8080, report, after_s=2.0)

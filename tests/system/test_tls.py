@@ -113,7 +113,7 @@ def test_the_folder_of_the_server_has_the_url_that_a_health_check_asks(server: S
 def test_one_file_may_have_the_certificate_and_its_key(pem: Path, tmp_path: Path) -> None:
     with launch(write_model(tmp_path / "model", ssl_certfile=pem / "both.pem", log_format="text")) as server:
         wait_until(lambda: "lmi is ready" in server.log.read_text(), "it is ready")
-        assert f"curl https://127.0.0.1:{server.port}/invocations" in server.log.read_text()
+        assert f"curl -k https://127.0.0.1:{server.port}/invocations" in server.log.read_text()
         assert ping(server, pem) == 200
 
 
