@@ -70,10 +70,19 @@ class Talk:
         try:
             response = self._client.send(request, stream=True)
         except httpx2.TransportError as error:
-            raise click.ClickException(f"no server answers at {self._url}: {error}; `lmi serve` starts one") from None
+            raise click.ClickException(f"no server answers at {self._url}: {error}; {_advice(error)}") from None
         if response.status_code != 200:
             raise click.ClickException(f"{response.status_code}: {_message(orjson.loads(response.read()))}")
         return closing(response)
+
+
+def _advice(error: Exception) -> str:
+    """Return what may help where a server was not reached."""
+    if "CERTIFICATE_VERIFY_FAILED" in str(error):
+        return "SSL_CERT_FILE=FILE names the certificates to trust"
+    if isinstance(error, httpx2.RemoteProtocolError):
+        return "if it has TLS, its URL begins with https"
+    return "`lmi serve` starts one"
 
 
 def _typed() -> Iterator[str]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import ssl
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.client import HTTPSConnection
@@ -101,6 +103,27 @@ def test_a_client_without_a_handshake_gets_nothing_and_holds_up_nobody(server: S
         assert ping(server, pem) == 200
         if sent.startswith(b"GET"):
             assert b"HTTP" not in connection.recv(100)
+
+
+@pytest.mark.parametrize("words", ["complete -q abc", "bench --dialect completions --requests 2 --max-tokens 5"])
+def test_our_commands_trust_the_certificate_that_a_variable_names(server: Server, pem: Path, words: str) -> None:
+    done = lmi(f"https://localhost:{server.port}", words, SSL_CERT_FILE=str(pem / "own.crt"))
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("scheme", "advice"), [("https", "SSL_CERT_FILE=FILE names the certificates"), ("http", "URL begins with https")]
+)
+def test_our_commands_say_what_may_be_wrong_with_the_connection(server: Server, scheme: str, advice: str) -> None:
+    done = lmi(f"{scheme}://localhost:{server.port}", "chat -q abc")
+    assert done.returncode == 1 and advice in done.stderr
+
+
+def lmi(url: str, words: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    command, *rest = words.split()
+    place = [url] if command == "bench" else ["--url", url]
+    line = [sys.executable, "-P", "-m", "lmi", command, *place, *rest]
+    return subprocess.run(line, env=os.environ | environ, capture_output=True, text=True, timeout=120)
 
 
 def test_the_folder_of_the_server_has_the_url_that_a_health_check_asks(server: Server, pem: Path) -> None:

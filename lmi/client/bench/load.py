@@ -160,9 +160,12 @@ async def first_model(client: httpx2.AsyncClient) -> str:
 
 
 def client_of(url: str, headers: dict[str, str]) -> httpx2.AsyncClient:
+    """Return a client that goes through no proxy; SSL_CERT_FILE counts, as it does for `lmi chat`."""
     limits = httpx2.Limits(max_connections=None, max_keepalive_connections=None)
+    trusted = httpx2.create_ssl_context()
+    base = url.rstrip("/").removesuffix("/v1")
     return httpx2.AsyncClient(
-        base_url=url.rstrip("/").removesuffix("/v1"), headers=headers, timeout=None, limits=limits, trust_env=False
+        base_url=base, headers=headers, timeout=None, limits=limits, verify=trusted, trust_env=False
     )
 
 
