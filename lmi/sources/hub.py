@@ -68,7 +68,7 @@ class HubFetch:
         variable = "HF_HUB_CACHE" if "HF_HUB_CACHE" in os.environ else "HF_HOME"
         self._place = Place(self._cache.folder, variable, job.spare_bytes)
         self._api = HfApi(library_name="lmi", library_version=__version__)
-        self._tries_to_connect = job.wanted.is_adapter  # a model's id may be a mistyped path until the hub answers
+        self._tries_to_connect = False  # an id may be a mistyped path until the hub answers
 
     def fetch(self) -> tuple[Path, str]:
         """Return the snapshot's folder and its commit."""
@@ -249,7 +249,9 @@ class HubFetch:
     @property
     def _subject(self) -> str:
         """The beginning of a message about an id that is perhaps a path."""
-        return f"{self._model}:" if self._job.wanted.is_adapter else f"no folder {self._model} here; as an id of a hub"
+        if self._job.wanted.is_adapter:
+            return f"{self._model}: no such folder below the model's; as an id of a hub"
+        return f"no folder {self._model} here; as an id of a hub"
 
     def _offline(self) -> StartError:
         [variable, *_] = [*filter(os.environ.get, OFFLINE_VARIABLES), OFFLINE_VARIABLES[0]]

@@ -151,7 +151,7 @@ def test_a_source_that_cannot_be_used_is_400_with_its_line(
     hub.publish("writers/whole-model", {"config.json": b"{}", "model.safetensors": b"x"})
     hub.publish("writers/pickled", {"adapter_config.json": b"{}", "adapter_model.bin": b"x"})
     lines = {
-        "writers/nothing": "src writers/nothing: there is no such model, or it is private: ",
+        "writers/nothing": "src writers/nothing: no such folder below the model's; as an id of a hub there is no",
         "writers/whole-model": "holds config.json, model.safetensors; an adapter has adapter_config.json",
         "writers/pickled": "adapter_model.bin is pickled, which can run code",
         f"s3://{BUCKET}/nothing": f"s3://{BUCKET}/nothing",
@@ -288,6 +288,6 @@ def test_one_of_several_models_has_an_adapter_of_a_hub(hub: HubServer, tmp_path:
         assert answer.status == 200, answer.body
         pids = [server.pid("lmi-supervisor"), server.pid("lmi-engine-0")]
         answer = server.request("POST", "/models/one/adapters", {"name": "c", "src": "writers/none"})
-        assert answer.status == 400 and b"writers/none: there is no such model" in answer.body
+        assert answer.status == 400 and b"as an id of a hub there is no such model" in answer.body
         assert letter(server, "b") == "c"
         assert pids == [server.pid("lmi-supervisor"), server.pid("lmi-engine-0")]

@@ -353,12 +353,18 @@ def test_a_hub_that_cannot_be_reached_five_times_is_exit_6(hub: HubServer, reade
     assert hub.num_requests("GET .*/revision/") == 5
 
 
-def test_a_hub_that_no_connection_reaches_is_exit_6_after_one_try_and_the_folder_is_named_first(reader: Reader) -> None:
-    fetch = reader.fetch("models/qwen3", HF_ENDPOINT="http://127.0.0.1:9")
+@pytest.mark.parametrize(
+    ("is_adapter", "start"),
+    [(False, "no folder models/qwen3 here;"), (True, "models/qwen3: no such folder below the model's;")],
+)
+def test_a_hub_that_no_connection_reaches_is_exit_6_after_one_try_and_the_folder_is_named_first(
+    reader: Reader, is_adapter: bool, start: str
+) -> None:
+    fetch = reader.fetch("models/qwen3", HF_ENDPOINT="http://127.0.0.1:9", is_adapter=is_adapter)
     failure = fetch.failure()
     assert failure.exit_code == 6
-    start = "no folder models/qwen3 here; as an id of a hub it cannot be reached: http://127.0.0.1:9: ConnectError"
-    assert failure.message.startswith(start)
+    said = f"{start} as an id of a hub it cannot be reached: http://127.0.0.1:9: ConnectError"
+    assert failure.message.startswith(said)
     assert not any("the next try is in" in line for line in fetch.lines())
 
 
