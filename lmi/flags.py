@@ -29,7 +29,7 @@ GROUPS = {"model": "The model", "server": "The server", "engine": "The engine"}
 CONFIG = "--config"
 WITH_GATEWAY, GATEWAY_VALUE = "--with-gateway", re.compile("[0-9]+|true|false")
 # An engine's flag of such a name takes no value, unless the next word is true or false.
-SWITCH = re.compile("(enable|disable|enforce|use|skip|fully|return)_")
+SWITCH = re.compile("(allow|async|enable|disable|enforce|fully|interleave|return|skip|use)_|.*_only$")
 NEAR = 0.83  # a ratio of difflib: --prot is a slip for --port, --workers is not one for --min-workers
 
 

@@ -157,6 +157,7 @@ def test_an_unknown_word_is_one_line_and_exit_code_2(arguments: list[str]) -> No
         ("--ssl-ca-certs=a", "--ssl-ca-certs: this server asks no client for a certificate."),
         ("--max-idle-time", "Option --max-idle-time requires an argument."),
         ("--max-stop-sequences", "--max-stop-sequences: the limit is fixed, and /info tells it."),
+        ("--api-server-count=2", "--api-server-count: frontend_workers is their number."),
         ("--prot", "No such option --prot. Did you mean --port?"),
         ("--max-modellen", "No such option --max-modellen. Did you mean --max-model-len?"),
         ("--workers", "No such option --workers."),
@@ -197,6 +198,7 @@ def test_vllms_names_of_our_options_are_flags_too(folder: Path, flags: list[str]
         (["--no-enable-chunked-prefill"], {"option.enable_chunked_prefill": "false"}),
         (["--enable-lora", "false"], {"option.enable_lora": "false"}),
         (["--enable-auto-tool-choice"], {"option.enable_auto_tool_choice": "true"}),
+        (["--async-scheduling"], {"option.async_scheduling": "true"}),
     ],
 )
 def test_a_flag_that_an_engine_knows_as_an_option_sets_it(

@@ -57,7 +57,7 @@ class ModelConfig:
     model_id: ClassVar = Option(
         None,
         kinds.TEXT,
-        "folder of the model, or demo; nothing: the folder of serving.properties itself",
+        "a folder, OWNER/NAME of a hub, s3://BUCKET/PREFIX or demo; nothing: the folder of serving.properties itself",
         aliases=("option.model",),
         env=("HF_MODEL_ID",),
         is_path=True,

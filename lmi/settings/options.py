@@ -77,6 +77,15 @@ ENGINE_KEYS = {
 ELSEWHERE = {
     "ssl_ca_certs": "this server asks no client for a certificate",
     "lora_modules": "an adapter is a folder in adapters/ beside the model, or registered at /adapters",
+    "api_server_count": "frontend_workers is their number",
+    "chat_template_content_format": "the template itself decides",
+    "disable_fastapi_docs": "management_port moves the docs to a port of their own",
+    **dict.fromkeys(
+        ("disable_log_requests", "disable_uvicorn_access_log"),
+        "a request has one line in the log, without its prompt, and --log-level WARNING leaves it out",
+    ),
+    "root_path": "the proxy in front takes its prefix away, and the pages work below any",
+    "uvicorn_log_level": "--log-level is for every process",
     "max_stop_sequences": "the limit is fixed, and /info tells it",
     "max_new_tokens": "a request says it, as max_new_tokens among its parameters",
     "adapters": "the adapters are in the folder adapters/ beside the model, move or link them there",
