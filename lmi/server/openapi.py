@@ -30,7 +30,7 @@ def document(config: Config) -> dict[str, Any]:
     """Return the whole document, as JSON's objects."""
     apis = [lmi.describe(config), adapters.describe(config), models.describe(config), server(config)]
     if not config.is_user_code:
-        apis[1:1] = [each.describe(config) for each in (triton, tgi, openai, responses, anthropic, embeddings)]
+        apis[1:1] = [each.describe(config) for each in (openai, responses, anthropic, embeddings, tgi, triton)]
     paths: dict[str, dict[str, Operation]] = {}
     for path, methods in ((path, methods) for api in apis for path, methods in api.paths.items()):
         paths.setdefault(path, {}).update(methods)
