@@ -33,8 +33,13 @@ def option_names() -> frozenset[str] | None:
 
 
 def check(config: EngineConfig) -> Mapping[str, str]:
-    """Refuse pipeline parallel ranks on a CPU, where the first request would end the engine, and lmi-dist's drafts."""
+    """Refuse pipeline parallel ranks on a CPU, where the first request would end the engine, and what is not vLLM's.
+
+    An engine of data parallel ranks waits for the others, which nothing starts here.
+    """
     faults = {}
+    if config.options.get("data_parallel_size", "1").strip() != "1":
+        faults["option.data_parallel_size"] = "1, since minWorkers is the number of replicas"
     if config.pipeline_parallel_degree > 1 and not config.device_ids:
         faults["option.pipeline_parallel_degree"] = "1 on vllm where no GPU is used"
     if "mm_processor_cache_gb" in config.options:

@@ -61,6 +61,14 @@ def test_ranks_of_vllm_are_gpus_or_share_the_cores(folder: Path, text: str, mach
 
 
 @pytest.mark.usefixtures("vllm")
+def test_ranks_of_vllm_that_nothing_would_start_are_refused(folder: Path) -> None:
+    text = "option.rolling_batch=vllm\noption.data_parallel_size="
+    assert settle(folder, f"{text}1").config.engine.options == {"data_parallel_size": "1"}
+    (fault,) = faults(folder, f"{text}2")
+    assert fault.endswith("allowed is 1, since minWorkers is the number of replicas")
+
+
+@pytest.mark.usefixtures("vllm")
 @pytest.mark.parametrize(
     ("text", "machine", "wanted"),
     [
