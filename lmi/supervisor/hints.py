@@ -18,7 +18,7 @@ MISSING_LIBRARY = re.compile(
 )
 OF_A_CHECKPOINT = (".json", ".safetensors", ".jinja", ".model")
 REQUIREMENT = re.compile(r"(?P<name>[\w.-]+).*; extra == ['\"](?P<extra>[\w-]+)['\"]")
-NOT_DAMAGED = re.compile("no architectures|option[.]rolling_batch=")
+NOT_DAMAGED = re.compile("no architectures|option[.]rolling_batch=|is not installed")
 
 # The label of an error, a pattern of its message, and the hint. The first row that fits counts. A fault without a row
 # has no hint, because none is better than a wrong one.
@@ -66,7 +66,8 @@ def extra_with(library: str) -> str | None:
     except PackageNotFoundError:  # lmi runs from its sources
         return None
     extras = {match["name"].replace("-", "_"): match["extra"] for match in found if match and match["extra"] != "dev"}
-    return extras.get(library)
+    parts = (extra for name, extra in extras.items() if name.startswith(f"{library}_"))  # packages of one namespace
+    return extras.get(library) or next(parts, None)
 
 
 def _is_damaged(message: str) -> bool:

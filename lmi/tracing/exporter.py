@@ -29,9 +29,7 @@ try:
     from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 except ImportError as error:
-    raise BadConfiguration(
-        f"option.otlp_traces_endpoint needs the extra otel, pip install 'lmi[otel]': {error}"
-    ) from None
+    raise BadConfiguration(f"option.otlp_traces_endpoint needs the extra otel: {error}") from None
 
 MAX_SENT = 256  # requests in one message
 CLOSE_S = 0.5  # for the last spans, when the process ends

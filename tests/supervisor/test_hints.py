@@ -77,6 +77,7 @@ def test_only_a_file_of_a_checkpoint_that_cannot_be_read_is_to_be_mended_or_copi
     assert unusable(f"{config}: not JSON: x") == DAMAGED_FILE
     assert unusable(f"{names}: pip failed") == unusable(f"{tmp_path}/nowhere.json: missing") == ""
     assert unusable(str(unsupported(config, "BertForMaskedLM is not a decoder of text"))) == ""
+    assert unusable(f"{config}: Starcoder2ForCausalLM runs through …, and torch is not installed: …") == ""
 
 
 def not_configured(error: BadConfiguration) -> str:
@@ -87,7 +88,7 @@ def brings(extra: str) -> str:
     return f"scripts/install {extra}, or pip install '.[{extra}]', in a clone of lmi"
 
 
-@pytest.mark.parametrize(("library", "extra"), [("torch", "torch"), ("vllm", "vllm")])
+@pytest.mark.parametrize(("library", "extra"), [("torch", "torch"), ("vllm", "vllm"), ("opentelemetry", "otel")])
 def test_a_missing_library_names_the_extra_that_brings_it(library: str, extra: str) -> None:
     error = missing_library("any", ModuleNotFoundError(f"No module named '{library}.nn'"))
     assert not_configured(error) == brings(extra)
