@@ -145,6 +145,11 @@ def test_what_readme_calls_not_yet_there_is_not_there() -> None:
     assert [word for word in is_there if word not in row or is_there[word]] == []
 
 
+def test_the_code_of_an_example_that_a_page_shows_is_that_of_its_file() -> None:
+    [shown] = [block.text for block in blocks("user-code") if block.language == "py"]
+    assert (ROOT / "examples" / "redact" / "model.py").read_text().endswith(shown)
+
+
 def check_lmi(words: list[str]) -> None:
     """A word of lmi with flags that it has. Raises click's own error otherwise."""
     command: click.Command = lmi.commands[words[0]]
