@@ -160,10 +160,14 @@ class Pipeline:
         prepared = await asyncio.gather(*preparing)  # if one is refused, none begins
         arrived: asyncio.Queue[Delta | Exception] = asyncio.Queue()
         first_indexes = accumulate((request.num_sequences for request in requests), initial=0)
-        tasks = [
-            asyncio.create_task(self._collect(*each, arrived))
-            for each in zip(requests, prepared, first_indexes, strict=False)
-        ]
+
+        async def collect(request: GenerationRequest, prepared: tuple[str, Request], first_index: int) -> None:
+            try:
+                await self._generate(request, prepared, first_index, arrived.put_nowait)
+            except Exception as error:
+                arrived.put_nowait(error)
+
+        tasks = [asyncio.create_task(collect(*each)) for each in zip(requests, prepared, first_indexes, strict=False)]
         num_open = sum(request.num_sequences for request in requests)
         ahead: Delta | Exception | None = None
         try:
@@ -180,18 +184,6 @@ class Pipeline:
             for task in tasks:
                 task.cancel(OVER)
             await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _collect(
-        self,
-        request: GenerationRequest,
-        prepared: tuple[str, Request],
-        first_index: int,
-        arrived: asyncio.Queue[Delta | Exception],
-    ) -> None:
-        try:
-            await self._generate(request, prepared, first_index, arrived.put_nowait)
-        except Exception as error:
-            arrived.put_nowait(error)
 
     async def _encode(
         self, request: GenerationRequest, prompt: str, forged: Sequence[int], info: EngineInfo

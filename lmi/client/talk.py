@@ -11,8 +11,6 @@ import click
 import httpx2
 import orjson
 
-API_KEY = "LMI_API_KEY"  # its first key is the one to send
-
 
 def base_of(url: str) -> str:
     """Return the URL of a server's OpenAI routes, whether or not `url` names their folder."""
@@ -20,6 +18,7 @@ def base_of(url: str) -> str:
 
 
 def headers_of(api_key: str | None) -> dict[str, str]:
+    """Return the header with the first of a server's keys."""
     return {"Authorization": f"Bearer {api_key.split(',')[0].strip()}"} if api_key else {}
 
 

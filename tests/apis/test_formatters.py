@@ -18,7 +18,7 @@ from lmi.apis.openai import schema as openai
 from lmi.apis.openai.api import OPENAI_COMPLETIONS
 from lmi.apis.openai.formatter import CompletionStream
 from lmi.apis.tgi import schema as tgi
-from lmi.apis.tgi.formatter import TgiStream
+from lmi.apis.tgi.api import TgiStream
 from lmi.executor import SamplingConfig
 from lmi.settings.config import ModelConfig
 from lmi.types import AnswerEnd, Delta, GenerationRequest, OutputFormat, Token

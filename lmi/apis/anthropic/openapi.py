@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from lmi.apis.anthropic.api import ANTHROPIC
-from lmi.apis.anthropic.formatter import ENDS
+from lmi.apis.anthropic.api import ANTHROPIC, ENDS
 from lmi.apis.anthropic.schema import BLOCKS, MESSAGES
 from lmi.apis.base.formatter import SSE
 from lmi.apis.base.openapi import ApiDescription, Form, Schema, array, asked, content, either, or_null, struct, taken

@@ -11,20 +11,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from lmi.apis.base import readers
+from lmi.apis.base import parameters, readers
 from lmi.apis.base.guides import GUIDED, asked_guide
-from lmi.apis.base.parameters import (
-    ROWS,
-    Given,
-    Parameter,
-    ParameterTable,
-    in_parameters,
-    named,
-    needs_ranking,
-    request_of,
-    rows,
-    unknown,
-)
+from lmi.apis.base.parameters import ROWS, Given, Parameter, ParameterTable, in_parameters, named, rows
 from lmi.apis.base.readers import Message, Parsed, takes
 from lmi.errors import MalformedRequest, shorten
 from lmi.settings.config import ModelConfig, SamplingDefaults
@@ -97,8 +86,8 @@ def read(
 
 def _format(fields: dict[str, Any], model: ModelConfig, accepts_events: bool) -> LmiFormat:
     """Choose the format: the request's `output_formatter`, else the configured one, else `stream`, else Accept."""
-    parameters = fields.get("parameters") or {}
-    wanted, details = parameters.get("output_formatter"), parameters.get("details")
+    written = fields.get("parameters") or {}
+    wanted, details = written.get("output_formatter"), written.get("details")
     name = wanted if wanted in FORMATS else model.output_formatter
     if name is not None:
         output_format = OutputFormat(name)
@@ -113,7 +102,7 @@ def _format(fields: dict[str, Any], model: ModelConfig, accepts_events: bool) ->
 def parse(message: Message[LmiFormat]) -> Parsed[LmiFormat]:
     """Check the parameters and build the request. Raises InvalidParameter or Unsupported."""
     fields, format = message.fields, message.format
-    written, ignored = fields.get("parameters") or {}, unknown(fields, KNOWN_FIELDS)
+    written, ignored = fields.get("parameters") or {}, parameters.unknown(fields, KNOWN_FIELDS)
     given = {"max_new_tokens": DEFAULT_MAX_NEW_TOKENS, "details": format.tgi_compat} | PARAMETERS.read(written, ignored)
     if given.get("stop") is True:
         PARAMETERS.drop(given, {"stop": "as true, which names no stop string"}, ignored)
@@ -127,13 +116,13 @@ def parse(message: Message[LmiFormat]) -> Parsed[LmiFormat]:
     PARAMETERS.drop(given, reasons, ignored)
     guide, field_names = asked_guide(given, "parameters.")
     num_prompt_log_probs = given.get("num_prompt_log_probs", 0 if "decoder_input_details" in given else None)
-    request = request_of(
+    request = parameters.request_of(
         {"num_top_log_probs": given.get("top_n_tokens")} | given,
         is_greedy=is_greedy,
         is_streaming=format.is_streamed,
         prompt=fields["inputs"],
         num_prompt_log_probs=num_prompt_log_probs,
-        needs_log_probs=given["details"] or format.is_streamed or needs_ranking(given),
+        needs_log_probs=given["details"] or format.is_streamed or parameters.needs_ranking(given),
         guided_decoding=guide,
         adapter=readers.adapter("adapters", fields.get("adapters")),
     )
@@ -163,9 +152,9 @@ def fill_in(given: dict[str, Any], written: Given, defaults: SamplingDefaults) -
             given[name] = value
 
 
-def name_of_several(parameters: Given) -> str:
+def name_of_several(written: Given) -> str:
     """Return the name that an error uses for the parameter that asks for several sequences."""
-    return in_parameters(next(name for name in ("num_beams", "n", "best_of") if parameters.get(name) not in (None, 1)))
+    return in_parameters(next(name for name in ("num_beams", "n", "best_of") if written.get(name) not in (None, 1)))
 
 
 def _without_details(given: Given, format: LmiFormat) -> dict[str, str]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
 from lmi import errors
 from lmi.apis.base.api import Api, ErrorRules, Forms, Row
+from lmi.apis.base.readers import Message
 from lmi.apis.openai import chat_schema, schema
 from lmi.apis.openai.chat_formatter import ChatLines, ChatStream, ChatWhole
 from lmi.apis.openai.formatter import CompletionLines, CompletionStream, CompletionWhole
@@ -48,22 +50,14 @@ OPENAI_COMPLETIONS = replace(
 )
 
 
-# OpenAI's APIs at /invocations: a stream is lines, or events if Accept asks for them; body or settings may override it.
-OPENAI_CHAT_LINES = replace(
-    OPENAI_CHAT,
-    name="openai_chat_lines",
-    read=partial(chat_schema.read, stream_format=OutputFormat.JSONLINES),
-    read_for_events=partial(chat_schema.read, stream_format=OutputFormat.SSE),
-    paths=(),
-    body_field="messages",
-    json_end=b"\n",
-)
-OPENAI_TEXT_LINES = replace(
-    OPENAI_COMPLETIONS,
-    name="openai_completions_lines",
-    read=partial(schema.read, stream_format=OutputFormat.JSONLINES),
-    read_for_events=partial(schema.read, stream_format=OutputFormat.SSE),
-    paths=(),
-    body_field="prompt",
-    json_end=b"\n",
-)
+def _at_invocations(
+    api: Api[OpenAIFormat], read: Callable[..., Message[OpenAIFormat]], body_field: str
+) -> Api[OpenAIFormat]:
+    """A stream is lines, or events if Accept asks for them; body or settings may override it."""
+    lines, events = (partial(read, stream_format=form) for form in (OutputFormat.JSONLINES, OutputFormat.SSE))
+    name = f"{api.name}_lines"
+    return replace(api, name=name, read=lines, read_for_events=events, paths=(), body_field=body_field, json_end=b"\n")
+
+
+OPENAI_CHAT_LINES = _at_invocations(OPENAI_CHAT, chat_schema.read, "messages")
+OPENAI_TEXT_LINES = _at_invocations(OPENAI_COMPLETIONS, schema.read, "prompt")

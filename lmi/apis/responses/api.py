@@ -1,19 +1,165 @@
-"""The row of OpenAI's Responses."""
+"""Answers of OpenAI's Responses: items of thoughts, text and calls, whole or as events; and its row.
+
+    {"id": "resp_…", "object": "response", "status": "completed", "output": [{"type": "message", "role": "assistant",
+     "content": [{"type": "output_text", "text": "Hi", …}], …}], "usage": {…}, …}
+
+A stream begins with the response without items, tells of each item when it begins, grows and ends, and ends with the
+whole response.
+"""
 
 from __future__ import annotations
 
+import uuid
 from dataclasses import replace
 from functools import partial
+from typing import Any
+
+from orjson import dumps
 
 from lmi.apis.base.api import Api, Forms
-from lmi.apis.base.formatter import JSON, SSE, ErrorFields
+from lmi.apis.base.formatter import JSON, SSE, ErrorFields, text_of
+from lmi.apis.base.readers import Parsed
 from lmi.apis.openai import chat_schema
 from lmi.apis.openai.api import OPENAI_CHAT, OPENAI_CHAT_ERRORS
+from lmi.apis.openai.calls.reader import AnswerPart, Arguments, Text, Thought, ToolCall
+from lmi.apis.openai.formatter import OpenAIFormatter
+from lmi.apis.openai.parts import AnswerParts
 from lmi.apis.openai.schema import OpenAIFormat, default_format
 from lmi.apis.responses import schema
-from lmi.apis.responses.formatter import ItemsStream, ItemsWhole
 from lmi.apis.responses.schema import ResponseFormat
-from lmi.types import AnswerFormat
+from lmi.types import AnswerEnd, AnswerFormat, Delta
+
+EVENTS = {
+    "message": "response.output_text",
+    "reasoning": "response.reasoning_text",
+    "function_call": "response.function_call_arguments",
+}
+KINDS = {Text: "message", Thought: "reasoning", ToolCall: "function_call", Arguments: "function_call"}
+BESIDE: dict[str, dict[str, Any]] = {"message": {"logprobs": []}}  # a text
+
+
+class ItemsStream(OpenAIFormatter):
+    """The answer as events."""
+
+    media_type = SSE
+    is_streaming = True
+    kind = "response"
+    id_prefix = "resp_"
+
+    def __init__(self, parsed: Parsed[OpenAIFormat]) -> None:
+        super().__init__(parsed)
+        assert isinstance(parsed.format, ResponseFormat)
+        self._state = parsed.format.state
+        self._state.model = parsed.format.model
+        self._parts: AnswerParts | None = None
+        self._item: dict[str, Any] | None = None  # that is open
+        self._place: dict[str, Any] = {}  # of the open item
+        self._texts: list[str] = []  # of the open item
+        self._response: dict[str, Any] = {}  # at its end
+
+    def feed(self, delta: Delta) -> list[bytes]:
+        self._count(delta)
+        records: list[bytes] = []
+        if self._parts is None:
+            self._parts = AnswerParts(self._format, delta.prompt)
+            begun = self._state.response("in_progress")
+            records += [self._event(f"response.{name}", response=begun) for name in ("created", "in_progress")]
+        for part in self._parts.feed(text_of(delta.tokens), delta.finish_reason is not None):
+            records += self._add(part)
+        return records if delta.finish_reason is None else [*records, *self._end(delta.finish_reason)]
+
+    def _add(self, part: AnswerPart) -> list[bytes]:
+        kind, records = KINDS[type(part)], list[bytes]()
+        if self._item is None or self._item["type"] != kind or isinstance(part, ToolCall):
+            records = [*self._close("completed"), *self._open(_item(part))]
+        if isinstance(part, ToolCall):
+            return records
+        self._texts.append(part.text)
+        beside = BESIDE.get(kind, {})
+        return [*records, self._event(f"{EVENTS[kind]}.delta", **self._place, **beside, delta=part.text)]
+
+    def _open(self, item: dict[str, Any]) -> list[bytes]:
+        index = len(self._state.output)
+        self._item, self._texts = item, []
+        self._place = {"item_id": item["id"], "output_index": index}
+        records = [self._event("response.output_item.added", output_index=index, item=item)]
+        if item["type"] != "function_call":
+            item["content"] = [_content(item["type"])]
+            self._place["content_index"] = 0
+            records.append(self._event("response.content_part.added", **self._place, part=item["content"][0]))
+        return records
+
+    def _close(self, status: str) -> list[bytes]:
+        if self._item is None:
+            return []
+        item, place, said = self._item, self._place, "".join(self._texts)
+        kind = item["type"]
+        done = f"{EVENTS[kind]}.done"
+        item |= {"status": status} if "status" in item else {}
+        if kind == "function_call":
+            item["arguments"] = said
+            records = [self._event(done, **place, name=item["name"], arguments=said)]
+        else:
+            [part] = item["content"]
+            part["text"] = said
+            records = [self._event(done, **place, **BESIDE.get(kind, {}), text=said)]
+            records.append(self._event("response.content_part.done", **place, part=part))
+        records.append(self._event("response.output_item.done", output_index=place["output_index"], item=item))
+        self._state.output.append(item)
+        self._item = None
+        return records
+
+    def _end(self, reason: AnswerEnd) -> list[bytes]:
+        status = "incomplete" if reason is AnswerEnd.LENGTH else "completed"
+        records = self._close(status)
+        details = {"reason": "max_output_tokens"} if status == "incomplete" else None
+        self._response = self._state.response(status, incomplete_details=details, usage=self._usage())
+        return [*records, self._event(f"response.{status}", response=self._response)]
+
+    def _usage(self) -> dict[str, Any]:
+        return {
+            "input_tokens": self._num_prompt_tokens,
+            "input_tokens_details": {"cached_tokens": self._num_cached_tokens},
+            "output_tokens": self._num_tokens,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": self._num_prompt_tokens + self._num_tokens,
+        }
+
+    def _event(self, kind: str, **fields: Any) -> bytes:
+        return self._state.event(kind, **fields)
+
+
+class ItemsWhole(ItemsStream):
+    """The answer as one object, made as a stream is, without its events."""
+
+    media_type = JSON
+    is_streaming = False
+
+    def feed(self, delta: Delta) -> list[bytes]:
+        super().feed(delta)
+        return [] if delta.finish_reason is None else [dumps(self._response)]
+
+    def _event(self, kind: str, **fields: Any) -> bytes:
+        return b""
+
+
+def _content(kind: str) -> dict[str, Any]:
+    """Return the content of an item, without its text."""
+    if kind == "reasoning":
+        return {"type": "reasoning_text", "text": ""}
+    return {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+
+
+def _item(part: AnswerPart) -> dict[str, Any]:
+    """Return the item that a part begins, without content."""
+    number = uuid.uuid4().hex
+    if isinstance(part, Thought):
+        return {"type": "reasoning", "id": f"rs_{number}", "summary": [], "content": []}
+    if isinstance(part, Text):
+        return {"type": "message", "id": f"msg_{number}", "status": "in_progress", "role": "assistant", "content": []}
+    assert isinstance(part, ToolCall)
+    call = {"call_id": f"call_{number[:24]}", "name": part.name, "arguments": ""}
+    return {"type": "function_call", "id": f"fc_{number}", "status": "in_progress", **call}
 
 
 def _write_error(error: ErrorFields, format: AnswerFormat, *, in_answer: bool) -> tuple[str, bytes]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from lmi.apis.base.formatter import SSE
 from lmi.apis.base.openapi import ApiDescription, Form, Schema, array, asked, content, either, or_null, struct, taken
 from lmi.apis.openai.openapi import CACHED
+from lmi.apis.responses.api import EVENTS
 from lmi.apis.responses.api import RESPONSES as API
-from lmi.apis.responses.formatter import EVENTS
 from lmi.apis.responses.schema import RESPONSES, SETTINGS
 from lmi.settings.config import Config
 

@@ -1,15 +1,126 @@
-"""The rows of Triton's generate extension: a whole answer, and a stream."""
+"""Answers of Triton's generate extension, and its rows.
+
+    {"id":"42","model_name":"demo","model_version":"1","text_output":" Paris."}
+
+A stream has an event for each Delta, and only the end of the body ends it, because clients read every line that is not
+empty as such an object. The bytes are Triton's: keys sorted, no spaces, UTF-8 not escaped. Like a tensor, an output of
+one element is a scalar. Sources: extension_generate.md; the outputs of vllm_backend and of TensorRT-LLM's models.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any, ClassVar
+
+from orjson import OPT_NON_STR_KEYS, OPT_SORT_KEYS, dumps
 
 from lmi.apis.base.api import Api, ErrorRules, Forms, Row
+from lmi.apis.base.formatter import ErrorFields, WholeFormatter, one_line, text_of
+from lmi.apis.base.readers import Parsed
 from lmi.apis.triton import schema
-from lmi.apis.triton.formatter import TritonOneEvent, TritonStream, TritonWhole
 from lmi.apis.triton.schema import TritonFormat
 from lmi.errors import GenerationFailed
-from lmi.types import OutputFormat
+from lmi.types import Answer, AnswerEnd, Delta, OutputFormat, Token, ranked
+
+REASONS = {AnswerEnd.EOS_TOKEN: "stop", AnswerEnd.STOP_SEQUENCE: "stop", AnswerEnd.LENGTH: "length"}
+OUTPUTS = {  # besides text_output, under the names of a model's metadata
+    "finish_reason": "BYTES",
+    "num_input_tokens": "UINT32",
+    "num_output_tokens": "UINT32",
+    "cumulative_logprob": "FP32",
+    "logprobs": "BYTES",
+    "cum_log_probs": "FP32",
+    "output_log_probs": "FP32",
+}
+
+
+class TritonWhole(WholeFormatter[TritonFormat]):
+    """One object, the whole body."""
+
+    opening: ClassVar[bytes] = b""
+    closing: ClassVar[bytes] = b""
+
+    def _whole(self, answers: list[Answer]) -> bytes:
+        num_input_tokens = answers[0].num_prompt_tokens
+        if self._format.num_answers < len(answers):
+            answers = ranked(self._request, answers)[: self._format.num_answers]
+        return self._object(answers, num_input_tokens, [answer.cum_log_prob for answer in answers])
+
+    def _object(self, answers: Sequence[Answer], num_input_tokens: int, cum_log_probs: Sequence[float]) -> bytes:
+        """Write an object. `cum_log_probs` holds the sum of each sequence so far, which covers earlier events too."""
+        fields: dict[str, Any] = {
+            **self._format.head,
+            "text_output": _tensor([self._full_text(a.text) for a in answers]),
+        }
+        for name in self._format.outputs:
+            if name == "num_input_tokens":
+                fields[name] = num_input_tokens
+            elif name in ("cum_log_probs", "cumulative_logprob"):
+                fields[name] = _tensor(cum_log_probs)
+            else:
+                fields[name] = _tensor([value for answer in answers for value in _values(name, answer)])
+        return self._record(fields)
+
+    @classmethod
+    def _record(cls, fields: Mapping[str, Any]) -> bytes:
+        return cls.opening + one_line(dumps(fields, option=OPT_SORT_KEYS)) + cls.closing
+
+    @classmethod
+    def error(cls, error: ErrorFields) -> bytes:
+        return cls._record({"error": error.message})
+
+
+class TritonOneEvent(TritonWhole):
+    """The whole answer as the only event of a stream."""
+
+    media_type = "text/event-stream; charset=utf-8"
+    opening = b"data: "
+    closing = b"\n\n"
+
+
+class TritonStream(TritonOneEvent):
+    """An event for each Delta of the only sequence."""
+
+    is_streaming = True
+
+    def __init__(self, parsed: Parsed[TritonFormat]) -> None:
+        super().__init__(parsed)
+        self._num_input_tokens, self._cum_log_prob = 0, 0.0
+
+    def feed(self, delta: Delta) -> list[bytes]:
+        piece = Answer(text_of(delta.tokens), delta.tokens, delta.finish_reason)
+        self._num_input_tokens += delta.num_prompt_tokens
+        self._cum_log_prob += piece.cum_log_prob
+        return [self._object([piece], self._num_input_tokens, [self._cum_log_prob])]
+
+
+def _tensor(values: Sequence[Any]) -> Any:
+    return values[0] if len(values) == 1 else values
+
+
+def _values(name: str, answer: Answer) -> list[Any]:
+    """Return the values that one sequence, or a part of it, adds to an output."""
+    if name == "finish_reason":
+        return ["None" if answer.finish_reason is None else REASONS[answer.finish_reason]]
+    if name == "num_output_tokens":
+        return [len(answer.tokens)]
+    if name == "output_log_probs":
+        return [token.log_prob for token in answer.tokens]
+    return [dumps([_alternatives(token) for token in answer.tokens], option=OPT_NON_STR_KEYS).decode()]
+
+
+def _alternatives(token: Token) -> dict[int, dict[str, object]]:
+    """Return a position of `logprobs` as vLLM's backend writes it: the token and the most probable ones, by id."""
+    entries: dict[int, dict[str, object]] = {token.id: _entry(token, None)}
+    for rank, other in enumerate(token.top or (), 1):
+        entries[other.id] = _entry(other, rank)
+    return entries
+
+
+def _entry(token: Token, rank: int | None) -> dict[str, object]:
+    return {"logprob": token.log_prob, "rank": rank, "decoded_token": token.text}
+
 
 MODELS = ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
 WHOLE = Forms(TritonWhole, TritonOneEvent)

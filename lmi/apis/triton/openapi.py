@@ -5,8 +5,7 @@ from __future__ import annotations
 from lmi.apis.base.formatter import SSE
 from lmi.apis.base.openapi import NOTHING, ApiDescription, Form, Schema, asked, content, either, schema_of, struct
 from lmi.apis.base.readers import JSON_SCHEMAS
-from lmi.apis.triton.api import MODELS, TRITON
-from lmi.apis.triton.formatter import OUTPUTS
+from lmi.apis.triton.api import MODELS, OUTPUTS, TRITON
 from lmi.apis.triton.schema import INPUTS, MAX_ID_BYTES, PACKED
 from lmi.settings.config import Config
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 from starlette.exceptions import HTTPException
 
 from lmi import __version__
-from lmi.apis.triton.api import MODELS
-from lmi.apis.triton.formatter import OUTPUTS
+from lmi.apis.triton.api import MODELS, OUTPUTS
 from lmi.apis.triton.schema import INPUTS, tensor
 from lmi.http.exchange import Exchange
 from lmi.server.models import Models
