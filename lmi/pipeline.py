@@ -328,11 +328,6 @@ def read_result(answer: AnswerText, result: Result) -> Delta:
     ids, reason = result.output_token_ids[0], result.finish_reasons[0]
     log_probs = result.log_probs[0] if result.log_probs else None
     top = result.top_log_probs[0] if result.top_log_probs else None
-    if reason is NOT_FINISHED:
-        tokens = answer.feed(ids, log_probs, top)
-        return (
-            Delta(tokens, AnswerEnd.STOP_SEQUENCE, stop_reason=answer.stop_string) if answer.stopped else Delta(tokens)
-        )
     if reason is FinishReason.TIMED_OUT:
         raise DeadlineExceeded("the engine's time for this request ran out")
     if reason is FinishReason.CANCELLED:
@@ -340,6 +335,8 @@ def read_result(answer: AnswerText, result: Result) -> Delta:
     tokens = answer.feed(ids, log_probs, top, reason)
     if answer.stopped:
         return Delta(tokens, AnswerEnd.STOP_SEQUENCE, stop_reason=answer.stop_string)
+    if reason is NOT_FINISHED:
+        return Delta(tokens)
     stop_id = ids[-1] if ids and reason is FinishReason.STOP_WORDS else None
     times, embedding = result.request_perf_metrics, result.embedding
     return Delta(tokens, REASONS[reason], stop_reason=stop_id, times=times, embedding=embedding)

@@ -10,15 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple
 
 from lmi.apis.base.formatter import JSON, ErrorFields, Formatter
 from lmi.apis.base.readers import Message, Parsed
 from lmi.errors import LmiError, Unauthorized
 from lmi.settings.config import ModelConfig
 from lmi.types import AnswerFormat, Format, OutputFormat
-
-AnyFormat = TypeVar("AnyFormat", bound=AnswerFormat, contravariant=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,25 +40,25 @@ class Row(NamedTuple):
     opening: str = ""  # words that clients look for, before the message
 
 
-class Write(Protocol[AnyFormat]):
-    def __call__(self, error: ErrorFields, format: AnyFormat, *, in_answer: bool) -> tuple[str, bytes]:
-        """Return the media type and the body. With `in_answer` the body has the form of the answer or a last record."""
-
-
 @dataclass(frozen=True, slots=True)
-class ErrorRules(Generic[AnyFormat]):
+class ErrorRules:
     """How one API answers errors. `names` holds the API's names for fields of the contract with engines.
+
+    `write` takes an error and a format, and returns the media type and the body. With `in_answer` the body has the form
+    of the answer, or is its last record.
 
     The first row that matches an error counts. An error without a row keeps its status, and its kind is the one that
     the API gives to every error of that status, else its label.
     """
 
-    write: Write[AnyFormat]
+    write: Callable[..., tuple[str, bytes]]
     rows: tuple[Row, ...] = ()
     names: Mapping[str, str] = field(default_factory=dict)
     kind_of_status: Callable[[int], str | None] = lambda status: None
 
-    def render(self, error: LmiError, format: AnyFormat, *, accepted: bool, request_id: str | None = None) -> Rendered:
+    def render(
+        self, error: LmiError, format: AnswerFormat, *, accepted: bool, request_id: str | None = None
+    ) -> Rendered:
         """Render an error as the whole answer, or with `accepted` as the last record of a stream that has begun."""
         row = next((row for row in self.rows if isinstance(error, row.cause)), Row(LmiError, error.status))
         names = {**self.names, **format.field_names}
@@ -77,7 +75,7 @@ class ErrorRules(Generic[AnyFormat]):
     def status_of(self, kind: type[LmiError]) -> int:
         return next((row.status for row in self.rows if issubclass(kind, row.cause)), kind.status)
 
-    def render_status(self, status: int, message: str, format: AnyFormat, request_id: str | None = None) -> Rendered:
+    def render_status(self, status: int, message: str, format: AnswerFormat, request_id: str | None = None) -> Rendered:
         """Render an error of HTTP: 404, 405, 408, 413, 415, 431."""
         fields = ErrorFields(message, status, self.kind_of_status(status), request_id=request_id)
         return Rendered(status, *self.write(fields, format, in_answer=False))
@@ -123,7 +121,7 @@ class Api(Generic[Format]):
     read: Callable[[bytes, str | None, ModelConfig], Message[Format]]
     parse: Callable[[Message[Format]], Parsed[Format]]
     formatter: Callable[[Parsed[Format]], Formatter[Format]]
-    errors: ErrorRules[Format]
+    errors: ErrorRules
     read_for_events: Callable[[bytes, str | None, ModelConfig], Message[Format]] | None = None
     paths: tuple[str, ...] = ()  # of the routes that this API answers by POST
     prefixes: tuple[str, ...] = ()  # of further paths whose 404, 405 and similar errors have this API's form

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Mapping, Sequence
-from typing import Generic, NamedTuple
+from typing import ClassVar, Generic, NamedTuple
 
 from orjson import dumps
 
@@ -79,6 +79,9 @@ class AsyncFormatter(ABC):
 class Formatter(AsyncFormatter, Generic[Format]):
     """Writes the answer to one body, which holds one request or several, without waiting for anything."""
 
+    opening: ClassVar[bytes] = b""
+    closing: ClassVar[bytes] = b""
+
     def __init__(self, parsed: Parsed[Format]) -> None:
         self._request = parsed.requests[0]
         self._format = parsed.format
@@ -91,6 +94,11 @@ class Formatter(AsyncFormatter, Generic[Format]):
     @abstractmethod
     def error(error: ErrorFields) -> bytes:
         """Return the record that reports why the answer failed, before it began or after."""
+
+    @classmethod
+    def record(cls, data: bytes) -> bytes:
+        """Return JSON as a record of a stream."""
+        return cls.opening + one_line(data) + cls.closing
 
     def _full_text(self, text: str) -> str:
         return self._request.prompt + text if self._request.return_full_text else text

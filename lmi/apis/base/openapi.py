@@ -140,7 +140,7 @@ class ApiDescription:
     model: ModelConfig
     schemas: dict[str, Schema]
     error: Content = field(default_factory=lambda: content("Error"))
-    rules: Sequence[ErrorRules[Any]] = ()
+    rules: Sequence[ErrorRules] = ()
     paths: dict[str, dict[str, Operation]] = field(default_factory=dict)
 
     def add(

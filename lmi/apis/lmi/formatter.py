@@ -13,11 +13,10 @@ flag have TGI's names, and the flag is never left out. Source: LMI handlers' inf
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import ClassVar
 
 from orjson import dumps
 
-from lmi.apis.base.formatter import NO_TOKEN, ErrorFields, Formatter, WholeFormatter, error_fields, joined, one_line
+from lmi.apis.base.formatter import NO_TOKEN, ErrorFields, Formatter, WholeFormatter, error_fields, joined
 from lmi.apis.base.readers import Parsed
 from lmi.apis.lmi.schema import LmiFormat
 from lmi.types import Answer, AnswerEnd, Delta, Token, ranked
@@ -101,8 +100,8 @@ class LmiStream(LmiFormatter):
 
     media_type = "application/jsonlines"
     is_streaming = True
-    opening: ClassVar[bytes] = b"{"
-    closing: ClassVar[bytes] = b"}\n"
+    opening = b"{"
+    closing = b"}\n"
 
     def __init__(self, parsed: Parsed[LmiFormat]) -> None:
         super().__init__(parsed)
@@ -127,18 +126,14 @@ class LmiStream(LmiFormatter):
             if self._format.details:
                 details = self._details(delta.finish_reason, self._num_tokens, None, self._prefill)
                 fields += b', "details": ' + details
-        return [self._record(fields)]
-
-    @classmethod
-    def _record(cls, fields: bytes) -> bytes:
-        return cls.opening + one_line(fields) + cls.closing
+        return [self.record(fields)]
 
     @classmethod
     def error(cls, error: ErrorFields) -> bytes:
         names = (b"log_prob", b"special_token") if error.kind is None else (b"logprob", b"special")
         token = b'{"id": -1, "text": "", "%b": -1, "%b": true}' % names
         details = b'{"finish_reason": "error", "generated_tokens": null, "inputs": null}'
-        return cls._record(
+        return cls.record(
             b'"token": %b, "generated_text": "", "details": %b, %b' % (token, details, error_fields(error))
         )
 

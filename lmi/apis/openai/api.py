@@ -13,10 +13,10 @@ from lmi.apis.openai import chat_schema, schema
 from lmi.apis.openai.chat_formatter import ChatLines, ChatStream, ChatWhole
 from lmi.apis.openai.formatter import CompletionLines, CompletionStream, CompletionWhole
 from lmi.apis.openai.schema import OpenAIFormat
-from lmi.types import AnswerFormat, OutputFormat
+from lmi.types import OutputFormat
 
 CHATS = Forms(ChatWhole, ChatStream, ChatLines)
-OPENAI_CHAT_ERRORS: ErrorRules[AnswerFormat] = ErrorRules(
+OPENAI_CHAT_ERRORS = ErrorRules(
     CHATS.write_error,
     (  # errors whose kind clients look for have OpenAI's kind; the others have our labels
         Row(errors.Unauthorized, 401, "invalid_api_key"),

@@ -117,7 +117,14 @@ def parse(message: Message[OpenAIFormat]) -> Parsed[OpenAIFormat]:
     ignored: list[str] = []
     given = {"max_new_tokens": None} | CHAT.read(message.fields, ignored)  # what the context has room for
     given["max_new_tokens"] = given.pop("max_completion_tokens", given["max_new_tokens"])
-    _check_together(given)
+    CHAT.check_together(given)
+    schema.check_whole(given)
+    if given.get("modalities", ["text"]) != ["text"]:
+        raise Unsupported("modalities", "models here write text alone")
+    if given.get("top_logprobs") and not given.get("logprobs"):
+        raise InvalidParameter("top_logprobs", "given together with logprobs true", given["top_logprobs"])
+    if given.get("continue_final_message") and given.get("add_generation_prompt"):
+        raise InvalidParameter("continue_final_message", "false beside add_generation_prompt true", True)
     schema.forget_unused(given, CHAT, message.format, ignored)
     tools = nested_tools(given.get("tools"))
     choice = tool_choice(given.get("tool_choice"), tools)
@@ -174,17 +181,6 @@ def chat_request(
     )
     field_names = {**field_names, **{f"images[{n}]": image.place for n, image in enumerate(chat.images)}}
     return Parsed((request,), replace(format, field_names=field_names), ignored)
-
-
-def _check_together(given: Given) -> None:
-    CHAT.check_together(given)
-    schema.check_whole(given)
-    if given.get("modalities", ["text"]) != ["text"]:
-        raise Unsupported("modalities", "models here write text alone")
-    if given.get("top_logprobs") and not given.get("logprobs"):
-        raise InvalidParameter("top_logprobs", "given together with logprobs true", given["top_logprobs"])
-    if given.get("continue_final_message") and given.get("add_generation_prompt"):
-        raise InvalidParameter("continue_final_message", "false beside add_generation_prompt true", True)
 
 
 def _message(name: str, value: object) -> dict[str, Any]:

@@ -131,8 +131,8 @@ class OpenAIStream(OpenAIFormatter):
 
     media_type = "text/event-stream"
     is_streaming = True
-    opening: ClassVar[bytes] = b"data: "
-    closing: ClassVar[bytes] = b"\n\n"
+    opening = b"data: "
+    closing = b"\n\n"
     done: ClassVar[bytes] = b"data: [DONE]\n\n"
 
     def __init__(self, parsed: Parsed[OpenAIFormat]) -> None:
@@ -151,10 +151,6 @@ class OpenAIStream(OpenAIFormatter):
 
     def _chunk(self, choice: dict[str, Any], beside: bytes = b"") -> bytes:
         return one_line(b"%b%b]%b%b" % (self._before, dumps(choice), beside, self._behind))
-
-    @classmethod
-    def record(cls, data: bytes) -> bytes:
-        return cls.opening + one_line(data) + cls.closing
 
     @classmethod
     def error(cls, error: ErrorFields) -> bytes:

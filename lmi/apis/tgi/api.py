@@ -17,7 +17,7 @@ from typing import Any
 from orjson import dumps
 
 from lmi.apis.base.api import Api, ErrorRules, Forms, Row
-from lmi.apis.base.formatter import NO_TOKEN, ErrorFields, Formatter, WholeFormatter, joined, one_line
+from lmi.apis.base.formatter import NO_TOKEN, ErrorFields, Formatter, WholeFormatter, joined
 from lmi.apis.base.readers import Parsed
 from lmi.apis.tgi import schema
 from lmi.apis.tgi.schema import TgiFormat
@@ -61,6 +61,8 @@ class TgiStream(Formatter[TgiFormat]):
 
     media_type = "text/event-stream"
     is_streaming = True
+    opening = b"data:"
+    closing = b"\n\n"
 
     def __init__(self, parsed: Parsed[TgiFormat]) -> None:
         super().__init__(parsed)
@@ -92,15 +94,11 @@ class TgiStream(Formatter[TgiFormat]):
                 "seed": self._request.sampling.seed,
                 "input_length": self._num_prompt_tokens,
             }
-        return _data(dumps(event))
+        return self.record(dumps(event))
 
-    @staticmethod
-    def error(error: ErrorFields) -> bytes:
-        return _data(TgiWhole.error(error))
-
-
-def _data(event: bytes) -> bytes:
-    return b"data:%b\n\n" % one_line(event)
+    @classmethod
+    def error(cls, error: ErrorFields) -> bytes:
+        return cls.record(TgiWhole.error(error))
 
 
 def _token(token: Token) -> dict[str, Any]:

@@ -9,14 +9,14 @@ one element is a scalar. Sources: extension_generate.md; the outputs of vllm_bac
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 from orjson import OPT_NON_STR_KEYS, OPT_SORT_KEYS, dumps
 
 from lmi.apis.base.api import Api, ErrorRules, Forms, Row
-from lmi.apis.base.formatter import ErrorFields, WholeFormatter, one_line, text_of
+from lmi.apis.base.formatter import ErrorFields, WholeFormatter, text_of
 from lmi.apis.base.readers import Parsed
 from lmi.apis.triton import schema
 from lmi.apis.triton.schema import TritonFormat
@@ -38,9 +38,6 @@ OUTPUTS = {  # besides text_output, under the names of a model's metadata
 class TritonWhole(WholeFormatter[TritonFormat]):
     """One object, the whole body."""
 
-    opening: ClassVar[bytes] = b""
-    closing: ClassVar[bytes] = b""
-
     def _whole(self, answers: list[Answer]) -> bytes:
         num_input_tokens = answers[0].num_prompt_tokens
         if self._format.num_answers < len(answers):
@@ -60,15 +57,11 @@ class TritonWhole(WholeFormatter[TritonFormat]):
                 fields[name] = _tensor(cum_log_probs)
             else:
                 fields[name] = _tensor([value for answer in answers for value in _values(name, answer)])
-        return self._record(fields)
-
-    @classmethod
-    def _record(cls, fields: Mapping[str, Any]) -> bytes:
-        return cls.opening + one_line(dumps(fields, option=OPT_SORT_KEYS)) + cls.closing
+        return self.record(dumps(fields, option=OPT_SORT_KEYS))
 
     @classmethod
     def error(cls, error: ErrorFields) -> bytes:
-        return cls._record({"error": error.message})
+        return cls.record(dumps({"error": error.message}))
 
 
 class TritonOneEvent(TritonWhole):

@@ -6,6 +6,7 @@ PARSERS has the forms by the names that vLLM gives them. Text that only resemble
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 from lmi.apis.openai.calls.converted_calls import PythonCallList, TaggedCall, Tags
@@ -15,6 +16,7 @@ from lmi.apis.openai.reasoning import cut
 from lmi.apis.openai.tools import Tools
 
 
+@dataclass
 class MarkedCalls:
     """Calls behind marks, with any text around them. White space next to a call is dropped.
 
@@ -22,21 +24,15 @@ class MarkedCalls:
     calls. If they `open_answer`, only the first thing in an answer is one.
     """
 
-    def __init__(
-        self,
-        openings: tuple[str, ...],
-        reader: Callable[[], CallReader],
-        closings: tuple[str, ...] = (),
-        again: str = "",
-        *,
-        open_answer: bool = False,
-    ) -> None:
-        self._openings, self._new_reader, self._closings, self._again = openings, reader, closings, again
-        self._open_answer = open_answer
-        self._held = ""
-        self._dropped = ""  # what is text after all if no call follows
-        self._reader: CallReader | None = None
-        self._is_between = False  # marks, before, between or behind calls
+    openings: tuple[str, ...]
+    new_reader: Callable[[], CallReader]
+    closings: tuple[str, ...] = ()
+    again: str = ""
+    open_answer: bool = False
+    _held: str = ""
+    _dropped: str = ""  # what is text after all if no call follows
+    _reader: CallReader | None = None
+    _is_between: bool = False  # marks, before, between or behind calls
 
     def feed(self, text: str) -> list[Part]:
         self._held += text
@@ -51,17 +47,17 @@ class MarkedCalls:
             return self._read_call(self._reader, parts)
         if self._is_between:
             return self._skip_marks(parts)
-        before, mark, behind = cut(self._held, *self._openings)
+        before, mark, behind = cut(self._held, *self.openings)
         said = before.rstrip()
-        if said and self._open_answer:
-            self._openings, said, mark, behind = (), self._held, "", ""
+        if said and self.open_answer:
+            self.openings, said, mark, behind = (), self._held, "", ""
         if said:
             parts.append(Text(said))
         self._held = behind if mark else self._held[len(said) :]
         if mark:
             self._dropped = before[len(said) :] + mark
-            self._is_between = bool(self._again)
-            self._reader = None if self._again else self._new_reader()
+            self._is_between = bool(self.again)
+            self._reader = None if self.again else self.new_reader()
         return bool(mark)
 
     def _read_call(self, reader: CallReader, parts: list[Part]) -> bool:
@@ -71,22 +67,22 @@ class MarkedCalls:
             return False
         if reader.is_broken:
             parts.append(Text(self._dropped + reader.left))
-        if self._open_answer:
-            self._openings = ()
+        if self.open_answer:
+            self.openings = ()
         self._reader, self._dropped, self._is_between = None, "", reader.is_over
         return True
 
     def _skip_marks(self, parts: list[Part]) -> bool:
         """Drop a mark. Returns False while one may still come."""
         held = self._held.lstrip()
-        marks = (*self._closings, self._again) if self._again else self._closings
+        marks = (*self.closings, self.again) if self.again else self.closings
         mark = next(filter(held.startswith, marks), None)
         if mark is not None:
-            is_call, end = mark == self._again, len(self._held) - len(held) + len(mark)
+            is_call, end = mark == self.again, len(self._held) - len(held) + len(mark)
             if is_call or self._dropped:
                 self._dropped += self._held[:end]
             self._held, self._is_between = self._held[end:], not is_call
-            self._reader = self._new_reader() if is_call else None
+            self._reader = self.new_reader() if is_call else None
             return True
         if not held or any(mark.startswith(held) for mark in marks):
             return False
