@@ -105,14 +105,8 @@ def _values(name: str, answer: Answer) -> list[Any]:
 
 def _alternatives(token: Token) -> dict[int, dict[str, object]]:
     """Return a position of `logprobs` as vLLM's backend writes it: the token and the most probable ones, by id."""
-    entries: dict[int, dict[str, object]] = {token.id: _entry(token, None)}
-    for rank, other in enumerate(token.top or (), 1):
-        entries[other.id] = _entry(other, rank)
-    return entries
-
-
-def _entry(token: Token, rank: int | None) -> dict[str, object]:
-    return {"logprob": token.log_prob, "rank": rank, "decoded_token": token.text}
+    ranks = [(None, token), *enumerate(token.top or (), 1)]
+    return {one.id: {"logprob": one.log_prob, "rank": rank, "decoded_token": one.text} for rank, one in ranks}
 
 
 MODELS = ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
