@@ -21,6 +21,11 @@ MAX_TEMPERATURE = 100.0  # the distribution is nearly flat far below this
 REPETITION_PENALTIES = 0.01, 100.0  # beyond these, a logit divided by the penalty may leave the range of float32
 MAX_SEQUENCES = 512  # of one request; the default of max_request_sequences at the doors
 MAX_PENALTY = 2.0  # presence and frequency, either sign: the bounds of OpenAI and vLLM
+DEFAULT_RETENTION_PRIORITY = 35
+MAX_RETENTION_PRIORITY = 100
+DEFAULT_PRIORITY = 0.5
+PRIORITY_STEPS = 1 << 20  # from the least urgent to the most; a float32 keeps them apart
+MAX_FLOAT32 = 3.4028234663852886e38
 
 
 class _BeamWidth(msgspec.Struct, frozen=True):
@@ -134,10 +139,6 @@ class OutputConfig(_Flags, frozen=True, kw_only=True):
         check_int("num_prompt_log_probs", self.num_prompt_log_probs, 0)
 
 
-DEFAULT_RETENTION_PRIORITY = 35
-MAX_RETENTION_PRIORITY = 100
-
-
 class TokenRangeRetentionConfig(msgspec.Struct, frozen=True):
     """Of the prompt's tokens from `token_start` up to `token_end`, which is not included; None is the prompt's end.
 
@@ -171,11 +172,6 @@ class KvCacheRetentionConfig(msgspec.Struct, frozen=True):
         for one, later in zip(ranges, ranges[1:], strict=False):
             if one.token_end is None or one.token_end > later.token_start:
                 raise ValueError(f"token_range_retention_configs must not overlap, given {one} and {later}")
-
-
-DEFAULT_PRIORITY = 0.5
-PRIORITY_STEPS = 1 << 20  # from the least urgent to the most; a float32 keeps them apart
-MAX_FLOAT32 = 3.4028234663852886e38
 
 
 class LoraConfig(msgspec.Struct, frozen=True):

@@ -23,6 +23,7 @@ DEFAULT_MAX_NEW_TOKENS = 30
 KNOWN_FIELDS = ("inputs", "parameters", "stream", "adapters")
 NO_LIMIT: dict[str, tuple[int, ...]] = {"temperature": (1,), "top_k": (-1, 0), "top_p": (0, 1)}
 FORMATS = tuple(OutputFormat)
+STOP_SEQUENCES = ROWS["stop_sequences"].read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,9 +31,6 @@ class LmiFormat(AnswerFormat):
     """The format of an answer. With `tgi_compat` keys have TGI's names, and a whole answer is a list of one."""
 
     tgi_compat: bool = False
-
-
-STOP_SEQUENCES = ROWS["stop_sequences"].read
 
 
 @takes({"anyOf": [{"type": "boolean"}, readers.JSON_SCHEMAS[STOP_SEQUENCES]]})

@@ -28,6 +28,9 @@ MAX_BIAS = 100.0
 MAX_LOG_PROBS = 20
 UNNAMED = ("dummy", "tgi")  # huggingface_hub and TGI's examples send these where only the URL names the model
 STREAMS = (OutputFormat.JSONLINES, OutputFormat.SSE)
+HARMONY = "openai"  # a form of both, tool calls and reasoning
+STOPS, BIAS = ROWS["stop_sequences"].read, readers.number(-MAX_BIAS, MAX_BIAS)
+TOP, PROMPT_IDS = readers.integer(0, MAX_LOG_PROBS), readers.token_ids(MAX_PROMPT_IDS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,9 +59,6 @@ class OpenAIFormat(AnswerFormat):
     tools: Tools = field(default_factory=dict, compare=False, repr=False)  # by their names, for the types of arguments
 
 
-HARMONY = "openai"  # a form of both, tool calls and reasoning
-
-
 @takes(
     {"type": ["string", "array"], "items": {"type": "string", "minLength": 1}, "maxItems": readers.MAX_STOP_SEQUENCES}
 )
@@ -84,10 +84,6 @@ def _biases(name: str, value: object) -> tuple[tuple[int, float], ...]:
 def _logprobs(name: str, value: object) -> int | None:
     """Read a number. Some clients send true or false, as for chat; false asks for none."""
     return (1 if value else None) if isinstance(value, bool) else TOP(name, value)
-
-
-STOPS, BIAS = ROWS["stop_sequences"].read, readers.number(-MAX_BIAS, MAX_BIAS)
-TOP = readers.integer(0, MAX_LOG_PROBS)
 
 
 def anything(name: str, value: object) -> object:
@@ -287,9 +283,6 @@ def prompts_of(name: str, value: object, max_prompts: int) -> list[dict[str, Any
         else:
             raise InvalidParameter(f"{name}[{n}]", "a non-empty string or list of token ids", item)
     return prompts
-
-
-PROMPT_IDS = readers.token_ids(MAX_PROMPT_IDS)
 
 
 def forget_unused(given: dict[str, Any], table: ParameterTable, format: OpenAIFormat, ignored: list[str]) -> None:
