@@ -17,18 +17,6 @@ FIELDS = taken(MESSAGES) | {
     "system": or_null(SAYS),
     "tools": or_null([asked({"name": {"type": "string", "minLength": 1}, "input_schema": dict}, "name")]),
 }
-
-
-def describe(config: Config) -> ApiDescription:
-    about, rules = "Anthropic's API, with which coding agents work.", [ANTHROPIC.errors]
-    api = ApiDescription("Anthropic", about, config.model, SCHEMAS, content("AnthropicError"), rules)
-    ok = content("AnthropicMessage") | content(either("AnthropicEvent", "AnthropicError"), SSE)
-    api.infer("/v1/messages", "Answer a conversation", ok, "AnthropicRequest")
-    count, path = content(struct(input_tokens=int)), "/v1/messages/count_tokens"
-    api.infer(path, "Count the tokens of a conversation", count, "AnthropicCount")
-    return api
-
-
 TEXT: dict[str, Form] = {"type": {"const": "text"}, "text": str}
 THOUGHT: dict[str, Form] = {"type": {"const": "thinking"}, "thinking": str, "signature": str}
 CALL: dict[str, Form] = {"type": {"const": "tool_use"}, "id": str, "name": str, "input": dict}
@@ -65,3 +53,13 @@ SCHEMAS = {
     ),
     "AnthropicError": struct(type={"const": "error"}, error=struct(type=str, message=str), request_id=str | None),
 }
+
+
+def describe(config: Config) -> ApiDescription:
+    about, rules = "Anthropic's API, with which coding agents work.", [ANTHROPIC.errors]
+    api = ApiDescription("Anthropic", about, config.model, SCHEMAS, content("AnthropicError"), rules)
+    ok = content("AnthropicMessage") | content(either("AnthropicEvent", "AnthropicError"), SSE)
+    api.infer("/v1/messages", "Answer a conversation", ok, "AnthropicRequest")
+    count, path = content(struct(input_tokens=int)), "/v1/messages/count_tokens"
+    api.infer(path, "Count the tokens of a conversation", count, "AnthropicCount")
+    return api

@@ -8,15 +8,6 @@ from lmi.apis.openai.openapi import PROMPT
 from lmi.settings.config import Config
 
 EXAMPLE = {"input": "What is the capital of France?"}
-
-
-def describe(config: Config) -> ApiDescription:
-    about, rules = "OpenAI's embeddings, of an embedding model.", [EMBEDDINGS.errors]
-    api = ApiDescription("Embeddings", about, config.model, SCHEMAS, content("OpenAIError"), rules)
-    api.infer("/v1/embeddings", "Embed texts", "Embeddings", "EmbeddingsRequest")
-    return api
-
-
 SCHEMAS = {
     "EmbeddingsRequest": asked(taken(PARAMETERS) | {"input": PROMPT}, "input", example=EXAMPLE),
     "Embeddings": struct(
@@ -26,3 +17,10 @@ SCHEMAS = {
         usage=struct(prompt_tokens=int, total_tokens=int),
     ),
 }
+
+
+def describe(config: Config) -> ApiDescription:
+    about, rules = "OpenAI's embeddings, of an embedding model.", [EMBEDDINGS.errors]
+    api = ApiDescription("Embeddings", about, config.model, SCHEMAS, content("OpenAIError"), rules)
+    api.infer("/v1/embeddings", "Embed texts", "Embeddings", "EmbeddingsRequest")
+    return api

@@ -75,6 +75,16 @@ ABOUT = (
     "lines, or server-sent events where `output_formatter` or Accept ask for them; OpenAI's end with `[DONE]`. "
     "A body of type application/jsonlines holds a request on each line, and its answer a line for each, in order."
 )
+THREE_KEYS = struct(code=int, message=str, error=str)
+BATCH = {
+    "Error": asked({"error": str, "code": int}, "error", "code"),
+    "BatchRequest": BATCH_REQUEST,
+    "BatchAnswer": array(struct(generated_text=str)),
+    "BatchRecord": either(struct(outputs=[str]), "BatchError"),
+    "BatchError": THREE_KEYS,
+}
+ENDS = ("length", "eos_token", "stop_sequence")
+TOKENS = ["LmiToken"]
 
 
 def describe(config: Config) -> ApiDescription:
@@ -112,18 +122,6 @@ def _user_code(config: Config) -> ApiDescription:
         asks = api.infer(path, "Ask the model's code", anything, anything)
         asks["responses"]["default"] = {"description": "what the model's code answers", "content": anything}
     return api
-
-
-THREE_KEYS = struct(code=int, message=str, error=str)
-BATCH = {
-    "Error": asked({"error": str, "code": int}, "error", "code"),
-    "BatchRequest": BATCH_REQUEST,
-    "BatchAnswer": array(struct(generated_text=str)),
-    "BatchRecord": either(struct(outputs=[str]), "BatchError"),
-    "BatchError": THREE_KEYS,
-}
-ENDS = ("length", "eos_token", "stop_sequence")
-TOKENS = ["LmiToken"]
 
 
 def _schemas(is_tgi: bool) -> dict[str, Schema]:

@@ -24,25 +24,6 @@ ABOUT_TOKENS: dict[str, Form] = {
 }
 TOKENS = (errors.InvalidRequest, errors.UnknownAdapter, errors.UnknownModel, errors.GenerationFailed)
 PROMPT = either({"type": "string", "minLength": 1}, {**PROMPTS, "minItems": 1})
-
-
-def describe(config: Config) -> ApiDescription:
-    about, rules = "OpenAI's API. A stream ends with `[DONE]`.", [OPENAI_CHAT.errors]
-    api = ApiDescription("OpenAI", about, config.model, SCHEMAS, content("OpenAIError"), rules)
-    for path, summary, kind in (
-        ("/v1/chat/completions", "Answer a conversation", "OpenAIChat"),
-        ("/v1/completions", "Continue one or more prompts", "OpenAIText"),
-    ):
-        ok = content(kind) | content(either(f"{kind}Chunk", "OpenAIError"), SSE, end="[DONE]")
-        api.infer(path, summary, ok, f"{kind}Request")
-    api.add("post", "/tokenize", "The token ids of a prompt or a chat", "OpenAITokens", TOKENS, body="OpenAIToTokenize")
-    api.add("post", "/detokenize", "The text of token ids", content(struct(prompt=str)), TOKENS, body="OpenAIToText")
-    models = content(struct(object={"const": "list"}, data=["OpenAIModel"]))
-    api.add("get", "/v1/models", "The model and its names", models)
-    api.add("get", "/v1/models/{model}", "The model by a name of its", "OpenAIModel")
-    return api
-
-
 CACHED = struct(cached_tokens=int)
 USAGE = struct(prompt_tokens=int, completion_tokens=int, total_tokens=int, prompt_tokens_details=CACHED)
 TOKEN: dict[str, Form] = {"token": str, "logprob": float | None, "bytes": [int]}
@@ -111,3 +92,20 @@ SCHEMAS = {
     ),
     "OpenAIError": struct(error=struct(message=str, type=str, param=str | None, code=str | None)),
 }
+
+
+def describe(config: Config) -> ApiDescription:
+    about, rules = "OpenAI's API. A stream ends with `[DONE]`.", [OPENAI_CHAT.errors]
+    api = ApiDescription("OpenAI", about, config.model, SCHEMAS, content("OpenAIError"), rules)
+    for path, summary, kind in (
+        ("/v1/chat/completions", "Answer a conversation", "OpenAIChat"),
+        ("/v1/completions", "Continue one or more prompts", "OpenAIText"),
+    ):
+        ok = content(kind) | content(either(f"{kind}Chunk", "OpenAIError"), SSE, end="[DONE]")
+        api.infer(path, summary, ok, f"{kind}Request")
+    api.add("post", "/tokenize", "The token ids of a prompt or a chat", "OpenAITokens", TOKENS, body="OpenAIToTokenize")
+    api.add("post", "/detokenize", "The text of token ids", content(struct(prompt=str)), TOKENS, body="OpenAIToText")
+    models = content(struct(object={"const": "list"}, data=["OpenAIModel"]))
+    api.add("get", "/v1/models", "The model and its names", models)
+    api.add("get", "/v1/models/{model}", "The model by a name of its", "OpenAIModel")
+    return api

@@ -16,16 +16,6 @@ FIELDS = taken(RESPONSES) | {
     "input": either({"type": "string"}, {**array(ITEM), "minItems": 1}),
     "tools": or_null([asked({"type": ("function",), "name": {"type": "string", "minLength": 1}}, "type", "name")]),
 }
-
-
-def describe(config: Config) -> ApiDescription:
-    about, rules = "OpenAI's Responses, with which coding agents work. Nothing is kept.", [API.errors]
-    api = ApiDescription("Responses", about, config.model, SCHEMAS, content("OpenAIError"), rules)
-    ok = content("Response") | content("ResponseEvent", SSE)
-    api.infer("/v1/responses", "Answer a conversation", ok, "ResponseRequest")
-    return api
-
-
 STATUS = ("in_progress", "completed", "incomplete")
 OUTPUT_TEXT = struct(type={"const": "output_text"}, text=str, annotations=[dict], logprobs=[dict])
 REASONING_TEXT = struct(type={"const": "reasoning_text"}, text=str)
@@ -66,3 +56,11 @@ SCHEMAS = {
     ),
     "ResponseEvent": struct(*MORE, type=NAMES, sequence_number=int, **MORE),
 }
+
+
+def describe(config: Config) -> ApiDescription:
+    about, rules = "OpenAI's Responses, with which coding agents work. Nothing is kept.", [API.errors]
+    api = ApiDescription("Responses", about, config.model, SCHEMAS, content("OpenAIError"), rules)
+    ok = content("Response") | content("ResponseEvent", SSE)
+    api.infer("/v1/responses", "Answer a conversation", ok, "ResponseRequest")
+    return api

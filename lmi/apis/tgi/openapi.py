@@ -10,21 +10,6 @@ from lmi.settings.config import Config
 
 EXAMPLE = {"inputs": "What is the capital of France?", "parameters": {"max_new_tokens": 8, "details": True}}
 FIELDS = {"inputs": {"type": "string", "minLength": 1}, "parameters": or_null(asked(taken(PARAMETERS)))}
-
-
-def describe(config: Config) -> ApiDescription:
-    about, rules = "Text Generation Inference 3.3.", [TGI.errors]
-    api = ApiDescription("TGI", about, config.model, SCHEMAS, content("TgiError"), rules)
-    events, request = content(either("TgiEvent", "TgiError"), SSE), "TgiRequest"
-    said, summary = content(["TgiAnswer"]) | events, "Continue a prompt, in a list or a stream"
-    api.infer("/", summary, said, "TgiEitherRequest")
-    api.infer("/generate", "Continue a prompt", "TgiAnswer", request)
-    api.infer("/generate_stream", "Continue a prompt, token by token", events, request)
-    api.add("get", "/info", "What is served, and its limits", "TgiInfo")
-    api.add("get", "/health", "Whether requests are served", NOTHING)
-    return api
-
-
 ENDS = ("length", "eos_token", "stop_sequence")
 PROMPT_TOKEN: dict[str, Form] = {"id": int, "text": str, "logprob": float | None}
 SEQUENCE: dict[str, Form] = {
@@ -61,3 +46,16 @@ SCHEMAS = {
         **dict.fromkeys(("max_total_tokens", "validation_workers", "max_client_batch_size"), int),
     ),
 }
+
+
+def describe(config: Config) -> ApiDescription:
+    about, rules = "Text Generation Inference 3.3.", [TGI.errors]
+    api = ApiDescription("TGI", about, config.model, SCHEMAS, content("TgiError"), rules)
+    events, request = content(either("TgiEvent", "TgiError"), SSE), "TgiRequest"
+    said, summary = content(["TgiAnswer"]) | events, "Continue a prompt, in a list or a stream"
+    api.infer("/", summary, said, "TgiEitherRequest")
+    api.infer("/generate", "Continue a prompt", "TgiAnswer", request)
+    api.infer("/generate_stream", "Continue a prompt, token by token", events, request)
+    api.add("get", "/info", "What is served, and its limits", "TgiInfo")
+    api.add("get", "/health", "Whether requests are served", NOTHING)
+    return api

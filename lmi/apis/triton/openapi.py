@@ -28,28 +28,6 @@ REQUEST: Schema = {
 PROMPT: Schema = {"type": ["string", "array"], "items": schema_of(str), "minLength": 1, "minItems": 1, "maxItems": 1}
 
 
-def describe(config: Config) -> ApiDescription:
-    about = "Triton's generate extension on KServe v2. The end of the body is the end of a stream."
-    api = ApiDescription("Triton", about, config.model, SCHEMAS, content("TritonError"), [TRITON.errors])
-    events, request = content("TritonEvent", f"{SSE}; charset=utf-8"), "TritonRequest"
-    for model in MODELS:
-        api.infer(f"{model}/generate", "Continue a prompt", "TritonAnswer", request)
-        piecewise = "Continue a prompt, piece by piece"
-        api.infer(f"{model}/generate_stream", piecewise, events, request)
-        api.add("get", model, "What the model takes and gives", "TritonModel")
-        api.add("get", f"{model}/ready", "Whether the model is ready", NOTHING)
-        api.add("get", f"{model}/stats", "How many requests came to which end", "TritonStats")
-        api.add("post", f"{model}/infer", "Not served: always 404", None)
-        api.add("get", f"{model}/config", "Not served: always 404", None)
-    api.add("get", "/v2/models/stats", "The same of every model, of which there is one", "TritonStats")
-    for path in ("/v2", "/v2/"):
-        api.add("get", path, "Who answers", "TritonServer")
-    api.add("get", "/v2/health/live", "Whether the server lives", NOTHING)
-    api.add("get", "/v2/health/ready", "Whether the server is ready", NOTHING)
-    api.add("post", "/v2/repository/index", "The model that is here", "TritonIndex")
-    return api
-
-
 def one_or_more(form: Form) -> Schema:
     return either(form, [form])
 
@@ -83,3 +61,25 @@ SCHEMAS = {
         ]
     ),
 }
+
+
+def describe(config: Config) -> ApiDescription:
+    about = "Triton's generate extension on KServe v2. The end of the body is the end of a stream."
+    api = ApiDescription("Triton", about, config.model, SCHEMAS, content("TritonError"), [TRITON.errors])
+    events, request = content("TritonEvent", f"{SSE}; charset=utf-8"), "TritonRequest"
+    for model in MODELS:
+        api.infer(f"{model}/generate", "Continue a prompt", "TritonAnswer", request)
+        piecewise = "Continue a prompt, piece by piece"
+        api.infer(f"{model}/generate_stream", piecewise, events, request)
+        api.add("get", model, "What the model takes and gives", "TritonModel")
+        api.add("get", f"{model}/ready", "Whether the model is ready", NOTHING)
+        api.add("get", f"{model}/stats", "How many requests came to which end", "TritonStats")
+        api.add("post", f"{model}/infer", "Not served: always 404", None)
+        api.add("get", f"{model}/config", "Not served: always 404", None)
+    api.add("get", "/v2/models/stats", "The same of every model, of which there is one", "TritonStats")
+    for path in ("/v2", "/v2/"):
+        api.add("get", path, "Who answers", "TritonServer")
+    api.add("get", "/v2/health/live", "Whether the server lives", NOTHING)
+    api.add("get", "/v2/health/ready", "Whether the server is ready", NOTHING)
+    api.add("post", "/v2/repository/index", "The model that is here", "TritonIndex")
+    return api
