@@ -70,16 +70,10 @@ class UnsupportedEncoding(LmiError):
     status = 415
     label = "unsupported_encoding"
 
-    def __init__(self, given: str) -> None:
-        super().__init__(f"content-encoding must be identity, given {shorten(given)}")
-
 
 class UnsupportedMediaType(LmiError):
     status = 415
     label = "unsupported_media_type"
-
-    def __init__(self, given: str) -> None:
-        super().__init__(f"content-type must be application/json, given {shorten(given)}")
 
 
 class Exchange:
@@ -142,7 +136,7 @@ class Exchange:
         """Raise UnsupportedMediaType for a multipart body. Other types pass, because curl labels JSON as a form."""
         given = self.headers.get("content-type", "")
         if given.strip().lower().startswith("multipart/"):
-            raise UnsupportedMediaType(given)
+            raise UnsupportedMediaType(f"content-type must be application/json, given {shorten(given)}")
 
     async def peek(self, max_bytes: int, memory: BodyMemory) -> bytes:
         """Read the body, and keep it for the next call of `body`. Raises what that raises."""
@@ -159,7 +153,7 @@ class Exchange:
             return self._kept_body
         encodings = ", ".join(self.headers.getlist("content-encoding"))  # each field may be a list too
         if any(encoding.strip().lower() not in ("identity", "") for encoding in encodings.split(",")):
-            raise UnsupportedEncoding(encodings)
+            raise UnsupportedEncoding(f"content-encoding must be identity, given {shorten(encodings)}")
         announced = int(self.headers.get("content-length", 0))
         if announced > max_bytes:
             raise BodyTooLarge(max_bytes)

@@ -24,9 +24,7 @@ from urllib.parse import unquote
 
 import httptools
 import orjson
-from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
-from uvicorn.server import ServerState
 
 from lmi.errors import shorten
 from lmi.http.exchange import SENT
@@ -121,14 +119,8 @@ class GuardedProtocol(HttpToolsProtocol):
     max_connections: ClassVar[int] = max(1, min(10_000, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - RESERVED_FDS))
     cycle: Cycle
 
-    def __init__(
-        self,
-        config: Config,
-        server_state: ServerState,
-        app_state: dict[str, Any],
-        _loop: asyncio.AbstractEventLoop | None = None,
-    ) -> None:
-        super().__init__(config, server_state, app_state, _loop)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         self.access_log = False  # the application writes it
         self._is_in_head = self._is_in_body = False
         self._num_messages = self._num_unanswered = 0

@@ -30,17 +30,14 @@ class Keys:
 
     def check(self, exchange: Exchange) -> None:
         """Note whose request it is. Raises Unauthorized for one without a key."""
-        if not self._digests or exchange.path in PROBES or _is_page(exchange):
+        is_page = exchange.path in PAGES or exchange.path.startswith("/pages/")
+        if not self._digests or exchange.path in PROBES or (is_page and exchange.method in ("GET", "HEAD")):
             return
         given = list(map(digest, exchange.given_keys))
         exchange.key = next((key for key in given if key in self._digests), "")
         if not exchange.key:
             what = "this server does not know the key of the request" if given else "the request has no key"
             raise Unauthorized(f"{what}: send one as Authorization: Bearer KEY or x-api-key")
-
-
-def _is_page(exchange: Exchange) -> bool:
-    return exchange.method in ("GET", "HEAD") and (exchange.path in PAGES or exchange.path.startswith("/pages/"))
 
 
 def read_keys(path: Path) -> list[str]:

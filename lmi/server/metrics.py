@@ -46,7 +46,6 @@ class BlockCollector(Collector):
         yield from twins(families)
 
     def _families(self) -> Iterator[Metric]:
-        yield self._info()
         yield from self._of_server()
         for kind in (state.FrontEndRecord, state.EngineRecord, state.SupervisorRecord):
             for name, field in kind.fields.items():
@@ -55,13 +54,11 @@ class BlockCollector(Collector):
         yield from self._of_engines()
         yield from self._of_processes()
 
-    def _info(self) -> Metric:
-        family = InfoMetricFamily("lmi_build", "What runs here", labels=["model", "engine"])
-        for name, service in self._models.services.items():
-            family.add_metric([name, service.config.engine.handler], {"version": __version__})
-        return family
-
     def _of_server(self) -> Iterator[Metric]:
+        info = InfoMetricFamily("lmi_build", "What runs here", labels=["model", "engine"])
+        for name, service in self._models.services.items():
+            info.add_metric([name, service.config.engine.handler], {"version": __version__})
+        yield info
         num_starts = sum(frontend.num_starts for frontend in self._block.frontends)
         num_again = max(0, num_starts - self._models.front_end.config.frontend_workers)
         yield CounterMetricFamily("lmi_frontend_restarts", "Front ends started again", value=num_again)

@@ -239,6 +239,4 @@ def check_name(name: str, parameter: str = "name") -> None:
 
 def is_abandoned(entry: Entry) -> bool:
     """Return whether the entry's writer died before it was done."""
-    if entry.state is not State.PENDING:
-        return False
-    return not Path(f"/proc/{entry.writer}").exists()
+    return entry.state is State.PENDING and not Path(f"/proc/{entry.writer}").exists()
