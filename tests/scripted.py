@@ -330,7 +330,8 @@ class Host:
 
     port: int
     executor: ScriptedExecutor
-    block: Block
+    block: Block  # of the model
+    server_block: Block
     config: Config
     loop: asyncio.AbstractEventLoop
     tokenizer: RecordingTokenizer
@@ -428,7 +429,9 @@ async def _serve(
         user_code, user_code_server = await _run_user_code(folder, config, config.user_code, block)
     limits = config.server.sessions_expiration_s, config.server.max_sessions
     sessions = Sessions(folder / "sessions", *limits) if config.server.enable_sessions else None
-    models = Models(FrontEnd(ServerRuntime(folder, config.server), block, block.frontends[0]))
+    server_block = Block.create(folder / "server", 0, 1)
+    server_block.frontends[0].claim()
+    models = Models(FrontEnd(ServerRuntime(folder, config.server), server_block, server_block.frontends[0]))
     registry = AdapterRegistry(engines, Folder(folder / "adapters", Adapter), config.server.max_adapters)
     models.add(Service(config, block, models.front_end, engines, pipeline, user_code, sessions, registry))
     app = build_app(models, traces(models.front_end) if traces else None)
@@ -442,7 +445,7 @@ async def _serve(
     while not server.started:
         await asyncio.sleep(0.005)
     port = server.servers[0].sockets[0].getsockname()[1]
-    started.append(Host(port, executor, block, config, loop, tokenizer, user_code))
+    started.append(Host(port, executor, block, server_block, config, loop, tokenizer, user_code))
     while not stop.is_set():
         await asyncio.sleep(0.01)
     server.should_exit = True

@@ -62,9 +62,8 @@ class FrontEnd:
             )
 
     @contextmanager
-    def admitted(self, num_sequences: int = 1) -> Iterator[None]:
-        """Hold a place for each sequence of a request. Raises Overloaded or Unavailable if not all find room."""
-        self.check_room(num_sequences)
+    def counted(self, num_sequences: int) -> Iterator[None]:
+        """Hold a place for each sequence of a request."""
         self.record.num_in_flight += 1
         self.record.num_sequences += num_sequences
         try:

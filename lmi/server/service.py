@@ -100,34 +100,24 @@ class Service:
 
     def check_room(self, num_sequences: int = 1) -> None:
         """Raise Unavailable while draining, and Overloaded if the model's own queue or the server has no room."""
-        if self._is_one_of_several:
-            self._check_queue(num_sequences)
-        self.front_end.check_room(num_sequences)
-
-    def _check_queue(self, num_sequences: int) -> None:
         limit = self.front_end.config.job_queue_size + sum(engine.max_num_sequences for engine in self.block.engines)
         records = zip(self.block.frontends, self.front_end.block.frontends, strict=True)
         num_taken = sum(record.num_sequences for record, front_end in records if record.pid == front_end.pid)
         if num_taken + num_sequences > limit:
             what = f"{num_taken} of {limit} sequences for the model {self.config.model.name!r} are in flight already"
             raise Overloaded(f"{what} (job_queue_size and the running batch)")
-
-    @property
-    def _is_one_of_several(self) -> bool:
-        return self.block is not self.front_end.block
+        self.front_end.check_room(num_sequences)
 
     @contextmanager
     def admitted(self, num_sequences: int = 1) -> Iterator[None]:
         """Hold a place for each sequence of a request. Raises Overloaded or Unavailable if not all find room."""
-        num_of_model = num_sequences if self._is_one_of_several else 0
-        if num_of_model:
-            self._check_queue(num_of_model)
-        with self.front_end.admitted(num_sequences):
-            self.record.num_sequences += num_of_model
+        self.check_room(num_sequences)
+        with self.front_end.counted(num_sequences):
+            self.record.num_sequences += num_sequences
             try:
                 yield
             finally:
-                self.record.num_sequences -= num_of_model
+                self.record.num_sequences -= num_sequences
 
     def check_sequences(self, requests: Sequence[GenerationRequest]) -> None:
         """Raise InvalidParameter if one body asks for more sequences than it may, or than the queue can ever hold."""

@@ -500,7 +500,7 @@ def test_there_is_room_for_max_adapters(tmp_path: Path) -> None:
 
 def test_a_server_that_shuts_down_changes_no_adapters(tmp_path: Path) -> None:
     with host(tmp_path, capabilities=LORA, options=ENABLED) as server:
-        server.block.supervisor.phase = Phase.DRAINING
+        server.server_block.supervisor.phase = Phase.DRAINING
         for method, path, body in CALLS:
             status, said = call(server, method, path, body)
             assert (status, said["error"]) == (503, "the server is shutting down and takes no new requests")

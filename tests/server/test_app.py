@@ -302,7 +302,7 @@ def test_probes_of_kubernetes_tell_a_server_that_waits_from_one_that_failed(
     tmp_path: Path, phase: Phase, ready: int, live: int
 ) -> None:
     with host(tmp_path) as lmi:
-        lmi.block.supervisor.phase = phase
+        lmi.server_block.supervisor.phase = phase
         expected = {"/healthz": ready, "/readyz": ready, "/livez": live}
         assert {path: lmi.send("GET", path)[0].status for path in expected} == expected
 
@@ -341,7 +341,7 @@ def test_a_client_that_leaves_frees_the_engine(lmi: Host, stream: bool, prompt: 
     raw.close()
     wait_until(lambda: lmi.executor.num_active == 0)
     assert len(lmi.executor.cancelled) == num_cancelled + 1
-    wait_until(lambda: lmi.block.frontends[0].num_in_flight == 0)
+    wait_until(lambda: lmi.server_block.frontends[0].num_in_flight == 0)
 
 
 def test_a_stop_string_ends_the_engines_work_too(lmi: Host) -> None:
@@ -367,14 +367,14 @@ def test_a_full_queue_is_503_with_retry_after_and_ping_stays_healthy(tmp_path: P
     with host(tmp_path, server={"job_queue_size": 1}) as lmi:
         wait_until(lambda: lmi.block.engines[0].max_num_sequences == 64)
         streams = [open_stream(lmi, "hang") for _ in range(65)]
-        wait_until(lambda: lmi.block.frontends[0].num_in_flight == 65)
+        wait_until(lambda: lmi.server_block.frontends[0].num_in_flight == 65)
         response, answer = lmi.post({"inputs": "say hi"})
         assert (response.status, shape_1(answer)[1]) == (503, 503)
         assert int(response.headers["retry-after"]) >= 1
         assert lmi.send("GET", "/ping")[0].status == 200
         for raw in streams:
             raw.close()
-        wait_until(lambda: lmi.block.frontends[0].num_in_flight == 0)
+        wait_until(lambda: lmi.server_block.frontends[0].num_in_flight == 0)
         assert lmi.post({"inputs": "say hi"})[0].status == 200
 
 
@@ -419,7 +419,7 @@ def test_no_engine_is_503_and_ping_says_why(tmp_path: Path, phase: Phase, word: 
 
 def test_draining_refuses_new_requests_and_turns_ping_503(tmp_path: Path) -> None:
     with host(tmp_path) as lmi:
-        lmi.block.supervisor.phase = Phase.DRAINING
+        lmi.server_block.supervisor.phase = Phase.DRAINING
         response, answer = lmi.post({"inputs": "say hi"})
         assert (response.status, shape_1(answer)[1]) == (503, 503)
         assert lmi.send("GET", "/ping")[0].status == 503
@@ -427,8 +427,8 @@ def test_draining_refuses_new_requests_and_turns_ping_503(tmp_path: Path) -> Non
 
 def test_a_failed_server_turns_ping_500_and_says_why(tmp_path: Path) -> None:
     with host(tmp_path) as lmi:
-        lmi.block.supervisor.phase = Phase.FAILED
-        lmi.block.supervisor.reason = "the engine died 3 times"
+        lmi.server_block.supervisor.phase = Phase.FAILED
+        lmi.server_block.supervisor.reason = "the engine died 3 times"
         response, answer = lmi.send("GET", "/ping")
         assert (response.status, json.loads(answer)["reason"]) == (500, "the engine died 3 times")
 
@@ -482,7 +482,7 @@ def send_unfinished(lmi: Host, kind: str) -> socket.socket:
 @pytest.mark.parametrize("kind", UNFINISHED)
 def test_bodies_over_their_memory_are_503_and_small_ones_are_served_beside_them(tmp_path: Path, kind: str) -> None:
     with host(tmp_path, server={"max_request_size": 1_000_000, "max_body_memory": 2_000_000}) as lmi:
-        record = lmi.block.frontends[0]
+        record = lmi.server_block.frontends[0]
         unfinished = [send_unfinished(lmi, kind) for _ in range(2)]
         wait_until(lambda: record.num_body_bytes == 1_800_000)
         with send_unfinished(lmi, kind) as another:
@@ -501,10 +501,10 @@ def test_a_request_holds_its_body_until_it_has_ended(tmp_path: Path) -> None:
     with host(tmp_path) as lmi:
         with open_stream(lmi, "hang abc"):
             wait_until(lambda: lmi.executor.num_active == 1)
-            assert lmi.block.frontends[0].num_body_bytes == len(
+            assert lmi.server_block.frontends[0].num_body_bytes == len(
                 b'{"inputs": "hang abc", "stream": true, "parameters": {"max_new_tokens": 150}}'
             )
-        wait_until(lambda: lmi.block.frontends[0].num_body_bytes == 0)
+        wait_until(lambda: lmi.server_block.frontends[0].num_body_bytes == 0)
 
 
 def test_a_refused_prompt_is_freed_without_the_collector(lmi: Host) -> None:

@@ -145,7 +145,7 @@ def send(lmi: Host, *requests: object) -> socket.socket:
 
 
 def test_as_many_lines_run_at_once_as_the_engine_can_and_the_body_has_one_place(lmi: Host) -> None:
-    record = lmi.block.frontends[0]
+    record = lmi.server_block.frontends[0]
     with send(lmi, *[{"inputs": "hang"}] * (NUM_RUNNING + 40)):
         wait_until(lambda: lmi.executor.num_active == NUM_RUNNING)
         assert (record.num_sequences, record.num_in_flight) == (1, 1)
@@ -192,7 +192,7 @@ def test_a_body_of_lines_is_503_while_no_engine_can_answer_any(tmp_path: Path) -
 def test_a_full_queue_refuses_a_body_of_lines_like_any_other(tmp_path: Path) -> None:
     with host(tmp_path, server={"job_queue_size": 1}) as lmi:
         raws = [send(lmi, {"inputs": "hang"}) for _ in range(NUM_RUNNING + 1)]
-        wait_until(lambda: lmi.block.frontends[0].num_in_flight == NUM_RUNNING + 1)
+        wait_until(lambda: lmi.server_block.frontends[0].num_in_flight == NUM_RUNNING + 1)
         assert lmi.post(body_of({"inputs": "say a"}), headers=LINES)[0].status == 503
         for raw in raws:
             raw.close()

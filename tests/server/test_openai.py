@@ -434,11 +434,11 @@ def test_what_is_not_there_is_told_as_an_error_object(able: Host, method: str, p
 
 def test_a_full_server_says_429_and_a_draining_one_503(tmp_path: Any) -> None:
     with host(tmp_path, server={"job_queue_size": 1}) as server:
-        server.block.frontends[0].num_sequences += 1 + server.block.engines[0].max_num_sequences
+        server.server_block.frontends[0].num_sequences += 1 + server.block.engines[0].max_num_sequences
         response, body = server.post({"prompt": "say a"}, COMPLETIONS)
         assert (response.status, json.loads(body)["error"]["code"]) == (429, "rate_limit_exceeded")
         assert int(response.getheader("retry-after") or 0) >= 1
-        server.block.supervisor.phase = Phase.DRAINING
+        server.server_block.supervisor.phase = Phase.DRAINING
         response, body = server.post({"prompt": "say a"}, COMPLETIONS)
         assert (response.status, json.loads(body)["error"]["type"]) == (503, "server_error")
 
@@ -450,10 +450,10 @@ def test_each_prompt_counts_among_the_requests_in_flight(tmp_path: Any) -> None:
         with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
             head = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(body)
             connection.sendall(head + body)
-            wait_until(lambda: server.block.frontends[0].num_sequences == num)
+            wait_until(lambda: server.server_block.frontends[0].num_sequences == num)
             response, _ = server.post({"prompt": "say a"}, COMPLETIONS)
             assert response.status == 429
-        wait_until(lambda: server.block.frontends[0].num_sequences == 0)
+        wait_until(lambda: server.server_block.frontends[0].num_sequences == 0)
 
 
 @pytest.mark.parametrize("is_streaming", [True, False])

@@ -42,7 +42,7 @@ def send(served: Host, path: str, fields: dict[str, object]) -> socket.socket:
 
 
 def test_a_request_takes_a_place_for_each_sequence(four: Host) -> None:
-    record = four.block.frontends[0]
+    record = four.server_block.frontends[0]
     with send(four, COMPLETIONS, {"prompt": ["hang a", "hang b"], "n": 2, "temperature": 1}):
         wait_until(lambda: record.num_sequences == 4)
         assert record.num_in_flight == 1
@@ -106,7 +106,7 @@ def test_a_request_that_never_finds_room_is_refused_and_not_told_to_come_back(tm
 
 def test_sequences_that_find_no_room_together_wait_outside(tmp_path: Path) -> None:
     with host(tmp_path, server={"job_queue_size": 1}, capabilities=MANY) as served:
-        record = served.block.frontends[0]
+        record = served.server_block.frontends[0]
         wait_until(lambda: served.block.engines[0].max_num_sequences == NUM_RUNNING)
         with send(served, COMPLETIONS, {"prompt": ["hang a"] * 10, "n": 6, "temperature": 1}):
             wait_until(lambda: record.num_sequences == 60)
@@ -123,7 +123,7 @@ API_PATHS = ["/invocations", "/generate", "/generate_stream", "/", "/v2/models/s
     "path", [*API_PATHS, "/v2/models/scripted/generate_stream", "/v1/chat/completions", "/v1/messages", "/v1/responses"]
 )
 def test_a_full_queue_says_at_every_api_when_to_come_back(four: Host, path: str) -> None:
-    record = four.block.frontends[0]
+    record = four.server_block.frontends[0]
     record.num_sequences += 10_000
     try:
         response, _ = four.post({"inputs": "say a", "prompt": "say a", "text_input": "say a"}, path)

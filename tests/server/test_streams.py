@@ -164,7 +164,7 @@ def test_other_characters_are_escaped_as_json_does_and_bytes_that_are_no_text_st
 def test_a_buffered_stream_has_the_same_bytes_its_length_and_its_real_status(
     lmi: Host, buffering: Host, path: str, body: dict[str, object], prompt: str
 ) -> None:
-    counts = buffering.block.frontends[0].num_requests
+    counts = buffering.server_block.frontends[0].num_requests
     num_before = dict(counts.items())
     response, answer = buffering.post(asked(body, prompt), path)
     streamed, other = lmi.post(asked(body, prompt), path)

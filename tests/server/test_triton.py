@@ -166,9 +166,9 @@ def test_a_lost_engine_is_told_as_json_before_the_first_event_and_as_an_event_af
 def test_a_full_server_tells_when_to_come_back(tmp_path: Path) -> None:
     with host(tmp_path, server={"job_queue_size": 1}) as served:
         served.block.engines[0].max_num_sequences = 0
-        served.block.frontends[0].num_sequences = 1
+        served.server_block.frontends[0].num_sequences = 1
         response, answer = served.post({"text_input": "say a"}, STREAM)
-        served.block.frontends[0].num_sequences = 0
+        served.server_block.frontends[0].num_sequences = 0
         assert (response.status, response.headers["retry-after"]) == (503, "1")
         assert "in flight" in error(answer)
 
@@ -248,7 +248,7 @@ def test_health_says_what_ping_says(tmp_path: Path) -> None:
     with host(tmp_path) as served:
         states = [(Phase.LOADING, Phase.READY, 503, 200), (Phase.READY, Phase.DRAINING, 503, 200)]
         for engine, supervisor, ready, live in [*states, (Phase.FAILED, Phase.FAILED, 500, 500)]:
-            served.block.engines[0].phase, served.block.supervisor.phase = engine, supervisor
+            served.block.engines[0].phase, served.server_block.supervisor.phase = engine, supervisor
             for path, status in (
                 ("/ping", ready),
                 ("/v2/health/ready", ready),
@@ -276,7 +276,9 @@ def test_statistics_count_what_ended_and_how(tmp_path: Path) -> None:
             "fail": {"count": 1},
             "cancel": {"count": 0},
         }
-        assert dict(served.block.frontends[0].num_requests.items())["200"] < 10  # a health check does not count as one
+        assert (
+            dict(served.server_block.frontends[0].num_requests.items())["200"] < 10
+        )  # a health check does not count as one
 
 
 def test_outputs_that_are_asked_for_come_as_further_keys(lmi: Host) -> None:

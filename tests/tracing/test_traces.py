@@ -215,7 +215,7 @@ def test_a_caller_that_does_not_sample_its_trace_leaves_none(collector: Collecto
 def test_while_the_collector_is_away_traces_are_lost_counted_and_told_once(
     collector: Collector, lmi: Host, caplog: pytest.LogCaptureFixture
 ) -> None:
-    record = lmi.block.frontends[0]
+    record = lmi.server_block.frontends[0]
     collector.status = 400
     with caplog.at_level(logging.INFO, "lmi.tracing"):
         for number in (1, 2):
@@ -242,7 +242,7 @@ def test_a_collector_that_hangs_holds_up_neither_requests_nor_the_end(
         wait_until(lambda: collector.num_asked)
         for _ in range(5):
             assert complete(lmi, "say a") == 200
-        assert lmi.block.frontends[0].num_lost_traces == 3
+        assert lmi.server_block.frontends[0].num_lost_traces == 3
     assert not collector.is_open.is_set()
 
 
@@ -258,7 +258,7 @@ def test_without_the_library_the_option_is_refused_with_the_extra_that_has_it(
     monkeypatch.delitem(sys.modules, "lmi.tracing.exporter")
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
     server = ServerConfig(otlp_traces_endpoint="http://127.0.0.1/v1/traces")
-    front_end = FrontEnd(ServerRuntime(Path("/r"), server), lmi.block, lmi.block.frontends[0])
+    front_end = FrontEnd(ServerRuntime(Path("/r"), server), lmi.server_block, lmi.server_block.frontends[0])
     with pytest.raises(BadConfiguration, match=r"^option\.otlp_traces_endpoint needs the extra otel: "):
         exporter_of(front_end)
 
