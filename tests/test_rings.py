@@ -18,12 +18,12 @@ from tests.test_layout import ANNEX_FOLDERS, ROOT, imported_modules, module_name
 
 ANNEXES = {
     "openai": ("lmi.apis.openai", "lmi.server.routes.openai"),
-    "anthropic": ("lmi.apis.anthropic", "lmi.server.routes.anthropic"),
+    "anthropic": ("lmi.apis.anthropic",),
     "responses": ("lmi.apis.responses",),
     "embeddings": ("lmi.apis.embeddings",),
     "tgi": ("lmi.apis.tgi", "lmi.server.routes.tgi"),
     "triton": ("lmi.apis.triton", "lmi.server.routes.kserve"),
-    "batch": ("lmi.apis.batch", "lmi.server.routes.batch"),
+    "batch": ("lmi.apis.batch",),
     "lines": ("lmi.server.lines",),
     "adapters": ("lmi.adapters", "handlers.base.adapters"),
     "models": ("lmi.models",),

@@ -12,6 +12,7 @@ import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 from starlette.exceptions import HTTPException
@@ -20,6 +21,7 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from lmi.adapters import routes as adapter_routes
+from lmi.apis.anthropic.api import COUNT_TOKENS
 from lmi.apis.base.api import retry_header
 from lmi.apis.table import api_at
 from lmi.errors import ClientGone, ForeignPage, LmiError, Overloaded, Unauthorized, Unavailable, UnknownModel, shorten
@@ -31,7 +33,7 @@ from lmi.runtime import ServerRuntime
 from lmi.server.front_end import FrontEnd
 from lmi.server.keys import PROBES
 from lmi.server.models import Models
-from lmi.server.routes import anthropic, batch, health, invocations, kserve, openai, pages, tgi
+from lmi.server.routes import health, invocations, kserve, openai, pages, tgi
 from lmi.server.service import Service
 from lmi.sessions.http import kept_clean
 from lmi.user_code import routes as user_code
@@ -56,7 +58,6 @@ ANYWHERE = re.compile("|".join(map(re.escape, PROBES)) + r"|/version|/pages/.*|/
 SERVER_ROUTES: list[ServerRow] = [
     *pages.ROUTES,
     *health.ROUTES,
-    *batch.SERVER_ROUTES,
     *model_routes.SERVER_ROUTES,
     *kserve.SERVER_ROUTES,
     *openai.SERVER_ROUTES,
@@ -68,7 +69,7 @@ ROUTES: list[Row] = [
     *kserve.ROUTES,
     *tgi.ROUTES,
     *openai.ROUTES,
-    *anthropic.ROUTES,
+    ("/v1/messages/count_tokens", ["POST"], partial(openai.count_tokens, api=COUNT_TOKENS)),
     *adapter_routes.ROUTES,
     *adapter_routes.LORA_ROUTES,
 ]

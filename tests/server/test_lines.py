@@ -13,7 +13,7 @@ import pytest
 
 from lmi.http.exchange import CUSTOM_ATTRIBUTES, TIMEOUT
 from lmi.server.lines import MAX_LINES, one_value, with_code
-from lmi.server.routes.batch import num_transforms
+from lmi.server.routes.health import num_transforms
 from lmi.sessions.http import HEADER
 from lmi.settings.config import ServerConfig
 from tests.scripted import CAPABILITIES, Host, host, wait_until

@@ -1,4 +1,7 @@
-"""How the server is. These routes read shared memory and ask no process, so a busy or dead engine cannot delay them."""
+"""How the server is, and how a batch transform of SageMaker should send its records.
+
+These routes read shared memory and ask no process, so a busy or dead engine cannot delay them.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,10 @@ from lmi import __version__
 from lmi.http.exchange import Exchange
 from lmi.server.models import Models
 from lmi.server.service import Service
+from lmi.settings.config import ServerConfig
 from lmi.shared.state import Block, Phase, SupervisorRecord
+
+MAX_TRANSFORM_MB = 100  # of all requests at once, which is SageMaker's limit
 
 
 async def ping(exchange: Exchange, models: Models) -> None:
@@ -60,6 +66,25 @@ async def scrape(exchange: Exchange, models: Models) -> None:
     if not models.keeps_one:
         await models.refresh()
     await exchange.send_whole(200, metrics.MEDIA_TYPE, metrics.render(models))
+
+
+async def execution_parameters(exchange: Exchange, models: Models) -> None:
+    server, services = models.front_end.config, await models.listed()
+    fields = {
+        "MaxConcurrentTransforms": num_transforms(server, sum(service.num_running_sequences for service in services)),
+        "BatchStrategy": server.batch_strategy,
+        "MaxPayloadInMB": server.max_payload_mb,
+    }
+    await exchange.send_json(fields)
+
+
+def num_transforms(server: ServerConfig, num_running_sequences: int) -> int:
+    """Return the number of requests to send at once: as many as run at once and stay under SageMaker's limit."""
+    if server.max_concurrent_transforms is not None:
+        return server.max_concurrent_transforms
+    if server.max_payload_mb:
+        num_running_sequences = min(num_running_sequences, MAX_TRANSFORM_MB // server.max_payload_mb)
+    return max(1, num_running_sequences)
 
 
 def health(models: Models) -> tuple[int, dict[str, object]]:
@@ -132,4 +157,5 @@ ROUTES = [
     ("/load", ["GET"], load),
     ("/server_info", ["GET"], server_info),
     ("/metrics", ["GET"], scrape),
+    ("/execution-parameters", ["GET"], execution_parameters),
 ]

@@ -1,8 +1,9 @@
-"""What clients of OpenAI's API and of vLLM ask beside a generation: the models, and the tokens of a text.
+"""What clients of chats and completions ask beside a generation: the models, and the tokens of a text.
 
 `/v1/models` lists the models. `/tokenize` and `/detokenize` answer the token ids of a prompt or a chat, and the text of
 token ids, in vLLM's form. A body of `/tokenize` is read as that of a completion or of a chat, so its ids are those that
-generation would begin with.
+generation would begin with. `/v1/messages/count_tokens` answers how many tokens a prompt of Anthropic's API has, which
+agents ask before they shorten a conversation.
 """
 
 from __future__ import annotations
@@ -88,6 +89,13 @@ async def detokenize(exchange: Exchange, service: Service) -> None:
             raise InvalidParameter("tokens", "a non-empty list of token ids", [])
         await inference.parse(replace(message, fields={"prompt": list(ids)}))  # for its model
         await exchange.send_json({"prompt": await service.pipeline.detokenize(ids)})
+
+
+async def count_tokens(exchange: Exchange, service: Service, *, api: AnyApi) -> None:
+    assert service.pipeline is not None
+    async with Inference(exchange, service, api) as inference:
+        parsed = await inference.parse(await inference.read(await inference.receive()))
+        await exchange.send_json({"input_tokens": await service.pipeline.count_tokens(parsed.request)})
 
 
 def _api_of(body: bytes, content_type: str | None) -> AnyApi:
