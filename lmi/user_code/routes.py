@@ -15,6 +15,7 @@ from lmi.apis.base.api import retry_header
 from lmi.apis.lmi.api import LMI
 from lmi.errors import ClientGone, LmiError
 from lmi.http.exchange import Exchange
+from lmi.server.routes import invocations as of_engines
 from lmi.server.service import Service
 from lmi.server.streams import as_ascii
 from lmi.user_code.client import Call
@@ -23,6 +24,9 @@ from lmi.user_code.messages import Handle, Head
 
 
 async def invocations(exchange: Exchange, service: Service) -> None:
+    """Answer `/invocations`, and the paths that name the model too."""
+    if "model" in (named := exchange.scope["path_params"]):
+        service.check_model(named["model"], named.get("version"))
     try:
         service.check_room()
         body = await exchange.body(service.config.server.max_request_size, service.front_end.body_memory)
@@ -34,13 +38,6 @@ async def invocations(exchange: Exchange, service: Service) -> None:
         exchange.error_label = error.label
         rendered = LMI.errors.render(error, LMI.default_format(service.config.model), accepted=False)
         await exchange.send_whole(rendered.status, JSON, error_body(error, rendered.status), rendered.headers.items())
-
-
-async def invoke_model(exchange: Exchange, service: Service) -> None:
-    """Answer `/predictions/{model}[/{version}]` and `/models/{model}/invoke`."""
-    named = exchange.scope["path_params"]
-    service.check_model(named["model"], named.get("version"))
-    await invocations(exchange, service)
 
 
 async def call_handler(exchange: Exchange, service: Service, body: bytes) -> None:
@@ -88,9 +85,4 @@ def error_body(error: LmiError, code: int) -> bytes:
     return orjson.dumps({"code": code, "message": "invoke handler failure", "error": str(error)}) + b"\n"
 
 
-ROUTES = [
-    ("/invocations", ["POST"], invocations),
-    ("/predictions/{model}", ["POST"], invoke_model),
-    ("/predictions/{model}/{version}", ["POST"], invoke_model),
-    ("/models/{model}/invoke", ["POST"], invoke_model),
-]
+ROUTES = [(path, methods, invocations) for path, methods, _ in of_engines.ROUTES]
