@@ -132,10 +132,7 @@ def config(folder: str | None, flags: dict[str, str], files: dict[str, str], is_
     resolved = resolve_folder(folder, os.environ, flags, files=files)
     rows = [row for row in resolved.settings if row.source != "default" or not is_changed]
     if is_json:
-        shown = [
-            {"option": row.option, "value": row.value, "source": row.source, "shadowed": row.shadowed} for row in rows
-        ]
-        document = {"options": shown, "warnings": resolved.warnings, "notes": resolved.notes}
+        document = {"options": rows, "warnings": resolved.warnings, "notes": resolved.notes}
         click.echo(orjson.dumps(document, option=orjson.OPT_INDENT_2).decode())
         return
     click.echo("\n".join(_table(rows)))

@@ -6,7 +6,7 @@ body in OpenAI's form, which may be the name of an adapter. A request without an
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -49,8 +49,9 @@ class SeveralModels(Models):
         return await self._usable(await self._name(exchange))
 
     async def _name(self, exchange: Exchange) -> str:
-        name = name_outside_of_body(exchange)
-        if name is not None:
+        if "model" in exchange.scope["path_params"]:
+            return str(exchange.scope["path_params"]["model"])
+        if name := exchange.query.get(NAME) or exchange.attribute(NAME):
             return name
         entries = self.folder.entries()
         if len(entries) == 1:
@@ -60,7 +61,11 @@ class SeveralModels(Models):
             return name
         loaded = [entry.name for entry in entries if self.status(entry)[0] is State.READY]
         if len(loaded) != 1:
-            raise must_name(loaded)
+            names = ", ".join(map(repr, sorted(loaded)))
+            raise InvalidRequest(
+                f"the request must name its model ({NAME} in the query or in Custom-Attributes, or a path below "
+                f"/models/NAME): {f'loaded are {names}' if names else 'none is loaded'}"
+            )
         return loaded[0]
 
     async def _name_inside(self, exchange: Exchange) -> str | None:
@@ -123,13 +128,6 @@ class SeveralModels(Models):
         return [self.services[name] for name in ready if name in self.services]
 
 
-def name_outside_of_body(exchange: Exchange) -> str | None:
-    """Return the name that path, query or attributes have for the model, or None."""
-    if "model" in exchange.scope["path_params"]:
-        return str(exchange.scope["path_params"]["model"])
-    return exchange.query.get(NAME) or exchange.attribute(NAME) or None
-
-
 async def name_in_body(exchange: Exchange, front_end: FrontEnd) -> str | None:
     """Return the `model` of a body in OpenAI's form, or None. The route reads the body again."""
     if exchange.method != "POST":
@@ -143,15 +141,6 @@ async def name_in_body(exchange: Exchange, front_end: FrontEnd) -> str | None:
     is_openai = exchange.path.startswith(OPENAI_PATHS) or by_field
     name = fields.value("model") if is_openai else None
     return None if not isinstance(name, str) or name in ("", "model", *UNNAMED) else name
-
-
-def must_name(loaded: Iterable[str]) -> InvalidRequest:
-    """Return the error of a request that names no model where none or several are loaded."""
-    names = ", ".join(map(repr, sorted(loaded)))
-    return InvalidRequest(
-        f"the request must name its model ({NAME} in the query or in Custom-Attributes, or a path below /models/NAME): "
-        f"{f'loaded are {names}' if names else 'none is loaded'}"
-    )
 
 
 def said_of(reason: str, url: str) -> str:

@@ -136,20 +136,15 @@ def _number_bytes(dtype: str) -> int:
 
 def _cache_bytes(engine: EngineConfig, known: Mapping[str, Any], number_bytes: int) -> int:
     """Return the size of the KV cache: what the options say, else room for the usual requests, within a quarter."""
-    token_bytes = _token_bytes(known) * number_bytes
+    num_heads = _count(known, "num_attention_heads")
+    head_dim = _count(known, "head_dim") or _count(known, "hidden_size") // max(1, num_heads)
+    num_kept = _count(known, "num_key_value_heads") or num_heads
+    token_bytes = 2 * _count(known, "num_hidden_layers") * num_kept * head_dim * number_bytes
     if engine.max_kv_cache_tokens is not None:
         return engine.max_kv_cache_tokens * token_bytes
     longest = engine.max_sequence_length or _count(known, "max_position_embeddings") or USUAL_LENGTH
     num_tokens = (engine.max_num_sequences or USUAL_SEQUENCES) * min(longest, USUAL_LENGTH)
     return min(num_tokens * token_bytes, linux.memory_bytes() // 4)
-
-
-def _token_bytes(known: Mapping[str, Any]) -> int:
-    """Return the numbers that the cache keeps for each token."""
-    num_heads = _count(known, "num_attention_heads")
-    head_dim = _count(known, "head_dim") or _count(known, "hidden_size") // max(1, num_heads)
-    num_kept = _count(known, "num_key_value_heads") or num_heads
-    return 2 * _count(known, "num_hidden_layers") * num_kept * head_dim
 
 
 def _count(known: Mapping[str, Any], name: str) -> int:

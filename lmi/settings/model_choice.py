@@ -23,7 +23,7 @@ from lmi.settings.properties import Properties
 from lmi.settings.values import ENVIRONMENT, Given, Problems, Surroundings, Values, collect, setting
 from lmi.shared.fetches import WantedSource
 from lmi.sources.files import GGUF, NO_GGUF, fault, listed
-from lmi.sources.source import ARCHIVE_SUFFIXES, HubModel, parse, remote
+from lmi.sources.source import ARCHIVE_SUFFIXES, remote
 
 MODEL, NAME, DRAFT = "option.model_id", "option.model_name", "option.speculative_draft_model"
 DEMO = "demo"
@@ -57,14 +57,6 @@ def find_folder(asked: str | None, cwd: Path, platform_folder: Path = PLATFORM_F
         return None
     inside = list(folder.iterdir())
     return inside[0] if len(inside) == 1 and inside[0].is_dir() else folder
-
-
-def is_remote_folder(asked: str, cwd: Path) -> bool:
-    """Return whether the folder of `lmi serve` is a remote source. A word without `/` never is.
-
-    Raises ModelUnusable for a scheme that is not known.
-    """
-    return remote(asked, exists_locally=(cwd / asked).exists(), needs_owner=True) is not None
 
 
 def named_folder(environ: Mapping[str, str], flags: Mapping[str, str], cwd: Path) -> str | None:
@@ -112,11 +104,6 @@ def wanted_source(source: str, config: Config, *, is_adapter: bool = False) -> W
         download_dir=config.server.download_dir,
         is_adapter=is_adapter,
     )
-
-
-def left_to_code(missing: tuple[str, ...]) -> tuple[str, ...]:
-    """Return what is fetched for user code that is the model. It loads a hub's id itself, as with the reference."""
-    return tuple(text for text in missing if not isinstance(parse(text), HubModel))
 
 
 def source_name(text: str) -> str:

@@ -1,6 +1,6 @@
 """Turns serving.properties, environment and command line into a Config.
 
-Each step takes the values so far, returns them with its own choices, and adds to the problems.
+Each step reads the values so far, writes its own choices into them, and adds to the problems.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from lmi.settings.properties import Properties, read
 from lmi.settings.values import FILE, Given, Problems, Resolved, Surroundings, Values, collect, pick
 from lmi.shared.fetches import FetchRequest
 from lmi.sources.place import default_download_dir
+from lmi.sources.source import HubModel, parse, remote
 from lmi.user_code.settings import choose_code, choose_requirements, unrun_code, with_properties
 
 PLATFORM_WAITS_S = 60.0  # SageMaker, for the answer of a real-time endpoint
@@ -44,7 +45,7 @@ def resolve_folder(
     """
     cwd = cwd or Path.cwd()
     asked = asked or model_choice.named_folder(environ, flags, cwd)
-    if asked is not None and model_choice.is_remote_folder(asked, cwd):
+    if asked is not None and remote(asked, exists_locally=(cwd / asked).exists(), needs_owner=True) is not None:
         if flags.get(MODEL, asked) != asked:
             raise BadConfiguration(f"{asked} is to be served and {MODEL} is {flags[MODEL]}: allowed is one model")
         return resolve(Properties(), environ, {**flags, MODEL: asked}, cwd=cwd, fetched=fetched, files=files)
@@ -101,7 +102,8 @@ def _with_one_model(values: Values, missing: tuple[str, ...]) -> Resolved:
     values.problems.stop_at_faults()
     secure_mode.check(values, model_choice.user_code_folders(values))
     requirements = choose_requirements(values, code)
-    missing = model_choice.left_to_code(missing) if is_code else missing
+    if is_code:  # it loads a hub's id itself, as with the reference
+        missing = tuple(text for text in missing if not isinstance(parse(text), HubModel))
     path = model_choice.choose_model(values, is_code, missing)
     if str(path) not in missing:
         engine.handler.check_model(path)
