@@ -22,28 +22,31 @@ MAX_CHUNK_BYTES = 1 << 20
 TokenFields = tuple[int, str, float | None, bool]  # id, text, log_prob, is_special
 
 
-class Handle(msgspec.Struct, frozen=True, tag="handle", array_like=True):
+class OfCall(msgspec.Struct, frozen=True, array_like=True):
+    """A message of the call with this id."""
+
     call_id: int
+
+
+class Handle(OfCall, frozen=True, tag="handle"):
     properties: dict[str, str]
     query: dict[str, str]
     body: bytes
 
 
-class ReadInput(msgspec.Struct, frozen=True, tag="read_input", array_like=True):
+class ReadInput(OfCall, frozen=True, tag="read_input"):
     """Run the input formatter. One BodyChunk comes back, the body that it made. The call stays open for an Open."""
 
-    call_id: int
     properties: dict[str, str]
     body: bytes
 
 
-class Open(msgspec.Struct, frozen=True, tag="open", array_like=True):
+class Open(OfCall, frozen=True, tag="open"):
     """Begin the answers, one for each prompt. A Head comes back, then one BodyChunk for each Feed.
 
     `fields` is the request's body without the prompt. `details` and `return_full_text` have their defaults applied.
     """
 
-    call_id: int
     prompts: list[str]
     fields: dict[str, Any]
     is_streaming: bool
@@ -51,14 +54,13 @@ class Open(msgspec.Struct, frozen=True, tag="open", array_like=True):
     return_full_text: bool
 
 
-class Feed(msgspec.Struct, frozen=True, tag="feed", array_like=True):
+class Feed(OfCall, frozen=True, tag="feed"):
     """New tokens of the answer to the prompt at `index`. The call ends when each answer has a `finish_reason`.
 
     `top_tokens` (for each token) and `prefill` are set if the request asked for them. `prefill` and the prompt's token
     ids come with the first Feed of a prompt.
     """
 
-    call_id: int
     index: int
     tokens: list[TokenFields]
     finish_reason: str | None = None
@@ -68,46 +70,38 @@ class Feed(msgspec.Struct, frozen=True, tag="feed", array_like=True):
     prefill: list[TokenFields] | None = None
 
 
-class Respond(msgspec.Struct, frozen=True, tag="respond", array_like=True):
+class Respond(OfCall, frozen=True, tag="respond"):
     """Rewrite an object or chunk of another API's response, given as JSON. One BodyChunk comes back."""
 
-    call_id: int
     body: bytes
 
 
-class Taken(msgspec.Struct, frozen=True, tag="taken", array_like=True):
+class Taken(OfCall, frozen=True, tag="taken"):
     """The front end took one BodyChunk."""
 
-    call_id: int
 
-
-class Drop(msgspec.Struct, frozen=True, tag="drop", array_like=True):
+class Drop(OfCall, frozen=True, tag="drop"):
     """The front end does not wait for the call any more."""
 
-    call_id: int
 
-
-class Head(msgspec.Struct, frozen=True, tag="head", array_like=True):
-    call_id: int
+class Head(OfCall, frozen=True, tag="head"):
     status: int
     media_type: str  # "" if the code names none
     headers: dict[str, str]
     is_streaming: bool  # send the chunks on as they arrive
 
 
-class BodyChunk(msgspec.Struct, frozen=True, tag="chunk", array_like=True):
-    call_id: int
+class BodyChunk(OfCall, frozen=True, tag="chunk"):
     data: bytes
 
 
-class End(msgspec.Struct, frozen=True, tag="end", array_like=True):
-    call_id: int
+class End(OfCall, frozen=True, tag="end"):
+    """Nothing follows."""
 
 
-class Failed(msgspec.Struct, frozen=True, tag="failed", array_like=True):
+class Failed(OfCall, frozen=True, tag="failed"):
     """The code raised an exception with this message."""
 
-    call_id: int
     message: str
     is_out_of_memory: bool = False
 
