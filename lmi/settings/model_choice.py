@@ -207,8 +207,9 @@ def _model_path(values: Values) -> Path:
             return base / model_id
     if model_id == DEMO:
         return demo_folder()
-    said = NO_GGUF if model_id.endswith(GGUF) else f"no such folder in {folder or cwd}"
-    raise ModelUnusable(f"{shorten(model_id)}: {said}")
+    if model_id.endswith(GGUF):
+        raise ModelUnusable(f"{shorten(model_id)}: {NO_GGUF}")
+    raise ModelUnusable(f"{shorten(model_id)}: no such folder in {folder or cwd}")
 
 
 def facts(folder: Path) -> Mapping[str, Any]:

@@ -41,20 +41,6 @@ def choose_ports(values: Values, engine: ChosenEngine, config: EngineConfig) -> 
     return replace(config, ports=tuple(ports[:num_wanted]))
 
 
-def spare_port(config: Config) -> int | None:
-    """Return the port of one listener beside server and engines, or None if it may be any free one.
-
-    Raises BadConfiguration if the range has none left.
-    """
-    given_range = config.server.safe_port_range
-    if given_range is None:
-        return None
-    left = _free(config, given_range)
-    if not left:
-        raise BadConfiguration(f"{RANGE}={given_range[0]}-{given_range[1]}: no port is left for a further listener")
-    return left[-1]
-
-
 def check_management_port(values: Values) -> None:
     """Refuse a management port that another listener has, or that the range does not allow."""
     port, key = values.given("management_port"), "management_port"
@@ -75,12 +61,17 @@ def choose_gateway_port(config: Config) -> Config:
     The usual port may be replaced, any other must lie in the range. Raises BadConfiguration.
     """
     given, given_range = config.server.gateway_port, config.server.safe_port_range
-    if given is None or given_range is None or given in _free(config, given_range):
+    if given is None or given_range is None:
+        return config
+    left = [port for port in _beside(config.server, given_range) if port not in config.engine.ports]
+    if given in left:
         return config
     if given != GATEWAY_PORT:
         allowed = f"a port of {RANGE}, {given_range[0]}-{given_range[1]}, that nothing else uses"
         raise BadConfiguration(f"with_gateway={given}: allowed is {allowed}")
-    return replace(config, server=replace(config.server, gateway_port=spare_port(config)))
+    if not left:
+        raise BadConfiguration(f"{RANGE}={given_range[0]}-{given_range[1]}: no port is left for a further listener")
+    return replace(config, server=replace(config.server, gateway_port=left[-1]))
 
 
 def choose_free_ports(config: Config, taken: Container[int]) -> Config:
@@ -96,11 +87,6 @@ def choose_free_ports(config: Config, taken: Container[int]) -> Config:
         said = f"{RANGE}={given_range[0]}-{given_range[1]}: {len(left)} ports are left"
         raise OutOfMemory(f"{said}, and the engines of the model need {num_wanted}")
     return replace(config, engine=replace(config.engine, ports=tuple(left[:num_wanted])))
-
-
-def _free(config: Config, given_range: tuple[int, int]) -> list[int]:
-    """Return the ports of the range that neither the server nor its engines use."""
-    return [port for port in _beside(config.server, given_range) if port not in config.engine.ports]
 
 
 def _beside(server: ServerConfig, given_range: tuple[int, int]) -> list[int]:

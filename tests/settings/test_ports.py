@@ -8,7 +8,6 @@ import pytest
 
 from lmi.errors import BadConfiguration
 from lmi.settings.config import Config
-from lmi.settings.ports import spare_port
 from tests.settings.settling import FOUR_GPUS, faults, settle
 
 VLLM = "option.rolling_batch=vllm\n"
@@ -21,22 +20,22 @@ def ports(folder: Path, text: str, **environ: str) -> Config:
 
 @pytest.mark.usefixtures("vllm")
 def test_each_engine_has_two_ports_and_the_servers_own_is_left_out(folder: Path) -> None:
-    config = ports(folder, f"{VLLM}minWorkers=2\nmaxWorkers=2", **{RANGE: "8080-8085"})
+    config = ports(folder, f"{VLLM}minWorkers=2\nmaxWorkers=2\nwith_gateway=true", **{RANGE: "8080-8085"})
     assert config.engine.ports == (8081, 8082, 8083, 8084)
-    assert spare_port(config) == 8085
+    assert config.server.gateway_port == 8085
 
 
 @pytest.mark.usefixtures("vllm")
 def test_without_a_range_any_port_will_do(folder: Path) -> None:
-    config = ports(folder, VLLM)
-    assert config.engine.ports == () and spare_port(config) is None
+    config = ports(folder, f"{VLLM}with_gateway=true")
+    assert config.engine.ports == () and config.server.gateway_port == 8081
 
 
 def test_an_engine_that_listens_nowhere_needs_no_port(folder: Path) -> None:
     config = ports(folder, "option.rolling_batch=lmi-dist", **{RANGE: "8080-8080"})
     assert config.engine.ports == ()
     with pytest.raises(BadConfiguration, match="8080-8080: no port is left"):
-        spare_port(config)
+        ports(folder, "option.rolling_batch=lmi-dist\nwith_gateway=true", **{RANGE: "8080-8080"})
 
 
 @pytest.mark.usefixtures("vllm")
@@ -88,5 +87,6 @@ def test_a_management_port_is_one_that_is_left(folder: Path, text: str, environ:
 
 @pytest.mark.usefixtures("vllm")
 def test_no_engine_takes_the_management_port(folder: Path) -> None:
-    config = ports(folder, f"{VLLM}maxWorkers=1\nmanagement_port=8081", **{RANGE: "8080-8084"})
-    assert config.engine.ports == (8082, 8083) and spare_port(config) == 8084
+    text = f"{VLLM}maxWorkers=1\nmanagement_port=8082\nwith_gateway=true"
+    config = ports(folder, text, **{RANGE: "8080-8084"})
+    assert config.engine.ports == (8081, 8083) and config.server.gateway_port == 8084
