@@ -90,7 +90,7 @@ def choose_code(values: Values) -> UserCodeConfig | None:
 def _find_file(values: Values) -> Path | None:
     """Return the file that the entry point names, or a model.py; None if neither exists."""
     name = entry = values.given(ENTRY_KEY, "model.py")
-    if is_built_in(entry):  # those of the reference have no effect, but images are not made here, nor run on Neuron
+    if is_built_in(entry):  # one of the reference has no effect, but for images and for Neuron
         name, service = "model.py", entry.removeprefix(BUILT_IN)
         if "stable" in service:
             values.refuse(ENTRY_KEY, "an entry point that generates text, images are not made here")
