@@ -40,18 +40,16 @@ class RunningModels:
     def look(self, now: float) -> None:
         """Start the models that should be there, end those that should not, and note which are ready."""
         with suppress(OSError):  # a folder that cannot be read now, as without a descriptor for it, changes nothing
-            self._follow(self._folder.entries(), now)
-
-    def _follow(self, entries: list[Model], now: float) -> None:
-        wanted = {entry.folder: entry for entry in entries if entry.state is not State.FAILED}
-        for folder in wanted.keys() - self._models.keys():
-            self._start(wanted[folder])
-        for folder, model in list(self._models.items()):
-            model.look(now, is_wanted=folder in wanted or model.ends_server)
-            if model.is_over:
-                model.close()
-                del self._models[folder]
-        self._tidy(entries)
+            entries = self._folder.entries()
+            wanted = {entry.folder: entry for entry in entries if entry.state is not State.FAILED}
+            for folder in wanted.keys() - self._models.keys():
+                self._start(wanted[folder])
+            for folder, model in list(self._models.items()):
+                model.look(now, is_wanted=folder in wanted or model.ends_server)
+                if model.is_over:
+                    model.close()
+                    del self._models[folder]
+            self._tidy(entries)
 
     def _tidy(self, entries: list[Model]) -> None:
         """Remove what is left of loads that were given up before they began here, or whose front end died."""

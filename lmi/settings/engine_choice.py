@@ -124,7 +124,9 @@ def choose_replicas(values: Values, engine: ChosenEngine, gpus: tuple[str, ...])
     if values.given(TENSOR) == "max":
         most = 1 if engine.handler.is_one_device else max(1, len(gpus) // values.final(PIPELINE))
         values.settle(TENSOR, most, f"max of {len(gpus)} GPUs")
-    config = EngineConfig(device_ids=gpus, options=values.without_row(), **values.fields("engine"))
+    others = {key: one.value for key, one in values.picked.items() if key.startswith("option.") and find(key) is None}
+    options = {key.removeprefix("option."): value for key, value in others.items()}
+    config = EngineConfig(device_ids=gpus, options=options, **values.fields("engine"))
     refused = engine.handler.check(config)
     for key, allowed in refused.items():
         values.refuse(key, allowed)

@@ -68,10 +68,6 @@ class Handler:
     describe: Callable[[], str] = lambda: ""
     """Returns what of it depends on the machine, for `lmi version`; "" if nothing does."""
 
-    @property
-    def is_installed(self) -> bool:
-        return not self.library or folder_of(self.library) is not None
-
     def option_keys(self) -> frozenset[str] | None:
         names = self.option_names()
         return None if names is None else frozenset(f"option.{name}" for name in names)
@@ -88,7 +84,8 @@ def announced() -> Mapping[str, Handler]:
 
 
 def installed(handlers: Mapping[str, Handler]) -> dict[str, Handler]:
-    return {name: handler for name, handler in handlers.items() if handler.is_installed}
+    """Return those that need no library, or whose library is there."""
+    return {name: one for name, one in handlers.items() if not one.library or folder_of(one.library) is not None}
 
 
 def folder_of(library: str) -> Path | None:

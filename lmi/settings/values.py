@@ -219,11 +219,6 @@ class Values:
         """Add what became of an option that was given to its source."""
         self.chosen[key] = (self.given(key), reason)
 
-    def without_row(self) -> dict[str, str]:
-        """Return the options that have no row in the table, by name without `option.`."""
-        keys = [key for key in self.picked if key.startswith("option.") and find(key) is None]
-        return {key.removeprefix("option."): self.given(key) for key in keys}
-
     def fields(self, part: str) -> dict[str, Any]:
         """Return the fields of `server`, `model` or `engine` whose values were given or chosen."""
         rows = [row for row in OPTIONS if row.field.startswith(f"{part}.")]

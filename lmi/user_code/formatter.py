@@ -140,7 +140,10 @@ class ResponseFormatter(CallFormatter):
             return line
         call = await self.ask(lambda call_id: Respond(call_id, body))
         written = await call.chunk()
-        return event_lines(written) if prefix else written
+        if not prefix:
+            return written
+        lines = written.splitlines()  # each becomes the data of an event, unless it is one already
+        return b"".join((each if each.startswith(EVENT) else EVENT + each) + b"\n" for each in lines)
 
 
 def feed(call_id: int, delta: Delta) -> Feed:
@@ -159,12 +162,6 @@ def feed(call_id: int, delta: Delta) -> Feed:
 
 def token_fields(tokens: Sequence[Token]) -> list[TokenFields]:
     return [(token.id, token.text, token.log_prob, token.is_special) for token in tokens]
-
-
-def event_lines(written: bytes) -> bytes:
-    """Return each line as the data of a server-sent event, unless it is already one."""
-    lines = written.splitlines()
-    return b"".join((line if line.startswith(EVENT) else EVENT + line) + b"\n" for line in lines)
 
 
 def as_json(written: bytes) -> bytes:
