@@ -47,70 +47,64 @@ inline bool is_adapted(const Model& model, const Op& op, const Buffer& output) {
                                   output.is_wanted)));
 }
 
-inline bool is_linear(const Model& model, const Op& op, const Buffer& input, const Buffer& output) {
-    return is_adapted(model, op, output) && is_between("activation", op.activation, LMI_NONE, LMI_GELU_TANH) &&
-           is_panels(op.weight, input.width, output.width) &&
-           (!op.gate || is_panels(op.gate, input.width, output.width)) &&
-           is_equal("is_wanted of Linear's output", output.is_wanted, "that of its input", input.is_wanted);
-}
-
-inline bool is_shrink(const Model& model, const Op& op, const Buffer& input, const Buffer& output) {
-    return is_between("site of Shrink", op.site, 1, model.num_sites) &&
-           is_equal("is_wanted of Shrink's output", output.is_wanted, "that of its input", input.is_wanted);
-}
-
-inline bool is_norm(const Op& op, const Buffer& input, const Buffer& output) {
-    return is_there("weight of Norm", op.norm) &&
-           is_equal("width of Norm's output", output.width, "that of its input", input.width) &&
-           is_equal("is_wanted of Norm's output", output.is_wanted, "that of its input", input.is_wanted) &&
-           (op.input != op.output || is_equal("adds of a Norm in place", op.adds, "no", 0));
-}
-
-inline bool is_embed(const Op& op, const Buffer& output) {
-    return is_there("table", op.table) && is_between("table_dtype", op.table_dtype, LMI_FLOAT32, LMI_BFLOAT16) &&
-           is_equal("is_wanted of Embed's output", output.is_wanted, "no", 0);
-}
-
-inline bool is_gather(const Buffer& input, const Buffer& output) {
-    return is_equal("width of Gather's output", output.width, "that of its input", input.width) &&
-           is_equal("is_wanted of Gather's input", input.is_wanted, "no", 0) &&
-           is_equal("is_wanted of Gather's output", output.is_wanted, "yes", 1);
-}
-
-inline bool is_attend(const Model& model, const Op& op, const Buffer& input, const Buffer& output) {
-    const int64_t heads = int64_t(model.num_heads) * model.head_dim;
-    const int64_t kv_heads = int64_t(model.num_kv_heads) * model.head_dim;
-    return is_between("layer", op.layer, 0, model.num_layers - 1) && is_between("window", op.window, 0, INT32_MAX) &&
-           is_between("num_pairs", op.num_pairs, 0, model.head_dim / 2) &&
-           (!op.num_pairs || is_there("rotations", op.rotations)) &&
-           is_between("is_wanted of Attend", op.is_wanted, 0, 1) &&
-           is_equal("is_wanted of Attend's output", output.is_wanted, "that of Attend", op.is_wanted) &&
-           is_equal("is_wanted of Attend's input", input.is_wanted, "no", 0) &&
-           is_equal("width of Attend's input", input.width, "all heads", heads + 2 * kv_heads) &&
-           is_equal("width of Attend's output", output.width, "the heads of queries", heads);
-}
-
 inline bool is_op(const Model& model, const Op& op) {
     if (!is_between("kind", op.kind, LMI_EMBED, LMI_SHRINK)) return false;
     if (!is_between("input", op.input, 0, model.num_buffers - 1)) return false;
     if (!is_between("output", op.output, 0, model.num_buffers - 1)) return false;
     const Buffer &input = model.buffers[op.input], &output = model.buffers[op.output];
+    const int64_t heads = int64_t(model.num_heads) * model.head_dim;
+    const int64_t kv_heads = int64_t(model.num_kv_heads) * model.head_dim;
     const bool is_in_place = op.input == op.output;
     switch (op.kind) {
-        case LMI_EMBED: return is_embed(op, output);
-        case LMI_NORM: return is_norm(op, input, output);
+        case LMI_EMBED:
+            return is_there("table", op.table) &&
+                   is_between("table_dtype", op.table_dtype, LMI_FLOAT32, LMI_BFLOAT16) &&
+                   is_equal("is_wanted of Embed's output", output.is_wanted, "no", 0);
+        case LMI_NORM:
+            return is_there("weight of Norm", op.norm) &&
+                   is_equal("width of Norm's output", output.width, "that of its input", input.width) &&
+                   is_equal("is_wanted of Norm's output", output.is_wanted, "that of its input", input.is_wanted) &&
+                   (!is_in_place || is_equal("adds of a Norm in place", op.adds, "no", 0));
         case LMI_CAP: return is_in_place || refuse("Cap must have one buffer");
     }
     if (is_in_place) return refuse("Linear, Attend, Gather and Shrink must have two buffers");
     switch (op.kind) {
-        case LMI_LINEAR: return is_linear(model, op, input, output);
-        case LMI_SHRINK: return is_shrink(model, op, input, output);
-        case LMI_ATTEND: return is_attend(model, op, input, output);
-        default: return is_gather(input, output);
+        case LMI_LINEAR:
+            return is_adapted(model, op, output) && is_between("activation", op.activation, LMI_NONE, LMI_GELU_TANH) &&
+                   is_panels(op.weight, input.width, output.width) &&
+                   (!op.gate || is_panels(op.gate, input.width, output.width)) &&
+                   is_equal("is_wanted of Linear's output", output.is_wanted, "that of its input", input.is_wanted);
+        case LMI_SHRINK:
+            return is_between("site of Shrink", op.site, 1, model.num_sites) &&
+                   is_equal("is_wanted of Shrink's output", output.is_wanted, "that of its input", input.is_wanted);
+        case LMI_ATTEND:
+            return is_between("layer", op.layer, 0, model.num_layers - 1) &&
+                   is_between("window", op.window, 0, INT32_MAX) &&
+                   is_between("num_pairs", op.num_pairs, 0, model.head_dim / 2) &&
+                   (!op.num_pairs || is_there("rotations", op.rotations)) &&
+                   is_between("is_wanted of Attend", op.is_wanted, 0, 1) &&
+                   is_equal("is_wanted of Attend's output", output.is_wanted, "that of Attend", op.is_wanted) &&
+                   is_equal("is_wanted of Attend's input", input.is_wanted, "no", 0) &&
+                   is_equal("width of Attend's input", input.width, "all heads", heads + 2 * kv_heads) &&
+                   is_equal("width of Attend's output", output.width, "the heads of queries", heads);
+        default:
+            return is_equal("width of Gather's output", output.width, "that of its input", input.width) &&
+                   is_equal("is_wanted of Gather's input", input.is_wanted, "no", 0) &&
+                   is_equal("is_wanted of Gather's output", output.is_wanted, "yes", 1);
     }
 }
 
 // ---- Models ----------------------------------------------------------------------------------------------------------
+
+inline int padded(int head_dim) { return num_panels(head_dim) * NR; }
+
+// Floats of the keys and values of one head in a block: keys as panels (head_dim, NR keys), then values as panels
+// (BLOCK keys, NR channels), so that scores and sums of values are products with panels.
+inline int64_t head_floats(int head_dim) { return int64_t(BLOCK) * (head_dim + padded(head_dim)); }
+
+inline int64_t block_bytes(int num_layers, int num_kv_heads, int head_dim) {
+    return sizeof(float) * num_layers * num_kv_heads * head_floats(head_dim);
+}
 
 inline bool is_shape(const Model& model) {
     return is_between("num_ops", model.num_ops, 1, INT32_MAX) &&
@@ -146,8 +140,8 @@ inline bool are_pairs(const Model& model) {
 inline bool is_model(const Model& model) {
     if (!is_there("ops", model.ops) || !is_there("buffers", model.buffers)) return false;
     if (!is_there("pool", model.pool) || !is_shape(model)) return false;
-    const int64_t block_bytes = lmi_block_bytes(model.num_layers, model.num_kv_heads, model.head_dim);
-    if (!is_between("num_blocks", model.num_blocks, 1, model.pool_bytes / block_bytes)) return false;
+    const int64_t each = block_bytes(model.num_layers, model.num_kv_heads, model.head_dim);
+    if (!is_between("num_blocks", model.num_blocks, 1, model.pool_bytes / each)) return false;
     for (const Buffer* buffer = model.buffers; buffer < model.buffers + model.num_buffers; buffer++)
         if (!is_between("width of a buffer", buffer->width, 1, INT32_MAX) ||
             !is_between("is_wanted of a buffer", buffer->is_wanted, 0, 1))

@@ -1,4 +1,4 @@
-// Runs whole steps of a decoder on a CPU. lmi_kernels.h is the interface, vectors.h has functions of vectors, products.h
+// Runs whole steps of a decoder on a CPU. lmi_kernels.h has what it is given, vectors.h functions of vectors, products.h
 // products with weights, pool.h threads, checks.h what is refused. sampling.h draws tokens from the logits, by
 // distribution.h.
 //
@@ -106,12 +106,6 @@ struct Run {
     const std::vector<AdaptedRows>& adapted_rows(int buffer) const { return adapted[model.buffers[buffer].is_wanted]; }
     int num_rows(int buffer) const { return model.buffers[buffer].is_wanted ? step.num_wanted : step.num_rows; }
 };
-
-inline int padded(int head_dim) { return num_panels(head_dim) * NR; }
-
-// Floats of the keys and values of one head in a block: keys as panels (head_dim, NR keys), then values as panels
-// (BLOCK keys, NR channels), so that scores and sums of values are products with panels.
-inline int64_t head_floats(int head_dim) { return int64_t(BLOCK) * (head_dim + padded(head_dim)); }
 
 inline float* keys_of(const Model& model, int64_t block, int layer, int head) {
     const int64_t index = (block * model.num_layers + layer) * model.num_kv_heads + head;
@@ -546,13 +540,16 @@ EXPORT void lmi_pack(const void* weight, int32_t dtype, int32_t num_out, int32_t
 }
 
 EXPORT int64_t lmi_block_bytes(int32_t num_layers, int32_t num_kv_heads, int32_t head_dim) {
-    return sizeof(float) * num_layers * num_kv_heads * head_floats(head_dim);
+    return block_bytes(num_layers, num_kv_heads, head_dim);
 }
 
+// 0 if the model breaks a rule.
 EXPORT int64_t lmi_scratch_bytes(const Model* model, int32_t num_rows) {
     return is_model(*model) ? scratch_bytes(*model, num_rows) : 0;
 }
 
+// Runs a step. The logits are then in the last buffer. Returns 0, or 1 if the model or the step breaks a rule, which
+// lmi_error names until the thread's next call; nothing was done then.
 EXPORT int lmi_run(const Model* model, const Step* step, int32_t num_threads) {
     if (!is_model(*model) || !is_step(*model, *step)) return 1;
     try {
@@ -565,6 +562,7 @@ EXPORT int lmi_run(const Model* model, const Step* step, int32_t num_threads) {
 
 EXPORT int64_t lmi_sampling_bytes(int32_t vocab_size) { return Scratch::num_bytes(std::max(vocab_size, 1)); }
 
+// Fulfils the wishes. Returns 0, or 1 if they break a rule, as lmi_run.
 EXPORT int lmi_sample(const Sampling* sampling, int32_t num_threads) {
     if (!is_sampling(*sampling)) return 1;
     try {

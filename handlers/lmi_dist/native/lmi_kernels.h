@@ -1,4 +1,4 @@
-// What lmi_kernels offers to library.py. A change of anything here is a change of LMI_ABI.
+// What library.py gives to the functions at the end of lmi_kernels.cpp. A change here or there is a change of LMI_ABI.
 //
 // A model is a list of operations over numbered buffers, as operations.py describes them. A step runs all of them over
 // the tokens of its chunks. A chunk is consecutive tokens of one sequence; the keys and values of its earlier tokens are
@@ -116,37 +116,18 @@ struct Sampling {
     const float* logits;        // (num_logits, vocab_size)
     const float* changed;       // (num_changed, vocab_size)
     const int32_t* masks;       // (num_masks, vocab_size / 32, rounded up): a bit for each token that may come
-    const Wish* wishes;      // (num_wishes)
+    const Wish* wishes;         // (num_wishes)
     const int32_t* biased_ids;  // (num_biased)
     const float* biases;        // (num_biased)
     const int32_t* seen_ids;    // (num_seen): what penalties count
     const float* counts;        // (num_seen): how often each was generated
     const int32_t* banned_ids;  // (num_banned)
-    Choice* choices;         // (num_wishes)
-    Best* best;              // (num_best): of each wish the best by log-prob, then the candidates
+    Choice* choices;            // (num_wishes)
+    Best* best;                 // (num_best): of each wish the best by log-prob, then the candidates
     char* scratch;              // lmi_sampling_bytes for each thread, 8-byte aligned
     int64_t scratch_bytes;
     int32_t num_logits, num_changed, num_masks, vocab_size, num_wishes, num_biased, num_seen, num_banned, num_best;
     int32_t reserved;
 };
-
-extern "C" {
-
-int lmi_abi(void);
-int64_t lmi_packed_bytes(int32_t num_out, int32_t num_in, int32_t format);
-void lmi_pack(const void* weight, int32_t dtype, int32_t num_out, int32_t num_in, int32_t format, void* data,
-              int32_t num_threads);
-int64_t lmi_block_bytes(int32_t num_layers, int32_t num_kv_heads, int32_t head_dim);
-int64_t lmi_scratch_bytes(const Model* model, int32_t num_rows);  // 0 if the model breaks a rule
-
-// Runs a step. The logits are then in the last buffer. Returns 0, or 1 if the model or the step breaks a rule, which
-// lmi_error names until the thread's next call; nothing was done then.
-int lmi_run(const Model* model, const Step* step, int32_t num_threads);
-int64_t lmi_sampling_bytes(int32_t vocab_size);
-
-// Fulfils the wishes. Returns 0, or 1 if they break a rule, as lmi_run.
-int lmi_sample(const Sampling* sampling, int32_t num_threads);
-const char* lmi_error(void);
-}
 
 }  // namespace lmi
