@@ -350,7 +350,7 @@ def rest_of(words: list[str], flags: dict[str, int]) -> list[str]:
 
 
 def test_every_block_says_what_it_is() -> None:
-    assert {block.language for block in BLOCKS} <= {"sh", "python", "text"}
+    assert {block.language for block in BLOCKS} <= {"sh", "python", "text", "py"}  # py: a file
 
 
 # A page is followed from top to bottom.
