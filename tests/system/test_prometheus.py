@@ -135,8 +135,8 @@ def model(server: Server, prometheus: Prometheus) -> str:
         return bool(prometheus.values("max_over_time(vllm:num_requests_running[5m]) > 0"))
 
     wait_until(is_seen_running, "a request ran while the server was scraped")
-    asked = "vllm:request_success_total > 1"
-    wait_until(lambda: prometheus.values(asked), "it was scraped again")
+    for seen in ("vllm:request_success_total > 1", "rate(vllm:spec_decode_num_accepted_tokens_total[10m]) > 0"):
+        wait_until(lambda seen=seen: prometheus.values(seen), "it was scraped again")
     [name] = prometheus.ask("label/model_name/values")
     return str(name)
 
