@@ -7,11 +7,10 @@ to the limit, so callers run it in a thread. It knows no tokenizer and no wire f
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import cached_property
@@ -37,6 +36,8 @@ from lmi.errors import (
     Unsupported,
     cause_line,
 )
+from lmi.text import message_forms
+from lmi.text.message_forms import Messages
 from lmi.text.template_filters import BoundedTree, Filters
 from lmi.text.template_limits import ASKING, BoundedFormatter, Budget, OutOfRoom, check_method, num_units
 from lmi.types import Chat
@@ -91,12 +92,15 @@ class ChatTemplate:
     def render(self, chat: Chat, image_placeholder: str = "") -> str:
         """Return the prompt. An image is written by the template, or else `image_placeholder` stands for it.
 
+        Where it refuses a late message of the system, or a second one of the user, the message before says the same.
         Raises InvalidRequest if the template refuses the messages, and GenerationFailed if it exceeds a limit.
         """
         messages = chat.messages
         if chat.continue_final_message:
             said = messages[-1]["content"]
             messages = [*messages[:-1], {**messages[-1], "content": said + ([END] if isinstance(said, list) else END)}]
+        if not message_forms.are_in_turns(messages):
+            messages = message_forms.in_turns(messages, self._refused_late)
         text = self._render(replace(chat, messages=self._in_its_form(messages, image_placeholder)))
         if not chat.continue_final_message:
             return text
@@ -106,18 +110,17 @@ class ChatTemplate:
             raise InvalidParameter("continue_final_message", rule, True)
         return prompt if behind.startswith(" ") else prompt.rstrip()
 
-    def _in_its_form(self, messages: Sequence[Mapping[str, Any]], placeholder: str) -> Sequence[Mapping[str, Any]]:
+    def _in_its_form(self, messages: Messages, placeholder: str) -> Messages:
         """Return the messages with contents that are texts, or lists of parts, as the template takes them."""
         takes_texts, takes_parts = self._forms
         has_images = any(isinstance(message.get("content"), list) for message in messages)
         if takes_parts and (has_images or not takes_texts):
-            return [{**message, "content": _parts(message.get("content"))} for message in messages]
+            return message_forms.of_parts(messages)
         if not has_images:
             return messages
         if not placeholder:
             raise Unsupported("messages", "the chat template takes no images")
-        numbers = itertools.count(1)
-        return [{**message, "content": _text(message.get("content"), placeholder, numbers)} for message in messages]
+        return message_forms.of_texts(messages, placeholder)
 
     @cached_property
     def _forms(self) -> tuple[bool, bool]:
@@ -132,7 +135,21 @@ class ChatTemplate:
                 return False
             return PROBE in text and "'text'" not in text  # else it wrote the list itself
 
-        return is_written(PROBE), is_written(_parts(PROBE))
+        return is_written(PROBE), is_written(message_forms.parts(PROBE))
+
+    @cached_property
+    def _refused_late(self) -> set[str]:
+        """Whose message the template refuses between the user's and an answer."""
+
+        def is_refused(role: str) -> bool:
+            said = [{"role": each, "content": "Hi"} for each in ("user", role, "assistant", "user")]
+            try:
+                self._render(Chat(messages=self._in_its_form(said, "")))
+            except InvalidRequest:
+                return True
+            return False
+
+        return {role for role in ("system", "user") if is_refused(role)}
 
     def _render(self, chat: Chat) -> str:
         template = self._templates.get("tool_use") if chat.tools else None
@@ -166,20 +183,6 @@ class ChatTemplate:
                 raise OutOfRoom(f"the chat template wrote over {self._max_prompt_chars} characters")
             chunks.append(chunk)
         return "".join(chunks)
-
-
-def _parts(content: object) -> list[dict[str, str]]:
-    """Return a content as the list of parts that templates of models with images take."""
-    said = content if isinstance(content, list) else [content or ""]
-    return [{"type": "text", "text": part} if isinstance(part, str) else {"type": "image"} for part in said]
-
-
-def _text(content: object, placeholder: str, numbers: Iterator[int]) -> object:
-    """Return a content as one text, with a placeholder for each image."""
-    if not isinstance(content, list):
-        return content
-    parts = (part if isinstance(part, str) else placeholder.replace("{n}", str(next(numbers))) for part in content)
-    return "\n".join(parts)
 
 
 def _is_large(values: object, max_units: int) -> bool:

@@ -319,3 +319,52 @@ def test_a_message_with_an_image_can_be_continued() -> None:
 def test_images_need_a_template_that_writes_them_or_a_placeholder() -> None:
     with pytest.raises(Unsupported, match="messages is not supported here: the chat template takes no images"):
         compiled(CHATML).render(Chat(messages=[{"role": "user", "content": [IMAGE]}]))
+
+
+def told(*said: str) -> Chat:
+    """Messages of the system, the user, the assistant and a tool, named by their first letters."""
+    roles = {"s": "system", "u": "user", "a": "assistant", "t": "tool"}
+    return Chat(messages=[{"role": roles[each[0]], "content": each} for each in said])
+
+
+WRITTEN = "[{{ m.role }} {{ m.content }}]"
+
+
+@pytest.mark.parametrize(
+    ("said", "text"),
+    [
+        (["s1", "u1", "s2", "a1", "u2"], "[system s1][user u1\ns2][assistant a1][user u2]"),
+        (["u1", "s2"], "[user u1\ns2]"),
+        (["s1", "s2", "s3", "u1"], "[system s1\ns2\ns3][user u1]"),
+        (["u1", "a1", "t1", "s2"], "[user u1][assistant a1][tool t1\ns2]"),
+        (["u1", "a1", "s2", "u2", "s3"], "[user u1][assistant a1][user s2][user u2\ns3]"),
+        (["u1", "a1", "s2"], "[user u1][assistant a1][user s2]"),
+    ],
+)
+def test_the_message_before_says_what_a_template_refuses_from_the_system(said: list[str], text: str) -> None:
+    refusing = "{% if m.role == 'system' and not loop.first %}{{ raise_exception('not at the beginning') }}{% endif %}"
+    assert compiled(f"{{% for m in messages %}}{refusing}{WRITTEN}{{% endfor %}}").render(told(*said)) == text
+
+
+@pytest.mark.parametrize(
+    ("said", "text"),
+    [
+        (["u1", "u2", "s3", "a1", "u3", "u4"], "[user u1\nu2\ns3][assistant a1][user u3\nu4]"),
+        (["u1", "a1", "s2", "u2"], "[user u1][assistant a1][user s2\nu2]"),
+    ],
+)
+def test_roles_alternate_where_the_template_wants_it(said: list[str], text: str) -> None:
+    refusing = "{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('not in turns') }}{% endif %}"
+    assert compiled(f"{{% for m in messages %}}{refusing}{WRITTEN}{{% endfor %}}").render(told(*said)) == text
+
+
+def test_a_template_that_refuses_no_order_gets_messages_as_they_are() -> None:
+    template = compiled(f"{{% for m in messages %}}{WRITTEN}{{% endfor %}}")
+    assert template.render(told("u1", "s2", "u2", "u3")) == "[user u1][system s2][user u2][user u3]"
+    assert compiled("{{ messages[-1].content }}").render(told("u1", "s2", "u2", "u3")) == "u3"
+
+
+def test_images_stay_where_they_are_when_a_late_message_of_the_system_joins_them() -> None:
+    strict = "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no') }}{% endif %}{% endfor %}"
+    messages = [{"role": "user", "content": ["a", IMAGE]}, {"role": "system", "content": "s"}]
+    assert compiled(strict + OF_PARTS).render(Chat(messages=messages)) == "[a<i>s]"
