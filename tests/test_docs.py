@@ -332,6 +332,8 @@ CHECKS: dict[str, Callable[[list[str]], None]] = {
     "mkdir": lambda words: None,
     "cp": check_copied,
     "python": check_program,
+    "codex": check_alone,  # tests/clients/test_agents.py runs both with the lines of the page
+    "claude": check_alone,
 }
 
 
@@ -350,7 +352,7 @@ def rest_of(words: list[str], flags: dict[str, int]) -> list[str]:
 
 
 def test_every_block_says_what_it_is() -> None:
-    assert {block.language for block in BLOCKS} <= {"sh", "python", "text", "py"}  # py: a file
+    assert {block.language for block in BLOCKS} <= {"sh", "python", "text", "toml", "py"}  # py: a file
 
 
 # A page is followed from top to bottom.

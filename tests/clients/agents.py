@@ -1,0 +1,67 @@
+"""The coding agents, as their makers publish them on npm: the programs alone, without the scripts of an installation.
+
+They are installed from their lock when a test first asks for one, and again when the lock changed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.clients.venvs import LOCKS, VENVS
+
+LOCK = LOCKS / "agents.json"  # npm's package-lock.json
+PROGRAMS = {"claude": "@anthropic-ai/claude-code-*/claude", "codex": "codex-*/vendor/*/bin/codex"}
+INSTALL_TIMEOUT_S, RUN_TIMEOUT_S = 600, 240
+
+
+def program_of(name: str) -> Path:
+    """Return the program of an agent. One process installs them, others wait. Skips the test where that cannot be."""
+    if (npm := shutil.which("npm")) is None:
+        pytest.skip("there is no npm")
+    VENVS.mkdir(exist_ok=True)
+    folder = VENVS / "agents"
+    with (VENVS / "agents.lock").open("w") as turn:
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        lock, stamp = LOCK.read_text(), folder / "lmi-stamp"
+        if not stamp.is_file() or stamp.read_text() != lock:
+            _install(npm, lock, folder)
+            stamp.write_text(lock)
+    found = next((folder / "node_modules").glob(PROGRAMS[name]), None)
+    return found or pytest.skip(f"{name} is not published for this machine")
+
+
+def _install(npm: str, lock: str, folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    (folder / "package-lock.json").write_text(lock)
+    (folder / "package.json").write_text(json.dumps(json.loads(lock)["packages"][""]))
+    command = [npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--no-update-notifier"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=INSTALL_TIMEOUT_S)
+    if done.returncode != 0:
+        pytest.skip(f"npm cannot install the agents: {done.stderr[-500:]}")
+
+
+def run(name: str, folder: Path, home: Path, environ: Mapping[str, str], *arguments: str) -> str:
+    """Return what an agent prints, which knows nothing of this machine's user and asks nobody but 127.0.0.1."""
+    kept = {each: os.environ[each] for each in ("PATH", "LANG") if each in os.environ}
+    own = {"HOME": str(home), "TMPDIR": str(home), "NO_PROXY": "127.0.0.1", "SHELL": "/bin/bash"}
+    command = [str(program_of(name)), *arguments]
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env=kept | own | dict(environ),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=RUN_TIMEOUT_S,
+    )
+    assert done.returncode == 0, f"{name}: {done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+    return done.stdout
