@@ -2,13 +2,16 @@
 
 Blocks become the messages that chat templates expect: the result of a tool is a message of its own, and thoughts and
 calls are fields of the assistant's. `thinking` is passed to the template as `enable_thinking`, which many know; the
-model decides how long it thinks. Source: the types of Anthropic's client.
+model decides how long it thinks. A tool with `defer_loading` is described where a result refers to it, and not before:
+so the prompt grows at its end alone. Source: the types of Anthropic's client.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+
+from orjson import dumps
 
 from lmi.apis.base.guides import CONTRACT_NAME, AskedGuide, an_object, check_levels, json_schema
 from lmi.apis.base.parameters import Given, Parameter, ParameterTable, named, rows
@@ -50,17 +53,18 @@ def parse(message: Message[OpenAIFormat], *, is_counted: bool = False) -> Parsed
     """Return the request of a message. With `is_counted` only its prompt counts."""
     ignored: list[str] = []
     given = {"max_new_tokens": None} | MESSAGES.read(message.fields, ignored)
-    messages = _messages(given)
+    tools = flat_tools(given.get("tools"), kind="custom", schema="input_schema")
+    deferred = {tool["name"] for tool in given.get("tools") or () if tool.get("defer_loading") is True}
+    messages = _messages(given, {name: tools[name] for name in deferred})
     if not is_counted and given["max_new_tokens"] is None:
         raise InvalidParameter("max_tokens", "an integer of at least 1", None)
     if not is_counted and messages[-1]["role"] == "assistant":
         raise Unsupported(
             "messages", "an answer begins a message of its own, so the last one cannot be the assistant's"
         )
-    tools = flat_tools(given.get("tools"), kind="custom", schema="input_schema")
     choice = _tool_choice(given, tools)
     guide = _read_output_config(given)
-    return chat_request(given, message.format, messages, tools, choice, guide, ignored)
+    return chat_request(given, message.format, messages, tools, choice, guide, ignored, deferred)
 
 
 def _tool_choice(given: dict[str, Any], tools: Tools) -> ToolChoice:
@@ -85,17 +89,17 @@ def _read_output_config(given: dict[str, Any]) -> AskedGuide:
     return json_schema(f"{FORMAT}.schema", form.get("schema")), {CONTRACT_NAME: FORMAT}
 
 
-def _messages(given: Given) -> list[dict[str, Any]]:
+def _messages(given: Given, deferred: Tools) -> list[dict[str, Any]]:
     messages = listed_messages(given)
     system = content_text("system", given.get("system"), is_needed=False)
     said = [{"role": "system", "content": system}] if system else []
     for name, message in messages:
-        said += _read_message(name, an_object(name, message))
+        said += _read_message(name, an_object(name, message), deferred)
     return said
 
 
-def _read_message(name: str, message: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the results of tools in a message, and the rest of it."""
+def _read_message(name: str, message: dict[str, Any], deferred: Tools) -> list[dict[str, Any]]:
+    """Return the results of tools in a message, and the rest of it. Take what is described from `deferred`."""
     role, said = choice(tuple(BLOCKS))(f"{name}.role", message.get("role")), message.get("content")
     if isinstance(said, str):
         return [{"role": role, "content": said}]
@@ -104,7 +108,7 @@ def _read_message(name: str, message: dict[str, Any]) -> list[dict[str, Any]]:
     found: dict[str, list[Any]] = {kind: [] for kind in BLOCKS[role]}
     for n, item in enumerate(said):
         place = f"{name}.content[{n}]"
-        block = an_object(place, item)
+        block = _without_references(place, an_object(place, item), deferred)
         kind = block.get("type")
         if not isinstance(kind, str) or kind not in found:
             raise Unsupported(place, f"messages are text alone, given a block of type {shorten(kind)} ({role})")
@@ -114,6 +118,19 @@ def _read_message(name: str, message: dict[str, Any]) -> list[dict[str, Any]]:
     rest |= {"tool_calls": calls} if calls else {}
     rest |= {"reasoning_content": "\n".join(thoughts)} if thoughts else {}
     return results if results and not parts else [*results, rest]
+
+
+def _without_references(place: str, block: dict[str, Any], deferred: Tools) -> dict[str, Any]:
+    """Return a block with a text for each reference to a tool: its description, or its name alone where it is known."""
+
+    def described(n: int, part: object) -> object:
+        if not isinstance(part, dict) or part.get("type") != "tool_reference":
+            return part
+        name = text(f"{place}.content[{n}].tool_name", part.get("tool_name"))
+        return {"type": "text", "text": dumps(deferred.pop(name)).decode() if name in deferred else name}
+
+    said = block.get("content")
+    return block | {"content": [described(n, part) for n, part in enumerate(said)]} if isinstance(said, list) else block
 
 
 def _said(place: str, block: dict[str, Any]) -> str:

@@ -6,7 +6,7 @@ and the arguments of earlier calls as objects.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -148,8 +148,12 @@ def chat_request(
     choice: ToolChoice,
     asked: AskedGuide,
     ignored: Sequence[str],
+    deferred: Container[str] = (),
 ) -> Parsed[OpenAIFormat]:
-    """Return the request of checked fields, messages and tools, which are in the form that templates expect."""
+    """Return the request of checked fields, messages and tools, which are in the form that templates expect.
+
+    The template does not get the tools that are `deferred`.
+    """
     format = replace(
         schema.format_of(given, format),
         has_log_probs=given.get("logprobs", False),
@@ -171,7 +175,7 @@ def chat_request(
     effort = {"reasoning_effort": given["reasoning_effort"]} if "reasoning_effort" in given else {}
     chat = Chat(
         messages=messages,
-        tools=None if choice.mode == "none" else list(tools.values()),
+        tools=None if choice.mode == "none" else [tool for name, tool in tools.items() if name not in deferred],
         variables={**effort, **given.get("chat_template_kwargs", {})},
         add_generation_prompt=given.get("add_generation_prompt", not is_continued),
         continue_final_message=is_continued,

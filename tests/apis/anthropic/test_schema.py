@@ -136,6 +136,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"messages": [USER, {"role": "assistant", "content": "The"}]}, "messages is not supported here: an answer begins"),
     ({"messages": [USER, {"role": "assistant", "content": [CALL | {"input": "x"}]}]}, "messages[1].content[0].input"),
     ({"system": 5}, "system must be"),
+    (
+        {"messages": [{"role": "user", "content": [RESULT | {"content": [{"type": "tool_reference"}]}]}]},
+        "messages[0].content[0].content[0].tool_name must be a string",
+    ),
     ({"tools": {"a": 1}}, "tools must be a list"),
     ({"tools": [{"input_schema": {}}]}, "tools[0].name must be a string"),
     ({"tools": [TOOL, TOOL]}, "tools[1].name must be a name of its own"),
@@ -158,6 +162,19 @@ def test_a_refusal_names_the_field_as_the_client_wrote_it(fields: dict[str, Any]
     with pytest.raises(InvalidRequest) as caught:
         parse(**fields)
     assert said in str(caught.value)
+
+
+def test_a_tool_that_is_found_later_is_described_where_a_result_first_refers_to_it() -> None:
+    later, function = {"name": "g", "input_schema": {}, "defer_loading": True}, {"name": "g", "parameters": {}}
+    references = [{"type": "tool_reference", "tool_name": name} for name in ("g", "f", "g", "gone")]
+    found = {"role": "user", "content": [RESULT | {"content": references}]}
+    called = {"role": "assistant", "content": [CALL]}
+    parsed = parse(tools=[TOOL, later], messages=[USER, called, found])
+    asked = parsed.request.chat
+    assert asked is not None and [tool["function"]["name"] for tool in asked.tools or ()] == ["f"]
+    description, *rest = asked.messages[-1]["content"].split("\n")
+    assert json.loads(description) == {"type": "function", "function": function} and rest == ["f", "g", "gone"]
+    assert set(parsed.format.tools) == {"f", "g"}
 
 
 def test_tools_that_the_server_does_not_look_for_are_refused_with_the_option() -> None:
