@@ -44,6 +44,7 @@ FIRST = (
     "tests/system/sagemaker/test_adapters.py",
     "tests/scripts/test_peers.py",
     "tests/clients/test_schemathesis.py",
+    "tests/clients/test_agents.py",
     "tests/system/test_vllm_ranks.py",
     "doors of vllm",
     "tests/system/test_guides.py",
