@@ -9,6 +9,7 @@ from pathlib import Path
 from lmi.runtime import Runtime
 from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig, UserCodeConfig
 from lmi.shared.cores import Cores
+from lmi.shared.pauses import Pauses
 from lmi.shared.state import Phase
 from lmi.supervisor import kinds
 
@@ -25,7 +26,7 @@ def test_formatters_keep_off_the_cores_of_the_engines(tmp_path: Path) -> None:
     runtime = Runtime.create(config, folder)
     block, core = runtime.attach(), max(os.sched_getaffinity(0))
     *_, formatter = kinds.of_model(runtime, block, Cores(((0,),), (core,)))
-    formatter.start(time.monotonic())
+    formatter.look(time.monotonic(), Pauses(late_s=1.0))
     assert formatter.pid is not None and formatter.record is not None
     try:
         deadline_s = time.monotonic() + 60
