@@ -7,8 +7,8 @@ that the engine has shown. While the batch has room, or before a speed is known,
 Clients share the engine by the time that their requests take: the next one is that of the client who had the least. A
 client of whom nothing runs need not wait for an end: a few express places beside the batch are for such clients.
 
-If the queue was long for a while, a new request must be expected to be next, and the newest goes first, because the
-oldest clients are about to leave.
+If the queue was long for a while, a new request must be expected to be next. The order stays that of arrival: if the
+newest went first, the oldest would wait for as long as the load lasts, and be refused late.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from lmi.errors import DeadlineExceeded, LmiError, Overloaded
 from lmi.executor import DEFAULT_PRIORITY
 
 TARGET_S = 0.5  # a queue that is longer than this for OVERLOADED_AFTER_S stands
-OVERLOADED_AFTER_S = 2.0
+OVERLOADED_AFTER_S = 1.0
 PART = 0.8  # of the time that clients wait, which answers may take: estimates err
 MAX_RETRY_AFTER_S = 30
 MAX_IDLE_CLIENTS = 1000  # whose share is remembered
@@ -236,7 +236,7 @@ class RequestQueue:
         return client, entry
 
     def _first(self, client: Client) -> QueueEntry:
-        return client.lines[max(client.lines)].entries[-1 if self.is_overloaded else 0]
+        return client.lines[max(client.lines)].entries[0]
 
     def _places_in_time(self, now: float) -> int:
         """The largest batch that answers in PART of the time that clients wait, if any does."""
@@ -293,10 +293,8 @@ class RequestQueue:
         return found
 
     def _is_late(self, entry: QueueEntry, now: float) -> bool:
-        waited_s, own_s = now - entry.arrived_s, self.service_s(entry)
-        if now + own_s > entry.deadline_s or (waited_s > self._max_wait_s and not entry.is_further):
-            return True
-        return self.is_overloaded and own_s <= PART * self.patience.seconds(now) < waited_s + own_s
+        has_waited = now - entry.arrived_s > self._max_wait_s and not entry.is_further
+        return has_waited or now + self.service_s(entry) > entry.deadline_s
 
     def note_token(self, entry: QueueEntry, now: float) -> None:
         """The first token of a request was sent."""

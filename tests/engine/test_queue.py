@@ -125,6 +125,13 @@ def test_under_any_load_clients_who_leave_after_five_seconds_get_what_the_engine
     assert sum(end == "left" for end, _, at_s in engine.ends if at_s > 10) <= 0.02 * len(engine.ends)
 
 
+@pytest.mark.parametrize("patience_s", [5.0, 60.0])
+def test_who_is_refused_under_a_lasting_load_is_refused_at_once(patience_s: float) -> None:
+    engine = Engine()
+    ends = engine.run(poisson(1.5 * CAPACITY, 60, patience_s=patience_s), 60)
+    assert ends["refused"] > 500 and ends["late"] == 0
+
+
 def test_a_batch_that_takes_longer_than_clients_wait_gets_smaller() -> None:
     engine = Engine(step_s=0.06)  # a full batch answers after 5.4 s, less than half of one after 4 s, 7 a second
     engine.run(poisson(20, 30, patience_s=5.0, num_tokens=48), 30)
@@ -241,13 +248,13 @@ def test_whatever_priorities_clients_name_the_queue_counts_three_classes() -> No
 
 def test_what_cannot_meet_its_deadline_is_refused_at_once_and_says_when_to_come_again() -> None:
     engine = Engine(max_wait_s=60.0)
-    engine.run([arrival(0.0, f"client {i % 4}", is_further=True) for i in range(8 * PLACES)], 2.0)
+    engine.run([arrival(0.0, f"client {i % 4}", is_further=True) for i in range(8 * PLACES)], 0.8)
     own_s = TOKENS * (STEP_S + (PLACES + 1) * ROW_S) + PROMPT * PROMPT_TOKEN_S
     with pytest.raises(Overloaded, match=r"it would take \d+\.\d s, and has 2\.1") as caught:
-        engine.queue.offer(arrival(2.0, "client 1", deadline_s=2.0 + own_s).entry, 2.0)
+        engine.queue.offer(arrival(0.8, "client 1", deadline_s=0.8 + own_s).entry, 0.8)
     assert 1 <= (caught.value.retry_after_s or 0) <= 1.2 * MAX_RETRY_AFTER_S
-    engine.queue.offer(arrival(2.0, "client 1", deadline_s=60.0).entry, 2.0)
-    engine.queue.offer(arrival(2.0, "an idle client", deadline_s=2.1 + own_s).entry, 2.0)
+    engine.queue.offer(arrival(0.8, "client 1", deadline_s=60.0).entry, 0.8)
+    engine.queue.offer(arrival(0.8, "an idle client", deadline_s=0.9 + own_s).entry, 0.8)
 
 
 def test_a_deadline_that_passes_in_the_queue_ends_the_wait() -> None:
