@@ -13,8 +13,6 @@ MIN_STEPS = 4  # before the speed counts as known
 NUM_STAYED = 8  # clients who are taken to have stayed before any was seen
 MAX_SEEN = 64  # of clients, that count in an average
 FORGET_S = 60.0  # half of what is known of impatience is forgotten in this time
-SIZE = 8  # steps of up to 8, 16, 24 … sequences are measured together
-SHARE = 0.1  # of a new step in the average of its size
 QUANTILE = 0.5  # of clients who still wait when patience is said to end
 BOUNDS_S = tuple(0.1 * 1.15**i for i in range(52))  # 0.1 s to 125 s
 
@@ -27,12 +25,12 @@ class Speed:
         self.prompt_token_s = 0.0  # what one more prompt token costs
         self.step_s = 0.0  # a full step without prompt tokens
         self.output_token_s = 0.0  # the engine's time for a token of an answer, while it makes many at once
+        self.least_step_s = math.inf  # of all steps that made tokens of answers, full or not
         self._num_steps = 0
-        self._step_s: dict[int, float] = {}  # of steps with up to so many rows, on average
-        self._weight = self._prompt = self._seconds = self._prompt_2 = self._both = self._output = 0.0
+        self._weight = self._prompt = self._seconds = self._prompt_2 = self._both = self._output = self._rows = 0.0
 
-    def note(self, seconds: float, num_prompt_tokens: int, num_output_tokens: int) -> None:
-        """Learn from a step and the wait before it."""
+    def note(self, seconds: float, num_prompt_tokens: int, num_output_tokens: int, num_sequences: int) -> None:
+        """Learn from a full engine's step and the wait before it."""
         keep = math.exp(-seconds / MEMORY_S)
         self._num_steps += 1
         self._weight = keep * self._weight + 1
@@ -41,16 +39,15 @@ class Speed:
         self._prompt_2 = keep * self._prompt_2 + num_prompt_tokens**2
         self._both = keep * self._both + num_prompt_tokens * seconds
         self._output = keep * self._output + num_output_tokens
+        self._rows = keep * self._rows + num_sequences
         self._settle()
 
-    def note_size(self, seconds: float, num_output_tokens: int) -> None:
-        """Learn from any step, with the prompts that come with it, how its time grows with the number of sequences."""
-        size = SIZE * -(-num_output_tokens // SIZE)
-        self._step_s[size] = seconds + (1 - SHARE) * (self._step_s.get(size, seconds) - seconds)
+    def num_sequences(self, seconds: float) -> float:
+        """The sequences of a step that takes so long with its prompts, at the time that each took lately.
 
-    def largest_step(self, seconds: float) -> int | None:
-        """The most sequences of a step that takes no longer. None if no measured step does."""
-        return max((size for size, step_s in self._step_s.items() if step_s <= seconds), default=None)
+        A step of more sequences takes less for each, so that a batch of this size settles where a step takes so long.
+        """
+        return seconds * self._rows / self._seconds if self._rows and self._seconds else math.inf
 
     def _settle(self) -> None:
         spread = self._weight * self._prompt_2 - self._prompt**2
@@ -71,9 +68,8 @@ class ClientPatience:
     """
 
     def __init__(self) -> None:
-        self._left = [0.0] * len(
-            BOUNDS_S
-        )  # of the clients who waited until a bound, the share that left before the next
+        # Of the clients who waited until a bound, the share that left before the next.
+        self._left = [0.0] * len(BOUNDS_S)
         self._seen = [NUM_STAYED] * len(BOUNDS_S)
         self._forgotten_s = 0.0
 

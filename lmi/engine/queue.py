@@ -27,6 +27,7 @@ from lmi.executor import DEFAULT_PRIORITY
 TARGET_S = 0.5  # a queue that is longer than this for OVERLOADED_AFTER_S stands
 OVERLOADED_AFTER_S = 1.0
 PART = 0.8  # of the time that clients wait, which answers may take: estimates err
+MIN_PLACES = 8  # that a batch is reduced to
 MAX_RETRY_AFTER_S = 30
 MAX_IDLE_CLIENTS = 1000  # whose share is remembered
 ANSWERS_REMEMBERED = 20
@@ -106,6 +107,7 @@ class RequestQueue:
         self.wait_error_s = 0.0  # how far the expected waits were off, on average
         self._max_num_sequences, self._num_express, self._max_wait_s = max_num_sequences, num_express, max_wait_s
         self._places = max_num_sequences  # in use; fewer while a full batch takes longer than clients wait
+        self._longest_step_s = math.inf  # that answers in time
         self._num_running = self._num_express_running = 0  # sequences that the engine has, in the batch and beside it
         self._running: dict[QueueEntry, None] = {}
         self._clients: dict[str, Client] = {}
@@ -206,8 +208,7 @@ class RequestQueue:
     def start(self, now: float) -> Iterator[QueueEntry]:
         """Yield the requests to give to the engine now."""
         self._watch(now)
-        if self.num_waiting:
-            self._places = self._places_in_time(now)
+        self._set_places(now)
         while found := self._next():
             client, entry = found
             self._forget(entry)
@@ -238,13 +239,14 @@ class RequestQueue:
     def _first(self, client: Client) -> QueueEntry:
         return client.lines[max(client.lines)].entries[0]
 
-    def _places_in_time(self, now: float) -> int:
-        """The largest batch that answers in PART of the time that clients wait, if any does."""
+    def _set_places(self, now: float) -> None:
+        """Let the batch be the largest that answers in PART of the time that clients wait, if any does."""
         most, whole_s = self._max_num_sequences, self.patience.seconds(now)
-        if whole_s == math.inf or not self._running:
-            return most
-        num_tokens = self._answered_share * sum(entry.max_tokens for entry in self._running) / len(self._running)
-        return min(most, self.speed.largest_step(PART * whole_s / num_tokens) or most)
+        num_tokens = sum(entry.max_tokens for entry in self._running) / max(1, len(self._running))
+        self._longest_step_s = PART * whole_s / max(1.0, self._answered_share * num_tokens)
+        if self._longest_step_s < self.speed.least_step_s:
+            self._longest_step_s = math.inf
+        self._places = int(min(most, max(MIN_PLACES, self.speed.num_sequences(self._longest_step_s))))
 
     def num_by_class(self) -> tuple[Counter[str], Counter[str]]:
         """The requests of each class of priority that wait, and those that the engine has."""
@@ -367,6 +369,8 @@ class RequestQueue:
             return
         seconds, self._short_steps_s = seconds + self._short_steps_s, 0.0
         self._num_steps += 1
-        self.speed.note_size(seconds, num_output_tokens)
-        if self._num_running >= self._places or self.num_waiting:
-            self.speed.note(seconds, num_prompt_tokens, num_output_tokens)
+        if num_output_tokens:
+            self.speed.least_step_s = min(self.speed.least_step_s, seconds)
+        if self._num_running >= self._places or self.num_waiting or seconds > self._longest_step_s:
+            num_sequences = self._num_running + self._num_express_running
+            self.speed.note(seconds, num_prompt_tokens, num_output_tokens, num_sequences)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 import random
 from collections import Counter
 from collections.abc import Iterable
@@ -44,6 +45,7 @@ class Engine:
         self.ends: list[tuple[str, QueueEntry, float]] = []
         self.first_s: dict[QueueEntry, float] = {}  # from the arrival to the first token
         self._step_s, self._now, self._looked_s = step_s, 0.0, 0.0
+        self.slow_s = math.inf, math.inf  # from when to when a step takes four times as long
         self._running: dict[QueueEntry, int] = {}  # tokens to come
         self._tokens: dict[QueueEntry, int] = {}
         self._departures: list[tuple[float, int, QueueEntry]] = []
@@ -88,6 +90,8 @@ class Engine:
             sum(entry.num_prompt_tokens for entry in started),
         )
         seconds = self._step_s + ROW_S * num_rows + PROMPT_TOKEN_S * num_prompt
+        if self.slow_s[0] <= self._now < self.slow_s[1]:
+            seconds *= 4
         self._now += seconds
         self.queue.note_step(seconds, num_prompt, num_rows)
         for entry in list(self._running):
@@ -136,6 +140,13 @@ def test_a_batch_that_takes_longer_than_clients_wait_gets_smaller() -> None:
     engine = Engine(step_s=0.06)  # a full batch answers after 5.4 s, less than half of one after 4 s, 7 a second
     engine.run(poisson(20, 30, patience_s=5.0, num_tokens=48), 30)
     assert sum(end == "whole" and at_s > 15 for end, _, at_s in engine.ends) >= 15 * 5
+
+
+def test_a_batch_that_became_small_in_a_slow_moment_grows_again() -> None:
+    engine = Engine(step_s=0.06)
+    engine.slow_s = 15.0, 20.0
+    engine.run(poisson(40, 50, patience_s=5.0), 50)
+    assert sum(end == "whole" and at_s > 35 for end, _, at_s in engine.ends) >= 15 * 15
 
 
 def test_after_a_burst_the_load_that_fits_is_served_whole_again() -> None:
@@ -214,7 +225,7 @@ def test_clients_who_always_have_more_get_equal_parts_of_the_engine() -> None:
 def test_a_client_pays_for_the_tokens_of_its_images_when_they_are_known() -> None:
     queue = RequestQueue(1, 1e9)
     for num_tokens in (0, 100) * 8:
-        queue.speed.note(0.1 + 0.001 * num_tokens, num_tokens, 1)
+        queue.speed.note(0.1 + 0.001 * num_tokens, num_tokens, 1, 1)
     for client in ("with images", "without") * 2:
         queue.offer(arrival(0.0, client, is_further=True).entry, 0.0)
     order = []
@@ -299,7 +310,7 @@ def test_the_speed_of_prompts_and_answers_is_found_from_steps_that_have_both() -
     speed, draw = Speed(), random.Random(0)
     for _ in range(200):
         num_prompt = draw.randrange(0, 200)
-        speed.note(STEP_S + PROMPT_TOKEN_S * num_prompt, num_prompt, PLACES)
+        speed.note(STEP_S + PROMPT_TOKEN_S * num_prompt, num_prompt, PLACES, PLACES)
     assert speed.prompt_token_s == pytest.approx(PROMPT_TOKEN_S, rel=0.01)
     assert speed.step_s == pytest.approx(STEP_S, rel=0.01)
     assert speed.output_token_s == pytest.approx(STEP_S / PLACES, rel=0.01)
