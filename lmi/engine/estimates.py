@@ -10,9 +10,10 @@ from bisect import bisect_right
 
 MEMORY_S = 3.0  # a step that is so old counts 1/e of a new one
 MIN_STEPS = 4  # before the speed counts as known
-NUM_STAYED = 8  # clients who are taken to have stayed before any was seen
-MAX_SEEN = 64  # of clients, that count in an average
-FORGET_S = 60.0  # half of what is known of impatience is forgotten in this time
+NUM_STAYED = 4  # clients who are taken to have stayed before any was seen
+MAX_SEEN = 32  # of clients, that count in an average
+INSTANT_S = 0.1  # who leave together have one reason, as a proxy that ends, and count once
+FORGET_S = 600.0  # half of what is known of impatience is forgotten in this time
 QUANTILE = 0.5  # of clients who still wait when patience is said to end
 BOUNDS_S = tuple(0.1 * 1.15**i for i in range(52))  # 0.1 s to 125 s
 
@@ -71,10 +72,15 @@ class ClientPatience:
         # Of the clients who waited until a bound, the share that left before the next.
         self._left = [0.0] * len(BOUNDS_S)
         self._seen = [NUM_STAYED] * len(BOUNDS_S)
+        self._left_s = -math.inf  # when one left who counted
         self._forgotten_s = 0.0
 
     def note(self, waited_s: float, *, has_left: bool, now: float) -> None:
         self._forget(now)
+        if has_left:
+            if now - self._left_s < INSTANT_S:
+                return
+            self._left_s = now
         last = bisect_right(BOUNDS_S, waited_s) - 1
         for i in range(last + has_left):
             self._seen[i] = min(self._seen[i] + 1, MAX_SEEN)

@@ -287,9 +287,16 @@ def test_further_requests_of_one_body_wait_for_as_long_as_it_takes() -> None:
 def test_patience_is_the_time_after_which_clients_leave() -> None:
     patience = ClientPatience()
     assert patience.seconds(0.0) == float("inf")
-    for i in range(40):
-        patience.note(5.0, has_left=True, now=0.1 * i)
+    for i in range(20):
+        patience.note(5.0, has_left=True, now=0.2 * i)
     assert 4.2 < patience.seconds(4.0) <= 5.0
+
+
+def test_a_crowd_that_leaves_at_one_moment_is_not_the_patience_of_all() -> None:
+    patience = ClientPatience()
+    for i in range(200):
+        patience.note(0.01 * i, has_left=True, now=5.0 + 0.0002 * i)
+    assert patience.seconds(6.0) == float("inf")
 
 
 def test_a_few_who_leave_early_among_many_who_stay_are_not_the_patience_of_all() -> None:
@@ -301,9 +308,10 @@ def test_a_few_who_leave_early_among_many_who_stay_are_not_the_patience_of_all()
 
 def test_impatience_is_forgotten() -> None:
     patience = ClientPatience()
-    for _ in range(40):
-        patience.note(5.0, has_left=True, now=0.0)
-    assert patience.seconds(600.0) == float("inf")
+    for i in range(20):
+        patience.note(5.0, has_left=True, now=0.2 * i)
+    assert patience.seconds(60.0) <= 5.0
+    assert patience.seconds(3600.0) == float("inf")
 
 
 def test_the_speed_of_prompts_and_answers_is_found_from_steps_that_have_both() -> None:
