@@ -72,7 +72,7 @@ MAX_LINES = {
     "lmi/adapters": 870,
     "lmi/apis": 6270,
     "lmi/client": 1100,
-    "lmi/engine": 1500,
+    "lmi/engine": 1510,
     "lmi/executor": 910,
     "lmi/gateway": 2230,
     "lmi/http": 1190,
@@ -86,11 +86,11 @@ MAX_LINES = {
     "lmi/text": 1630,
     "lmi/tracing": 250,
     "lmi/user_code": 2700,
-    "handlers/base": 2540,
+    "handlers/base": 2560,
     "handlers/guides": 1870,
     "handlers/lmi_dist": 6900,
     "handlers/lmi_trtllm": 2170,
-    "handlers/lmi_vllm": 2060,
+    "handlers/lmi_vllm": 2080,
 }
 OURS = {module_name(path): path for top in ("lmi", "handlers") for path in sources(top) if "compat" not in path.parts}
 ROOMS = [path for top in ("lmi", "handlers") for path in sorted((ROOT / top).iterdir()) if any(path.glob("*.py"))]

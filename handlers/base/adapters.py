@@ -1,4 +1,4 @@
-"""LoRA adapters of an engine by name, and turns for an engine that cannot mix them with the base model.
+"""LoRA adapters of an engine by name, and the turns of its sequences, of which it may not mix all.
 
 A request may name an adapter once it is loaded. Its weights were read then, or are read for its first request if the
 load did not ask for them. The number by which the engine knows an adapter is never used again.
@@ -6,7 +6,7 @@ load did not ask for them. The number by which the engine knows an adapter is ne
 
 from __future__ import annotations
 
-from collections import deque
+from bisect import insort
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import count
@@ -157,24 +157,30 @@ class Adapters:
             self._engine.remove_adapter(self._leaving.pop(number))
 
 
-class AdapterTurns:
-    """The waiting sequences, in order of arrival. Each is given out once it may run beside the running ones.
+class Turns:
+    """The waiting sequences: express ones first, then by priority and age. The first is given out once it may run.
 
-    Some engines compute wrong rows for the base model in a batch that also uses an adapter. In those the two take
-    turns. No sequence overtakes another, so none starves.
+    A batch has at most `max_batch` sequences that are not express. Some engines compute wrong rows for the base model
+    in a batch that also uses an adapter: where adapters take turns, the two are never in one.
     """
 
-    def __init__(self, *, is_needed: bool) -> None:
-        self.waiting: deque[Sequence] = deque()
-        self._is_needed = is_needed
+    def __init__(self, max_batch: float, *, adapters_take_turns: bool) -> None:
+        self.waiting: list[Sequence] = []
+        self._max_batch, self._adapters_take_turns = max_batch, adapters_take_turns
+
+    def add(self, sequence: Sequence) -> None:
+        insort(self.waiting, sequence, key=lambda one: (-one.request.is_express, -one.request.priority))
 
     def take(self, running: dict[str, Sequence]) -> Iterator[Sequence]:
         """Yield the next sequences. The caller adds each to `running`, or fails it, before it asks for the next."""
         while self.waiting and self._may_run(self.waiting[0], running):
-            yield self.waiting.popleft()
+            yield self.waiting.pop(0)
 
     def _may_run(self, sequence: Sequence, running: dict[str, Sequence]) -> bool:
-        if not self._is_needed or not running:
+        if not running:
             return True
-        other = next(iter(running.values()))
-        return (sequence.request.lora_config is None) == (other.request.lora_config is None)
+        others = running.values()
+        if not sequence.request.is_express and sum(not one.request.is_express for one in others) >= self._max_batch:
+            return False
+        has_adapter = next(iter(others)).request.lora_config is not None
+        return not self._adapters_take_turns or has_adapter == (sequence.request.lora_config is not None)

@@ -9,6 +9,7 @@ are given to the engine again.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field, replace
@@ -18,7 +19,7 @@ from typing import ClassVar, Generic, Protocol, TypeVar
 
 import msgspec
 
-from handlers.base.adapters import AdapterEngine, Adapters, AdapterTurns
+from handlers.base.adapters import AdapterEngine, Adapters, Turns
 from handlers.base.driven_outputs import BeamRounds, BeamRow, SequenceOutput, check_beams, feed
 from handlers.base.sequence import Sequence
 from handlers.base.stepped import EngineStopped, Step, SteppedExecutor
@@ -93,7 +94,11 @@ class DrivenExecutor(SteppedExecutor[Sequence], Generic[Work]):
         self._engine = engine
         self._info = info
         self._adapters = Adapters(engine, self.title, max_resident_adapters, self._kind_of)
-        self._turns = AdapterTurns(is_needed=info.capabilities.lora and not mixes_adapters)
+        take_turns = info.capabilities.lora and not mixes_adapters
+        max_batch = (
+            info.max_num_sequences if info.num_express_places else math.inf
+        )  # else the engine's own bound counts
+        self._turns = Turns(max_batch, adapters_take_turns=take_turns)
         self._known: dict[str, Sequence] = {}  # the sequences that the engine has, by their ids there
         self._load = EngineLoad()
         self._num_preemptions = 0
@@ -167,7 +172,7 @@ class DrivenExecutor(SteppedExecutor[Sequence], Generic[Work]):
         except UnknownAdapter as error:
             self._refuse(sequence, error)
         else:
-            self._turns.waiting.append(sequence)
+            self._turns.add(sequence)
 
     def _remove(self, sequence: Sequence) -> None:
         names = [name for name in _names_of(sequence) if self._known.pop(name, None) is not None]
@@ -294,7 +299,8 @@ class DrivenExecutor(SteppedExecutor[Sequence], Generic[Work]):
                 self._known.pop(name, None)
         self._load = replace(self._load, num_running=len(self._known), running=list(self._known))
         self._turns.waiting.clear()
-        self._turns.waiting.extend(waiting)
+        for sequence in waiting:
+            self._turns.add(sequence)
 
 
 def name_of(sequence: Sequence) -> str:

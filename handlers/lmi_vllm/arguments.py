@@ -31,6 +31,7 @@ from lmi.shared import linux
 
 FIELDS = {field.name: field.type for field in dataclasses.fields(AsyncEngineArgs) if not field.name.startswith("_")}
 NUM_SEQUENCES_ON_CPU = 128  # the default of vLLM's server there
+SEQUENCES_PER_EXPRESS_PLACE, MAX_EXPRESS_PLACES = 32, 4
 TOKENS_PER_BLOCK_ON_CPU, TOKENS_PER_BLOCK = 128, 16
 SPECULATIVE_LENGTH = 5
 UNLIMITED = -1  # as max_logprobs
@@ -77,6 +78,8 @@ def engine_arguments(config: EngineConfig, model_path: str, memory_bytes: int | 
     _check(config, Path(model_path), typed.get("load_format", "auto"))
     ours = {field: getattr(config, name) for field, name in OURS.items() if getattr(config, name) is not None}
     arguments = {**DEFAULTS, "model": model_path, "dtype": DTYPES[config.dtype], **ours, **typed}
+    if "max_num_seqs" in arguments:
+        arguments["max_num_seqs"] += _express_places(arguments["max_num_seqs"], SEQUENCES_PER_EXPRESS_PLACE)
     if config.max_beam_width > 1 and arguments["max_logprobs"] != UNLIMITED:
         arguments["max_logprobs"] = max(arguments["max_logprobs"], 2 * config.max_beam_width)  # a beam's candidates
     if current_platform.is_cpu():
@@ -88,6 +91,15 @@ def engine_arguments(config: EngineConfig, model_path: str, memory_bytes: int | 
     elif config.max_kv_cache_tokens is not None:
         arguments |= _cache_in_blocks(config, config.max_kv_cache_tokens, typed.get("block_size") or TOKENS_PER_BLOCK)
     return arguments
+
+
+def num_express_places(max_num_seqs: int) -> int:
+    """How many of vLLM's places are beside the batch: a few, for requests of light clients."""
+    return _express_places(max_num_seqs, SEQUENCES_PER_EXPRESS_PLACE + 1)
+
+
+def _express_places(num_sequences: int, num_for_each: int) -> int:
+    return min(MAX_EXPRESS_PLACES, num_sequences // num_for_each)
 
 
 def _check(config: EngineConfig, folder: Path, load_format: str) -> None:

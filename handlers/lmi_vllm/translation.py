@@ -27,6 +27,7 @@ from handlers.base.name_patterns import is_plain
 from handlers.base.sequence import Sequence
 from handlers.guides.vocabulary import NO_TEXTS
 from handlers.lmi_vllm import vllm_log
+from handlers.lmi_vllm.arguments import num_express_places
 from handlers.lmi_vllm.images import reads_images
 from lmi.errors import InvalidRequest, shorten
 from lmi.executor import (
@@ -186,8 +187,8 @@ def structure(guide: GuidedDecodingParams) -> StructuredOutputsParams:
 
 
 def priority(request: Request) -> int:
-    """vLLM's priority of a request, where a lower number is more urgent."""
-    return round((DEFAULT_PRIORITY - request.priority) * PRIORITY_STEPS)
+    """vLLM's priority of a request, where a lower number is more urgent. An express one comes before all others."""
+    return round((DEFAULT_PRIORITY - request.priority - request.is_express) * PRIORITY_STEPS)
 
 
 def of_core(name: str, output: EngineCoreOutput) -> SequenceOutput:
@@ -267,6 +268,7 @@ def kv_cache_stats(config: VllmConfig, used_share: float) -> KvCacheStats:
 
 def describe(config: VllmConfig, max_beam_width: int, renderer: Any = None) -> EngineInfo:
     model, speculates = config.model_config, config.speculative_config is not None
+    max_num_seqs = config.scheduler_config.max_num_seqs
     vocab_size, max_logprobs = model.get_vocab_size(), model.max_logprobs
     max_images, image_placeholder = (0, "") if renderer is None else reads_images(model, renderer)
     max_top_log_probs = vocab_size if max_logprobs < 0 else min(max_logprobs, vocab_size)
@@ -275,7 +277,8 @@ def describe(config: VllmConfig, max_beam_width: int, renderer: Any = None) -> E
         name="vllm",
         vocab_size=vocab_size,
         max_sequence_length=model.max_model_len,
-        max_num_sequences=config.scheduler_config.max_num_seqs,
+        max_num_sequences=max_num_seqs - num_express_places(max_num_seqs),
+        num_express_places=num_express_places(max_num_seqs),
         dtype=str(model.dtype).removeprefix("torch."),
         device=config.device_config.device_type,
         max_kv_cache_tokens=num_blocks(config) * config.cache_config.block_size,

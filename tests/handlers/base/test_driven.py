@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from handlers.base.sequence import Sequence
+from handlers.base.adapters import Turns
+from handlers.base.driven import name_of
+from handlers.base.sequence import Sequence, sequences_of
 from lmi.errors import InvalidParameter, InvalidRequest, UnknownAdapter
 from lmi.executor import ErrorKind, FinishReason, LoraConfig, Request, Response, ResponseError
 from lmi.settings.config import EngineConfig
@@ -84,6 +86,20 @@ def test_what_ends_in_a_step_before_it_raises_is_answered(executor: Executor) ->
 def test_a_value_of_a_wrong_type_never_reaches_the_engine(executor: Executor) -> None:
     with pytest.raises(InvalidRequest, match="wrong type"):
         executor.enqueue_request(ask(1, 2.5))  # type: ignore[arg-type]
+
+
+def test_a_full_batch_leaves_its_express_places_to_express_requests() -> None:
+    turns, running = Turns(2, adapters_take_turns=False), {}
+    for request_id, more in enumerate([{}, {}, {}, {"priority": 0.9}, {"is_express": True}]):
+        [sequence] = sequences_of(Sequence, request_id, Request((1,), 3, **more), 512)
+        turns.add(sequence)
+    for sequence in turns.take(running):
+        running[name_of(sequence)] = sequence
+    assert list(running) == ["4.0", "3.0", "0.0"]
+    del running["4.0"]
+    assert not list(turns.take(running))
+    del running["3.0"]
+    assert next(turns.take(running)).id == 1
 
 
 def test_an_adapter_that_is_unloaded_stays_in_the_engine_until_its_last_sequence_ends(tmp_path: Path) -> None:

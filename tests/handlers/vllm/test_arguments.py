@@ -331,3 +331,11 @@ def test_what_vllms_classes_refuse_names_our_option_and_its_source(arguments: Mo
     assert str(explained(caught.value, str(folder), engine)) == (
         "option.gpu_memory_utilization='7' (OPTION_GPU_MEMORY_UTILIZATION): Input should be less than or equal to 1"
     )
+
+
+@pytest.mark.parametrize(("asked", "more"), [(31, 0), (32, 1), (64, 2), (95, 2), (96, 3), (128, 4), (299, 4)])
+def test_a_few_places_stand_beside_the_batch_that_was_asked_for(
+    arguments: ModuleType, folder: Path, asked: int, more: int
+) -> None:
+    told = arguments.engine_arguments(config(max_num_sequences=asked), str(folder))["max_num_seqs"]
+    assert told - asked == arguments.num_express_places(told) == more

@@ -76,7 +76,7 @@ OURS = {
     "Request.guided_decoding_params",
     "Request.return_all_generated_tokens",
     "Request.priority",
-    "Request.is_express",  # vLLM says that it has no express places
+    "Request.is_express",
     "Request.allotted_time_ms",
     "Request.cache_salt",
     "Request.client_id",
@@ -161,6 +161,7 @@ def test_a_priority_of_vllm_s_api_reaches_vllm_unchanged(rank: int) -> None:
     body = json.dumps({"prompt": "a", "priority": rank}).encode()
     read = openai.parse(openai.read(body, None, model)).request
     assert priority(ask(priority=read.priority)) == rank
+    assert priority(ask(priority=read.priority, is_express=True)) <= -(2**19)
 
 
 def test_whole_numbers_become_the_floats_that_vllm_wants(engine: Executor) -> None:
