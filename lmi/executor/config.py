@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 from lmi.executor.checks import MAX_INT, broken, check_int
@@ -71,16 +71,17 @@ class ExecutorConfig:
     """
 
     max_beam_width: int = 1
-    batching_type: BatchingType = field(default=BatchingType.INFLIGHT, kw_only=True)
-    max_batch_size: int | None = field(default=None, kw_only=True)  # sequences
-    max_num_tokens: int | None = field(default=None, kw_only=True)  # prompt tokens of a step
-    max_queue_size: int | None = field(default=None, kw_only=True)  # requests
-    iter_stats_max_iterations: int = field(default=1000, kw_only=True)
-    request_stats_max_iterations: int = field(default=0, kw_only=True)
-    kv_cache_config: KvCacheConfig = field(default_factory=KvCacheConfig, kw_only=True)
-    logits_post_processor_config: LogitsPostProcessorConfig | None = field(default=None, kw_only=True)
-    guided_decoding_config: GuidedDecodingConfig | None = field(default=None, kw_only=True)
-    additional_model_outputs: Sequence[AdditionalModelOutput] = field(default=(), kw_only=True)
+    _: KW_ONLY
+    batching_type: BatchingType = BatchingType.INFLIGHT
+    max_batch_size: int | None = None  # sequences
+    max_num_tokens: int | None = None  # prompt tokens of a step
+    max_queue_size: int | None = None  # requests
+    iter_stats_max_iterations: int = 1000
+    request_stats_max_iterations: int = 0
+    kv_cache_config: KvCacheConfig = field(default_factory=KvCacheConfig)
+    logits_post_processor_config: LogitsPostProcessorConfig | None = None
+    guided_decoding_config: GuidedDecodingConfig | None = None
+    additional_model_outputs: Sequence[AdditionalModelOutput] = ()
 
     def check(self) -> None:
         """Raise ValueError for the first field that breaks its rule. An Executor calls it when it is built."""

@@ -10,7 +10,6 @@ import codecs
 import re
 from collections.abc import Sequence
 
-from lmi.errors import InvalidParameter
 from lmi.executor import FinishReason, PromptLogProb, TokenLogProb
 from lmi.text.tokenizer import Tokenizer
 from lmi.types import GenerationRequest, Token
@@ -198,8 +197,6 @@ class StopStrings:
     __slots__ = ("_first_char", "_held", "_is_included", "_patterns", "_states", "matched")
 
     def __init__(self, stops: Sequence[str], include_stop_str_in_output: bool = False) -> None:
-        if not all(stops):
-            raise InvalidParameter("stop_sequences", "strings that are not empty", "")
         longest_first = sorted(set(stops), key=len, reverse=True)
         self._patterns = [(stop, _fallbacks(stop)) for stop in longest_first]
         self._states = [0] * len(self._patterns)  # characters of each stop string that the text ends in

@@ -4,7 +4,6 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from lmi.errors import InvalidParameter
 from lmi.text.answer import StopStrings
 
 STOPS = st.lists(st.text("ab", min_size=1, max_size=5), min_size=1, max_size=4)
@@ -70,8 +69,3 @@ def test_nothing_comes_after_a_stop_string() -> None:
 def test_a_stop_string_is_no_pattern(stop: str) -> None:
     stops = StopStrings([stop])
     assert (read(stops, ["ab^-", stop[:1], stop[1:], "c"]), stops.matched) == first_stop(f"ab^-{stop}c", [stop])
-
-
-def test_an_empty_stop_string_is_refused() -> None:
-    with pytest.raises(InvalidParameter, match="stop_sequences"):
-        StopStrings(["a", ""])

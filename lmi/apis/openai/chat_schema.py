@@ -74,7 +74,7 @@ class _Part(msgspec.Struct):
 
 
 class _Outline(msgspec.Struct):
-    """The part of a body that `check_texts` measures."""
+    """The part of a body that `read` measures."""
 
     messages: list[_Part] = []
     system: msgspec.Raw = msgspec.Raw()
