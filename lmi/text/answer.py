@@ -26,12 +26,7 @@ class AnswerText:
     def __init__(self, tokenizer: Tokenizer, request: GenerationRequest, prompt_ids: Sequence[int]) -> None:
         self._tokenizer = tokenizer
         self._special_ids = tokenizer.special_ids
-        self._detokenizer = Detokenizer(
-            tokenizer,
-            prompt_ids,
-            skip_special_tokens=request.skip_special_tokens,
-            spaces_between_special_tokens=request.spaces_between_special_tokens,
-        )
+        self._detokenizer = Detokenizer(tokenizer, request, prompt_ids)
         stops, is_included = request.stop_sequences, request.include_stop_str_in_output
         self._stop = StopStrings(stops, is_included) if stops else None
         self._silent_stop_ids = frozenset() if is_included else frozenset(request.stop_token_ids)
@@ -56,9 +51,8 @@ class AnswerText:
         With a `finish_reason` the last Token gets the text that was held back. If the Result has no tokens, an
         additional Token with the last id gets it.
         """
-        if (
-            self._stop is None and top is None and finish_reason is NOT_FINISHED and len(ids) == 1
-        ):  # nearly every Result
+        is_plain = self._stop is None and top is None and finish_reason is NOT_FINISHED
+        if is_plain and len(ids) == 1:  # nearly every Result
             self._last_id = token_id = ids[0]
             log_prob = None if log_probs is None else log_probs[0]
             return [Token(token_id, self._detokenizer.feed(token_id), log_prob, token_id in self._special_ids)]
@@ -137,20 +131,14 @@ class Detokenizer:
 
     __slots__ = ("_bare", "_is_at_start", "_is_behind_special", "_is_plain", "_pending", "_token_texts", "_tokenizer")
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        prompt_ids: Sequence[int] = (),
-        *,
-        skip_special_tokens: bool = True,
-        spaces_between_special_tokens: bool = True,
-    ) -> None:
+    def __init__(self, tokenizer: Tokenizer, request: GenerationRequest, prompt_ids: Sequence[int]) -> None:
         self._tokenizer = tokenizer
-        self._token_texts = tokenizer.token_texts_without_special if skip_special_tokens else tokenizer.token_texts
+        skips = request.skip_special_tokens
+        self._token_texts = tokenizer.token_texts_without_special if skips else tokenizer.token_texts
         self._pending = b""  # the first bytes of a character
         # After a prompt without visible text the answer is at the start, where decoders trim a space.
         self._is_at_start = not any(self._token_texts[token_id] for token_id in prompt_ids)
-        self._bare = not (skip_special_tokens or spaces_between_special_tokens)
+        self._bare = not (skips or request.spaces_between_special_tokens)
         self._is_behind_special = bool(prompt_ids) and prompt_ids[-1] in tokenizer.special_ids
         self._is_plain = not self._is_at_start and not self._bare
 

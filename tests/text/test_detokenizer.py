@@ -5,8 +5,10 @@ import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lmi.executor import SamplingConfig
 from lmi.text.answer import Detokenizer
 from lmi.text.tokenizer import Tokenizer
+from lmi.types import GenerationRequest
 
 IDS = st.lists(st.integers(0, 345), max_size=30)  # some are beyond the vocabulary
 SENTENCEPIECE_IDS = st.lists(st.integers(0, 379), max_size=30)
@@ -14,7 +16,8 @@ PROMPT = "The quick"
 
 
 def stream(tokenizer: Tokenizer, prompt: list[int], ids: list[int], **flags: bool) -> list[str]:
-    detokenizer = Detokenizer(tokenizer, prompt, **flags)
+    request = GenerationRequest(max_new_tokens=None, sampling=SamplingConfig(), **flags)
+    detokenizer = Detokenizer(tokenizer, request, prompt)
     return [detokenizer.feed(token_id) for token_id in ids] + [detokenizer.flush()]
 
 

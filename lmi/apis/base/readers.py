@@ -26,7 +26,7 @@ MAX_STOP_SEQUENCES = 16
 MAX_WORDS = 1024  # stop_token_ids, bad words
 MAX_WORD_BYTES = 1024
 MAX_SALT_CHARS = 128
-MAX_IGNORED = 32
+MAX_IGNORED = 32  # lines for the log of one request
 NOT_IN_SALT = frozenset("@/\\\0")
 MAX_VALUES_BYTES = 1 << 20
 """The limit for a body without its prompt. A text may fill a whole body, but sixty megabytes of small values take ten
