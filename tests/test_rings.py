@@ -78,6 +78,8 @@ MAX_LINES = {
     "lmi/http": 1190,
     "lmi/models": 800,
     "lmi/server": 2600,
+    "lmi/ipc": 320,
+    "lmi/settings": 3080,
     "lmi/sessions": 370,
     "lmi/settings": 2920,
     "lmi/shared": 1750,

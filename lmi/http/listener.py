@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -34,30 +35,32 @@ def bind(host: str, port: int) -> socket.socket:
 
 def find_owner(port: int) -> tuple[int, str] | None:
     """Return pid and name of the process that listens on a local port, or None if this user cannot see it."""
-    inodes = set(_listening_inodes(port))
+    pid = next(owners(port), None)
+    return None if pid is None else (pid, Path(f"/proc/{pid}/comm").read_text().strip())
+
+
+def owners(port: int) -> Iterator[int]:
+    """Yield the pids of the processes that listen on a local port, as far as this user can see them."""
+    sockets = set(_listening(port))
     for process in Path("/proc").iterdir():
-        if process.name.isdigit() and inodes & _socket_inodes(process):
-            return int(process.name), (process / "comm").read_text().strip()
-    return None
+        if process.name.isdigit() and sockets & _open_files(process):
+            yield int(process.name)
 
 
-def _listening_inodes(port: int) -> list[str]:
-    inodes = []
+def _listening(port: int) -> Iterator[str]:
+    """Yield the listening sockets of a port as /proc names an open one."""
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         with suppress(OSError):
             for line in Path(table).read_text().splitlines()[1:]:
                 row = line.split()
                 if row[3] == LISTENING and int(row[1].rpartition(":")[2], 16) == port:
-                    inodes.append(row[9])
-    return inodes
+                    yield f"socket:[{row[9]}]"
 
 
-def _socket_inodes(process: Path) -> set[str]:
-    inodes = set()
+def _open_files(process: Path) -> set[str]:
+    found = set()
     with suppress(OSError):
         for fd in (process / "fd").iterdir():
             with suppress(OSError):
-                target = os.readlink(fd)
-                if target.startswith("socket:["):
-                    inodes.add(target[8:-1])
-    return inodes
+                found.add(os.readlink(fd))
+    return found

@@ -9,9 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from lmi.http.listener import owners
 from lmi.shared import linux
-
-LISTENING = "0A"  # a state of /proc/net/tcp
 
 
 def cpu_of(url: str) -> dict[str, float]:
@@ -22,8 +21,8 @@ def cpu_of(url: str) -> dict[str, float]:
     parts = urlsplit(url)
     if not _is_local(parts.hostname or ""):
         return {}
-    listeners = _listeners(parts.port or (443 if parts.scheme == "https" else 80))
     found = {}
+    listeners = owners(parts.port or (443 if parts.scheme == "https" else 80))
     for pid in {one for listener in listeners for one in [listener, *linux.descendants(listener)]}:
         with suppress(OSError):  # it has ended, or is another user's
             name = Path(f"/proc/{pid}/comm").read_text().strip()
@@ -35,23 +34,6 @@ def _is_local(host: str) -> bool:
     with suppress(ValueError):
         return ipaddress.ip_address(host).is_loopback
     return host in ("localhost", socket.gethostname())
-
-
-def _listeners(port: int) -> list[int]:
-    """Return the pids of the processes that hold a listening socket of this port."""
-    rows = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]]
-    sockets = {f"socket:[{row[9]}]" for row in rows if row[3] == LISTENING and int(row[1].split(":")[1], 16) == port}
-    pids = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
-    return [pid for pid in pids if sockets & _open_files(pid)]
-
-
-def _open_files(pid: int) -> set[str]:
-    found = set()
-    with suppress(OSError):
-        for path in Path(f"/proc/{pid}/fd").iterdir():
-            with suppress(OSError):
-                found.add(os.readlink(path))
-    return found
 
 
 def _cpu_s(pid: int) -> float:
