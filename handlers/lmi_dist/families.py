@@ -117,10 +117,6 @@ class Architecture:
     is_post_norm: bool = False  # norms follow the residual sum instead of preceding the block
     is_transposed: bool = False  # linears are stored (in, out)
 
-    @property
-    def is_gated(self) -> bool:
-        return "gate" in self.names or "gate_up" in self.names
-
 
 def describe(config: Any) -> Architecture | None:
     """The Architecture of a configuration, or None if only the modules of transformers can run it."""

@@ -92,10 +92,6 @@ class ModelRunner:
 
     @torch.inference_mode()
     def forward(self, plan: Plan) -> Array:
-        """Run one step. Returns logits, float32 (num_logits, vocab_size), on the host.
-
-        They are in the order of the chunks and of the wanted positions of each chunk.
-        """
         try:
             return to_array(self._model(self._prepare(plan)).cpu())
         except torch.OutOfMemoryError:

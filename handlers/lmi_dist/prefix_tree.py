@@ -44,9 +44,6 @@ class PrefixTree:
     def __contains__(self, block: int) -> bool:
         return block in self._places
 
-    def __len__(self) -> int:
-        return len(self._places)
-
     def has_children(self, block: int) -> bool:
         return block in self._children
 

@@ -256,7 +256,7 @@ class _WeightReader(Generic[Packed]):
             return Linear(input, output, self._pack(weight), gate=self._pack(gate), activation=a.activation)
         weight, bias = self._linear("up", layer, *shape)
         linear = Linear(input, output, self._pack(weight), self._placed(bias), activation=a.activation)
-        if not a.is_gated:
+        if "gate" not in a.names:
             return linear
         gate, gate_bias = self._linear("gate", layer, *shape)
         return replace(linear, gate=self._pack(gate), gate_bias=self._placed(gate_bias))

@@ -126,7 +126,7 @@ class Engine:
         slot = self.cache.allocate(self.cache.num_blocks * SIZE)
         self.cache.cover(slot, self.cache.num_blocks * SIZE)
         self.cache.free(slot)
-        assert len(self.cache._idle) == len(self.cache._tree) == len(self.cache._tree._children) == 0
+        assert len(self.cache._idle) == len(self.cache._tree._places) == len(self.cache._tree._children) == 0
 
 
 def num_computed(batches: list[Batch]) -> list[int]:
