@@ -11,7 +11,7 @@ from collections.abc import Sequence as SequenceOf
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from handlers.base import sequence as base
 from handlers.base.beams import Continuation
@@ -75,18 +75,11 @@ class EmbeddedSequence(base.Sequence):
 new_sequences = partial(base.sequences_of, EmbeddedSequence)
 
 
-class Fork(NamedTuple):
-    """A slot takes the first `num_tokens` of another one."""
-
-    from_slot: int
-    to_slot: int
-    num_tokens: int
-
-
 class BeamRows:
     """The rows of `head`, a sequence with a search. `rows` are parallel to the search's running beams.
 
-    While the prompt is computed, `head` is the only row. `forks` are still to be made, before the next step.
+    While the prompt is computed, `head` is the only row. `forks` are still to be made, before the next step: from slot,
+    to slot, how many tokens it takes.
     """
 
     def __init__(self, head: EmbeddedSequence, slots: list[int]) -> None:
@@ -94,7 +87,7 @@ class BeamRows:
         self.head = head
         self.slots = slots
         self.rows = [head]
-        self.forks: list[Fork] = []
+        self.forks: list[tuple[int, int, int]] = []
 
     def advance(self, steps: SequenceOf[Continuation]) -> None:
         """Make the rows of what the search runs next. The first beam that continues a row keeps its slot."""
@@ -115,7 +108,7 @@ class BeamRows:
 
     def _fork(self, row: EmbeddedSequence, slot: int) -> EmbeddedSequence:
         assert row.slot is not None
-        self.forks.append(Fork(row.slot, slot, row.num_computed))
+        self.forks.append((row.slot, slot, row.num_computed))
         forked = _copy(row)
         forked.slot = slot
         if row.sampler_state is not None:
