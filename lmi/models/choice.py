@@ -6,8 +6,7 @@ body in OpenAI's form, which may be the name of an adapter. A request without an
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 from lmi.apis.base.outline import BodyOutline
@@ -96,15 +95,6 @@ class SeveralModels(Models):
             loaded = ", ".join(repr(entry.name) for entry in self.folder.entries()) or "none"
             raise UnknownModel(f"no model {shorten(name)} is served here, loaded: {loaded}")
         return entry
-
-    @contextmanager
-    def using(self, service: Service) -> Iterator[None]:
-        """Count a request, for which the supervisor waits when its model is unloaded."""
-        service.record.num_in_flight += 1
-        try:
-            yield
-        finally:
-            service.record.num_in_flight -= 1
 
     def status(self, entry: Model) -> tuple[State, str]:
         """Return the state that a model is in, and the reason. Its processes may have failed since it was READY."""

@@ -11,8 +11,8 @@ import gc
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import ClassVar
 
 from starlette.exceptions import HTTPException
@@ -74,9 +74,14 @@ class Models:
         """Return the model that a request is for. Raises Unavailable while it is not here."""
         return self.the_only()
 
-    def using(self, service: Service) -> AbstractContextManager[None]:
-        """Count a request, where a model can be unloaded, which waits for it."""
-        return nullcontext()
+    @contextmanager
+    def using(self, service: Service) -> Iterator[None]:
+        """Count a request, for which the unloading of its model waits."""
+        service.record.num_in_flight += 1
+        try:
+            yield
+        finally:
+            service.record.num_in_flight -= 1
 
     async def listed(self) -> list[Service]:
         """Return every model, by name. Raises Unavailable while the one of a server that keeps one is not here."""
