@@ -5,7 +5,7 @@
 
 // With `is_plain` the 8-bit products of CPUs without instructions for them.
 static const lmi::Multiply& multiply(int format, int is_plain) {
-    return format == LMI_INT8 && is_plain ? lmi::by<lmi::Int8Tile<lmi::PlainDot>> : lmi::multiply(format);
+    return format == lmi::LMI_INT8 && is_plain ? lmi::by<lmi::Int8Tile<lmi::PlainDot>> : lmi::multiply(format);
 }
 
 EXPORT int panel_width() { return lmi::NR; }

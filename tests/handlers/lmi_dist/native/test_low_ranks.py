@@ -110,7 +110,7 @@ numbers = st.one_of(st.integers(-3, 4), st.sampled_from([2**31 - 1, -(2**31)]))
 def test_a_step_with_any_numbers_of_adapters_runs_or_is_refused(users: list[int]) -> None:
     step = ([1, 2, 3], [0, 0, 0], [1, 1, 1], [0, 1, 2], [0, 1, 2], users)
     MODEL._reserve(3, 3)
-    known = [MODEL._adapters[1], MODEL._adapters[2]]
+    known = [MODEL._adapters[1][0], MODEL._adapters[2][0]]
     if set(users) <= {-1, 0, 1}:
         MODEL._step(*step, adapters=known)
     else:
@@ -136,7 +136,7 @@ def test_a_step_with_any_numbers_of_adapters_runs_or_is_refused(users: list[int]
 def test_a_wrong_weight_of_an_adapter_is_refused(site: int, part: str, field: str, value: int, says: str) -> None:
     model = new_model(variants()[0])
     put(model, 1, random_adapter(4, seed=1))
-    setattr(getattr(model._adapters[1].sites[site], part), field, value)
+    setattr(getattr(model._adapters[1][0][site], part), field, value)
     with pytest.raises(ValueError, match=says):
         run_step(model, [Chunk(0, 0, [1, 2], 1, [0], 1)])
     run_step(model, [Chunk(0, 0, [1, 2], 1, [0])])  # the adapter is not used
@@ -173,4 +173,4 @@ def test_a_step_that_does_not_say_who_uses_its_adapters_is_refused() -> None:
     put(model, 1, random_adapter(4, seed=1))
     model._reserve(1, 1)
     with pytest.raises(ValueError, match="users is missing"):
-        model._step([1], [0], [1], [0], [0], adapters=[model._adapters[1]])
+        model._step([1], [0], [1], [0], [0], adapters=[model._adapters[1][0]])
