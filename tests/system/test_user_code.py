@@ -255,6 +255,7 @@ def test_a_worker_that_dies_loses_its_requests_alone_and_starts_again(handler: S
 def test_at_the_end_of_a_drain_a_handler_s_requests_get_their_errors(tmp_path: Path) -> None:
     folder = write_handler(tmp_path / "model", "drain_timeout=2", "minWorkers=2")
     with running(folder) as server, ThreadPoolExecutor(1) as pool:
+        wait_until(lambda: server.metrics()["lmi_engines_ready"] == 2, "both are ready")
         whole = pool.submit(server.post, {"act": "sleep", "s": 0, "go_on": str(tmp_path / "never")})
         with server.open({"act": "stream", "num_words": 2, "go_on": str(tmp_path / "never")}) as response:
             assert response.read1() == b"word0 "
