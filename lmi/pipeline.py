@@ -170,6 +170,7 @@ class Pipeline:
         tasks = [asyncio.create_task(collect(*each)) for each in zip(requests, prepared, first_indexes, strict=False)]
         num_open = sum(request.num_sequences for request in requests)
         ahead: Delta | Exception | None = None
+        reason: tuple[object, ...] = (OVER,)
         try:
             while num_open:
                 delta = ahead or await arrived.get()
@@ -180,9 +181,12 @@ class Pipeline:
                 num_open -= delta.finish_reason is not None
                 if (pause := take(delta)) is not None:
                     await pause
+        except asyncio.CancelledError as error:
+            reason = error.args  # none if the client has left
+            raise
         finally:
             for task in tasks:
-                task.cancel(OVER)
+                task.cancel(*reason)
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _encode(

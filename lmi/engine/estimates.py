@@ -87,7 +87,7 @@ class ClientPatience:
             self._left[i] += ((i == last) - self._left[i]) / self._seen[i]
 
     def seconds(self, now: float) -> float:
-        """The time that nearly all clients wait. Infinite if none was seen to leave."""
+        """The time after which fewer than QUANTILE of the clients still wait. Infinite if few were seen to leave."""
         self._forget(now)
         staying = 1.0
         for bound_s, share in zip(BOUNDS_S, self._left, strict=True):

@@ -27,7 +27,7 @@ class Submit(msgspec.Struct, frozen=True, tag="submit", array_like=True):
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel", array_like=True):
     request_id: int
-    has_left: bool = False  # the client no longer waited
+    has_left: bool = False  # its client has left, or the time for the request is over
 
 
 class AdapterOutcome(msgspec.Struct, frozen=True, array_like=True):

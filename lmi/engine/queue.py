@@ -24,7 +24,7 @@ from lmi.engine.estimates import ClientPatience, Speed
 from lmi.errors import DeadlineExceeded, LmiError, Overloaded
 from lmi.executor import DEFAULT_PRIORITY
 
-TARGET_S = 0.5  # a queue that is longer than this for OVERLOADED_AFTER_S stands
+TARGET_S = 0.5  # of work that waits
 OVERLOADED_AFTER_S = 1.0
 PART = 0.8  # of the time that clients wait, which answers may take: estimates err
 MIN_PLACES = 8  # that a batch is reduced to
@@ -48,7 +48,8 @@ class QueueEntry:
     is_streaming: bool = False
     is_further: bool = False  # it belongs to an answer of which another request was let in
     is_express: bool = False
-    expected_s: float = 0.0  # its wait, when it was let in
+    queued_s: float = 0.0  # when the engine got it: the client may have sent its body until then
+    expected_s: float | None = None  # its wait, if it was asked when it was let in
     started_step: int | None = None
     has_begun: bool = False  # a token was sent
     num_open: int = 0  # sequences in the engine
@@ -64,7 +65,7 @@ def priority_class(priority: float) -> str:
     return "default" if priority == DEFAULT_PRIORITY else "high" if priority > DEFAULT_PRIORITY else "low"
 
 
-class Line:
+class ClientLine:
     """The waiting requests of one client and one priority, in the order of their arrival."""
 
     def __init__(self) -> None:
@@ -92,7 +93,7 @@ class Client:
     """One client, and the engine's time that it has had."""
 
     had_s: float
-    lines: dict[float, Line] = field(default_factory=dict)  # that are not empty, by priority
+    lines: dict[float, ClientLine] = field(default_factory=dict)  # that are not empty, by priority
     num_running: int = 0  # sequences
 
 
@@ -122,7 +123,8 @@ class RequestQueue:
 
     def offer(self, entry: QueueEntry, now: float) -> None:
         """Let a request in. Raises Overloaded if it would wait too long."""
-        is_asked = self.is_full and self.speed.is_known and not entry.is_further and not self._may_be_express(entry)
+        entry.queued_s = now
+        is_asked = self.must_wait and self.speed.is_known and not entry.is_further and not self._may_be_express(entry)
         if is_asked and (why := self._why_refused(entry, now)):
             self._refused_s = now
             raise self.refusal(why)
@@ -132,11 +134,11 @@ class RequestQueue:
         if not client.lines and not client.num_running:
             least_s = min((other.had_s for other in self._clients.values() if other.lines), default=self._had_s)
             client.had_s = max(client.had_s, least_s)
-        client.lines.setdefault(entry.priority, Line()).add(entry)
+        client.lines.setdefault(entry.priority, ClientLine()).add(entry)
         self.num_waiting += 1
 
     @property
-    def is_full(self) -> bool:
+    def must_wait(self) -> bool:
         return self.num_waiting > 0 or self._num_running >= self._places
 
     def _ahead_s(self, entry: QueueEntry) -> float:
@@ -176,7 +178,8 @@ class RequestQueue:
     def refusal(self, why: str) -> Overloaded:
         """An error that says when to come again: when those who wait now have started, give or take a fifth."""
         error = Overloaded(f"the engine is busy: {why}")
-        error.retry_after_s = math.ceil(min(max(self._waiting_s(), 1), MAX_RETRY_AFTER_S) * random.uniform(0.8, 1.2))
+        seconds = max(self._waiting_s(), 1) * random.uniform(0.8, 1.2)
+        error.retry_after_s = min(math.ceil(seconds), MAX_RETRY_AFTER_S)
         return error
 
     def service_s(self, entry: QueueEntry) -> float:
@@ -189,7 +192,7 @@ class RequestQueue:
         num_output_tokens = max_output_tokens * self._answered_share
         return num_prompt_tokens * self.speed.prompt_token_s + num_output_tokens * self.speed.output_token_s
 
-    def _line_s(self, line: Line | None) -> float:
+    def _line_s(self, line: ClientLine | None) -> float:
         return 0.0 if line is None else self._cost_s(line.num_prompt_tokens, line.max_output_tokens)
 
     def _waiting_s(self) -> float:
@@ -200,7 +203,8 @@ class RequestQueue:
         """The time until a running request is expected to end."""
         if self._num_running < self._places:
             return 0.0
-        ends = (entry.max_tokens * self._answered_share + (entry.started_step or 0) for entry in self._running)
+        batch = (entry for entry in self._running if not entry.is_express)
+        ends = (entry.max_tokens * self._answered_share + (entry.started_step or 0) for entry in batch)
         return max(0.0, min(ends, default=0.0) - self._num_steps) * self.speed.step_s
 
     # Who is next.
@@ -212,7 +216,9 @@ class RequestQueue:
         while found := self._next():
             client, entry = found
             self._forget(entry)
-            self.wait_error_s += ERROR_SHARE * (abs(now - entry.arrived_s - entry.expected_s) - self.wait_error_s)
+            if entry.expected_s is not None:
+                error_s = abs(now - entry.queued_s - entry.expected_s)
+                self.wait_error_s += ERROR_SHARE * (error_s - self.wait_error_s)
             entry.started_step, entry.num_open = self._num_steps, entry.num_sequences
             entry.charged_s = self._cost_s(entry.num_prompt_tokens, entry.max_tokens * entry.num_sequences)
             self._had_s = max(self._had_s, client.had_s)
@@ -270,7 +276,10 @@ class RequestQueue:
         return entry.num_sequences == 1 and self._num_express_running < self._num_express
 
     def _watch(self, now: float) -> None:
-        """Notice a queue that stands, and later that nobody was refused for as long."""
+        """Set `is_overloaded` when the queue was longer than TARGET_S for OVERLOADED_AFTER_S.
+
+        Clear it when nobody was refused for that long.
+        """
         if self.is_overloaded:
             self.is_overloaded = now - self._refused_s < OVERLOADED_AFTER_S
             self._short_s = now
@@ -288,15 +297,13 @@ class RequestQueue:
         for entry in itertools.chain.from_iterable(waiting):
             if now > entry.deadline_s:
                 found.append((entry, DeadlineExceeded("the time for this request ran out while it waited")))
-            elif self._is_late(entry, now):
-                found.append((entry, self.refusal(f"it has waited {now - entry.arrived_s:.1f} s")))
+            elif now - entry.queued_s > self._max_wait_s and not entry.is_further:
+                found.append((entry, self.refusal(f"it has waited {now - entry.queued_s:.1f} s")))
+            elif now + self.service_s(entry) > entry.deadline_s:
+                found.append((entry, self.refusal("it cannot end before its deadline any more")))
         for entry, _ in found:
             self.remove(entry, now)
         return found
-
-    def _is_late(self, entry: QueueEntry, now: float) -> bool:
-        has_waited = now - entry.arrived_s > self._max_wait_s and not entry.is_further
-        return has_waited or now + self.service_s(entry) > entry.deadline_s
 
     def note_token(self, entry: QueueEntry, now: float) -> None:
         """The first token of a request was sent."""
@@ -362,7 +369,7 @@ class RequestQueue:
     def note_step(self, seconds: float, num_prompt_tokens: int, num_output_tokens: int) -> None:
         """A step of the engine has ended, `seconds` after the one before it.
 
-        A short one beside a full batch, for express requests, counts as a part of the next: the others wait for it.
+        A short step of express requests beside a full batch is added to the next step: the batch waits for both.
         """
         if self._num_running >= self._places and 0 < num_output_tokens <= self._num_express_running < self._places:
             self._short_steps_s += seconds

@@ -50,7 +50,6 @@ class FrontEndEntry(QueueEntry):
     connection: FrontEndConnection
     request_id: int  # the front end's
     request: Request
-    queued_s: float
     engine_id: int | None = None  # the executor's, once it has the request
     has_left: bool = False
 
@@ -105,7 +104,6 @@ class Dispatcher:
             connection=connection,
             request_id=message.request_id,
             request=request,
-            queued_s=now,
         )
         try:
             if self.is_closing:
@@ -128,7 +126,9 @@ class Dispatcher:
         for entry in self._queue.start(now):
             assert isinstance(entry, FrontEndEntry)
             request = entry.request
-            if entry.is_express or request.guided_decoding_params is not None:  # guides are compiled in clients' turns
+            if (
+                entry.is_express or request.guided_decoding_params is not None
+            ):  # the compiler of guides takes turns by client
                 request = msgspec.structs.replace(request, is_express=entry.is_express, client_id=hash(entry.client))
             try:
                 entry.engine_id = self._executor.enqueue_request(request)
@@ -175,10 +175,11 @@ class Dispatcher:
         """Send the Responses of one or more steps, one frame for each connection. Call it from one thread only."""
         with self._lock:
             now = time.monotonic()
+            self._observe(has_output=True)  # before requests end: the queue learns who was in these steps
             for connection, batch in self._by_connection(responses, now).items():
                 connection.send_output(batch)
-            self._observe(has_output=True)
             self._start(now)
+            self._count()
 
     def _by_connection(self, responses: list[Response], now: float) -> dict[FrontEndConnection, list[Response]]:
         outputs: dict[FrontEndConnection, list[Response]] = {}

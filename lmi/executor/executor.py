@@ -73,8 +73,8 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Facts about a loaded engine, with which a front end checks a request before it sends it.
 
-    Beside `max_num_sequences` in a batch it may run `num_express_places` of requests that say so. `image_placeholder`
-    is the text of an image where the chat template writes none, with `{n}` for its number from 1 on.
+    Beside `max_num_sequences` in a batch it may run `num_express_places` requests with `is_express`.
+    `image_placeholder` is the text of an image where the chat template writes none; `{n}` is its number from 1 on.
 
     Only `adapters` changes while the engine runs.
     """

@@ -270,9 +270,9 @@ class Exchange:
             raise DeadlineExceeded(f"no answer within {timeout_s:g} s, {why}") from None
 
     def end_early(self, error: LmiError) -> None:
-        """Raise `error` now in each block of `deadline` inside the outermost one, or in that one if there is no other.
+        """Raise `error` in the blocks of `deadline` that run now: in the inner ones.
 
-        A response that has begun and is outside of such a block is only being sent, and goes on.
+        If there are none and no response has begun, raise it in the outermost. A response that has begun goes on.
         """
         self.early_end = error
         outermost, inner = self._deadlines[:1], self._deadlines[1:]

@@ -25,7 +25,7 @@ MAX_REPORTED = 1000
 
 
 class FrontEnd:
-    """One front end. It has no model until one is added to `models`."""
+    """One front end. It has no model until one is in `model_blocks`."""
 
     def __init__(self, runtime: ServerRuntime, block: Block, record: FrontEndRecord) -> None:
         self.runtime, self.config = runtime, runtime.config

@@ -228,7 +228,7 @@ async def generate(inference: Inference, parsed: Parsed[Any], formatter: AsyncFo
         closing(formatter),
         Meter(service.record, inference.started_s, exchange.noted, parsed.requests, service.model.name) as meter,
     ):
-        exchange.scope.get("lmi.meters", []).append(meter)
+        exchange.scope.get("lmi.meters", []).append(meter)  # without traces nobody has the list
 
         def take(delta: Delta) -> Awaitable[None] | None:
             meter.count(delta)

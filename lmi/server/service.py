@@ -84,6 +84,11 @@ class Service:
         return sum(engine.max_num_sequences for engine in self.block.engines)
 
     @property
+    def max_in_flight(self) -> int:
+        """The most sequences of this model that may run and wait."""
+        return self.front_end.config.job_queue_size + sum(engine.max_num_sequences for engine in self.block.engines)
+
+    @property
     def served_names(self) -> str:
         """All names that requests may give, for the error of one that gives another."""
         adapters = () if self.engines is None else self.engines.adapters
@@ -100,7 +105,7 @@ class Service:
 
     def check_room(self, num_sequences: int = 1) -> None:
         """Raise Unavailable while draining, and Overloaded if the model's own queue or the server has no room."""
-        limit = self.front_end.config.job_queue_size + sum(engine.max_num_sequences for engine in self.block.engines)
+        limit = self.max_in_flight
         records = zip(self.block.frontends, self.front_end.block.frontends, strict=True)
         num_taken = sum(record.num_sequences for record, front_end in records if record.pid == front_end.pid)
         if num_taken + num_sequences > limit:
@@ -122,7 +127,7 @@ class Service:
     def check_sequences(self, requests: Sequence[GenerationRequest]) -> None:
         """Raise InvalidParameter if one body asks for more sequences than it may, or than the queue can ever hold."""
         limit, reason = self.config.server.max_request_sequences, "max_request_sequences"
-        in_flight = self.front_end.max_in_flight
+        in_flight = self.max_in_flight
         if in_flight < limit and all(engine.is_alive for engine in self.block.engines):  # else it is not known yet
             limit, reason = in_flight, "job_queue_size and the running batch"
         num_prompts, num_each = len(requests), max(request.num_places for request in requests)

@@ -203,6 +203,27 @@ def test_a_short_step_of_express_requests_counts_as_a_part_of_the_next_step() ->
     assert queue.speed.step_s == pytest.approx(0.1)
 
 
+def test_the_time_that_a_body_took_to_come_is_no_wait_in_the_queue() -> None:
+    queue = RequestQueue(1, 10.0)
+    for at_s in (0.0, -11.0):
+        queue.offer(arrival(at_s, f"from {at_s:g}").entry, 0.0)
+    assert len(list(queue.start(0.0))) == 1
+    assert queue.expired(9.9) == []
+    assert [str(error) for _, error in queue.expired(10.1)] == ["the engine is busy: it has waited 10.1 s"]
+
+
+def test_an_express_request_that_ends_makes_no_place_in_the_batch() -> None:
+    queue = RequestQueue(1, 10.0, num_express=1)
+    for number, num_tokens in enumerate((80, 1)):
+        queue.offer(arrival(0.0, f"client {number}", num_tokens=num_tokens).entry, 0.0)
+    assert [entry.is_express for entry in queue.start(0.0)] == [False, True]
+    for _ in range(8):
+        queue.note_step(0.1, 0, 2)
+    last = arrival(0.0, "client 2", num_sequences=2, deadline_s=5.0)
+    with pytest.raises(Overloaded, match="would take"):
+        queue.offer(last.entry, 0.8)
+
+
 def test_without_express_places_a_light_client_is_the_next_when_a_place_is_free() -> None:
     engine = Engine(num_express=0, max_wait_s=60.0)
     light = [arrival(2.0 + 3 * i, "light", num_tokens=8) for i in range(8)]

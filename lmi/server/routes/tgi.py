@@ -23,7 +23,7 @@ async def info(exchange: Exchange, service: Service) -> None:
         "model_id": config.model.name,
         "model_sha": None,
         "model_pipeline_tag": "text-generation",
-        "max_concurrent_requests": service.front_end.max_in_flight,
+        "max_concurrent_requests": service.max_in_flight,
         "max_best_of": max_best_of if engine.capabilities.num_return_sequences else 1,
         "max_stop_sequences": MAX_STOP_SEQUENCES,
         "max_input_tokens": engine.max_sequence_length - 1,
