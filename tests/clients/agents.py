@@ -19,7 +19,7 @@ from tests.clients.venvs import LOCKS, VENVS
 
 LOCK = LOCKS / "agents.json"  # npm's package-lock.json
 PROGRAMS = {"claude": "@anthropic-ai/claude-code-*/claude", "codex": "codex-*/vendor/*/bin/codex"}
-INSTALL_TIMEOUT_S, RUN_TIMEOUT_S = 600, 240
+INSTALL_TIMEOUT_S, RUN_TIMEOUT_S = 300, 240
 
 
 def program_of(name: str) -> Path:
@@ -48,7 +48,10 @@ def _install(lock: str, folder: Path) -> None:
     (folder / "package-lock.json").write_text(lock)
     (folder / "package.json").write_text(json.dumps(json.loads(lock)["packages"][""]))
     command = [npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--no-update-notifier"]
-    subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL, timeout=INSTALL_TIMEOUT_S)
+    try:
+        subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL, timeout=INSTALL_TIMEOUT_S)
+    except subprocess.SubprocessError as error:
+        pytest.skip(f"npm cannot install the agents here: {error}")
     for name in PROGRAMS:  # npm leaves out what it cannot fetch, since each is for one kind of machines
         _program(folder, name)
 
