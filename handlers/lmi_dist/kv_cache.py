@@ -228,25 +228,25 @@ class KvCache:
     def store(self, slot: int, root: Root, token_ids: list[int], num_tokens: int) -> int | None:
         """Put the blocks with the first `num_tokens` of a sequence into the tree.
 
-        The last one is put there even if it is not full, if the root shares parts. Where the tree has a block with the
-        same tokens, that one takes the place of the slot's if it is full. Returns the tree's block with the last of the
-        tokens, or None if none was added.
+        The last one is put there even if it is not full, with what others may find of it. Where the tree has a block
+        with the same tokens, that one takes the place of the slot's if it is full. Returns the tree's block with the
+        last of the tokens, or None if none was added.
         """
         if not self.reuses_prefixes or slot in self._copies:  # before the copy is made, nothing is new
             return None
         kept: int | None = None
         holding, size = self._holdings[slot], self.tokens_per_block
-        table, num_full, num_all = holding.table, num_tokens // size, self.num_blocks_for(num_tokens)
-        num_shared = num_all if root.shares_parts else num_full
-        for index in range(holding.num_stored, num_shared):
-            tokens = tuple(token_ids[index * size : min((index + 1) * size, num_tokens)])
+        table, num_full = holding.table, num_tokens // size
+        num_shared = max(num_full * size, root.num_shared(num_tokens))
+        for index in range(holding.num_stored, self.num_blocks_for(num_shared)):
+            tokens = tuple(token_ids[index * size : min((index + 1) * size, num_shared)])
             kept = self._tree.insert(table[index - 1] if index else root, tokens, table[index])
             if index < num_full and kept != table[index]:
                 self._hold(kept)
                 self._release(table[index])
                 table[index] = kept
         holding.num_stored = max(holding.num_stored, num_full)
-        return kept if num_shared == num_all else None
+        return kept if self.num_blocks_for(num_shared) == self.num_blocks_for(num_tokens) else None
 
     def forget(self, slot: int) -> None:
         """Take the slot's blocks out of the tree, up to the first that anybody else has used."""

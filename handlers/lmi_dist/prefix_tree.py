@@ -1,8 +1,8 @@
 """The cached blocks by content: each lies below the one before it, so that its place says all tokens from the first on.
 
 The blocks below one, which is full, are sorted by their tokens: what has most in common with given tokens is next to
-where they would stand. Strangers share only whole blocks: if parts counted, the tokens of a prompt could be guessed one
-by one, by time or by `cached_tokens`.
+where they would stand. Strangers share only parts of 16 tokens, and clients are told of such parts: if single tokens
+counted, those of a prompt could be guessed one by one, by time or by `cached_tokens`.
 """
 
 from __future__ import annotations
@@ -10,17 +10,18 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from typing import NamedTuple, TypeAlias
 
+TOKENS_PER_PART = 16  # as many as vLLM has in a block
+
 
 class Root(NamedTuple):
-    """What requests must have in common to share anything."""
+    """What requests must have in common to share anything. All requests without a salt are strangers to each other."""
 
     cache_salt: str | None
     adapter: int = 0  # a number that no other adapter ever has, also none of the same name
 
-    @property
-    def shares_parts(self) -> bool:
-        """Whether parts of blocks are shared too. All requests without a salt are strangers to each other."""
-        return self.cache_salt is not None
+    def num_shared(self, num_tokens: int) -> int:
+        """How many of the first `num_tokens` of a sequence others may find."""
+        return num_tokens if self.cache_salt is not None else num_tokens // TOKENS_PER_PART * TOKENS_PER_PART
 
 
 class Match(NamedTuple):
@@ -48,14 +49,14 @@ class PrefixTree:
         return block in self._children
 
     def find(self, root: Root, token_ids: list[int], end: int) -> Match:
-        """The longest known beginning of `token_ids[:end]`: whole blocks, perhaps a part of one more."""
+        """The longest known beginning of `token_ids[:end]` that may be shared: whole blocks, and of one more."""
         parent: Parent = root
         blocks: list[int] = []
         for start in range(0, end, self._tokens_per_block):
             wanted = tuple(token_ids[start : min(start + self._tokens_per_block, end)])
             num_equal, block = self._closest(parent, wanted)
             if num_equal < self._tokens_per_block:
-                return Match(blocks, block, num_equal) if root.shares_parts else Match(blocks)
+                return Match(blocks, block, root.num_shared(num_equal))
             blocks.append(block)
             parent = block
         return Match(blocks)

@@ -24,7 +24,7 @@ from handlers.lmi_dist.idle_blocks import retentions
 from handlers.lmi_dist.kv_cache import KvCache
 from handlers.lmi_dist.ngram import Drafter, num_worth
 from handlers.lmi_dist.pace import Pace
-from handlers.lmi_dist.prefix_tree import Match, Root
+from handlers.lmi_dist.prefix_tree import TOKENS_PER_PART, Match, Root
 from handlers.lmi_dist.runner import Chunk, Plan, num_tokens_of
 from handlers.lmi_dist.sequence import BeamRows, EmbeddedSequence
 from lmi.executor import SpecDecodingStats
@@ -280,7 +280,7 @@ class Scheduler:
                 self.cache.share(sequence.slot, match.blocks)
                 self._reuse(sequence, num_tokens)
             if sequence.can_reuse and self.cache.reuses_prefixes:
-                if any(_computes_for(leader, sequence, self.cache.tokens_per_block) for leader in leaders):
+                if any(_computes_for(leader, sequence) for leader in leaders):
                     continue
             chunk = self._next_chunk(sequence, match, budget)
             yield sequence, chunk
@@ -365,10 +365,10 @@ class Scheduler:
             self._reuse(sequence, num_tokens)
 
     def _reuse(self, sequence: EmbeddedSequence, num_tokens: int) -> None:
-        """Note that the first `num_tokens` of a sequence need not be computed. Only whole blocks count as cached."""
-        size = self.cache.tokens_per_block
+        """Note that the first `num_tokens` of a sequence need not be computed. Only whole parts count as cached."""
+        num_parts = num_tokens // TOKENS_PER_PART - sequence.num_computed // TOKENS_PER_PART
         self._num_reused_tokens += num_tokens - sequence.num_computed
-        sequence.reuse(num_tokens, (num_tokens // size - sequence.num_computed // size) * size)
+        sequence.reuse(num_tokens, num_parts * TOKENS_PER_PART)
 
 
 def drafter_of(sequence: EmbeddedSequence) -> Drafter:
@@ -394,18 +394,15 @@ def _root(sequence: EmbeddedSequence) -> Root:
     return Root(sequence.request.cache_salt, sequence.adapter)
 
 
-def _computes_for(leader: EmbeddedSequence, sequence: EmbeddedSequence, tokens_per_block: int) -> bool:
-    """Whether a leader is about to compute more tokens for the sequence than are soon computed twice.
-
-    Where parts of blocks are not shared, these tokens complete a block.
-    """
+def _computes_for(leader: EmbeddedSequence, sequence: EmbeddedSequence) -> bool:
+    """Whether a leader is about to compute more tokens for the sequence than are soon computed twice."""
     start, root = leader.num_computed, _root(sequence)
-    end = start + MIN_AWAITED_TOKENS if root.shares_parts else (start // tokens_per_block + 1) * tokens_per_block
+    end = root.num_shared(start + MIN_AWAITED_TOKENS)
     return (
         start >= sequence.num_computed
         and end - sequence.num_computed >= MIN_AWAITED_TOKENS
         and end <= leader.num_prefill
-        and (root.shares_parts or end < sequence.num_prefill)
+        and end < sequence.num_prefill
         and sequence.token_ids[:end] == leader.token_ids[:end]
         and _root(leader) == root
     )

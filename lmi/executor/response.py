@@ -58,7 +58,7 @@ class RequestPerfMetrics(msgspec.Struct, kw_only=True):
     """The times of one sequence, in seconds of `time.monotonic()`. A time is None if its event did not happen.
 
     The sequence was enqueued at `arrival_time` and waited until `first_scheduled_time`, when its first step began.
-    `num_reused_tokens` counts prompt tokens in cached whole blocks (upstream counts the blocks).
+    `num_reused_tokens` counts prompt tokens in cached whole blocks, or parts of 16 tokens (upstream counts the blocks).
     """
 
     arrival_time: float
@@ -86,7 +86,7 @@ class Result(msgspec.Struct, array_like=True):
     this Result, or all so far with beams or `return_all_generated_tokens`. It includes the end token, which upstream's
     C++ does not. `log_probs` and `top_log_probs` are parallel to it. If the request asks for them, the first Result of
     sequence 0 has `prompt_log_probs` and the last of each sequence has `request_perf_metrics`. The first Result of a
-    sequence has `num_cached_tokens`, the prompt tokens in whole blocks that were cached; in later ones it is 0.
+    sequence has `num_cached_tokens`, the prompt tokens in whole blocks or parts that were cached; later ones have 0.
 
     `generation_logits` (num_beams, num_tokens, vocab) are the model's logits from which the new tokens were drawn, and
     `additional_outputs["generation_NAME"]` (num_beams, num_tokens, …) the rows of an output at the same places. With

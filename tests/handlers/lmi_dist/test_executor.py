@@ -251,7 +251,7 @@ def test_reused_tokens_are_counted_for_request_step_and_engine() -> None:
             counts.append([one.num_cached_tokens for one in results])
             reused += [one.request_perf_metrics.num_reused_tokens for one in results if one.request_perf_metrics]
         stats = drained(executor)
-    assert counts == [[0, 0], [96, 0], [96, 96]] and reused == [0, 96], "requests are told of whole blocks"
+    assert counts == [[0, 0], [96, 0], [96, 96]] and reused == [0, 96], "requests are told of whole parts"
     assert sum(one.num_reused_tokens for one in stats) == 2 * 104
     cache = stats[-1].kv_cache_stats
     assert (cache.used_num_blocks, cache.reused_blocks) == (0, 6 + 6 + 6)  # the second sequence shares six, too

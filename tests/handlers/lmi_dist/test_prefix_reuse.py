@@ -141,7 +141,7 @@ def test_a_prompt_that_came_before_is_computed_only_at_its_last_token() -> None:
     [again] = engine.add(PROMPT)
     assert num_computed(engine.run()) == [1, 0, 0, 0]
     assert again.token_ids == first.token_ids
-    assert (first.num_cached_tokens, again.num_cached_tokens) == (0, 192), "whole blocks count"
+    assert (first.num_cached_tokens, again.num_cached_tokens) == (0, 192), "whole parts count"
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_the_longest_common_beginning_is_reused_and_a_part_of_a_block_is_copied(
 
 
 @pytest.mark.parametrize("num_equal", [0, 15, 16, 31, 32, 40])
-def test_strangers_share_whole_blocks_only(num_equal: int) -> None:
+def test_strangers_share_whole_parts_of_a_block_only(num_equal: int) -> None:
     """Whoever knows 15 tokens of a block cannot tell the right last one from a wrong one by what they alone reuse."""
     engine = Engine()
     engine.add(PROMPT, cache_salt=None)
@@ -227,7 +227,7 @@ def test_an_answer_is_reused_while_it_grows() -> None:
         engine.step()
     [other] = engine.add(tuple(first.token_ids))
     engine.step()
-    assert other.num_cached_tokens == 224  # the whole blocks
+    assert other.num_cached_tokens == 224  # the whole parts
 
 
 def test_nobody_waits_for_tokens_that_come_after_others() -> None:
