@@ -30,6 +30,13 @@ def are_disjoint(one: object, other: object, resolve: Resolve, level: int = 0) -
     )
 
 
+def required_of(schema: object, resolve: Resolve) -> set[str]:
+    """The names that every value has; none where not every value is known to be an object."""
+    parts = list(_conjuncts(schema, resolve))
+    is_object = set(TYPES).intersection(*map(_types, parts)) == {"object"}
+    return {name for part in parts for name in part.get("required", ())} if is_object else set()
+
+
 def _conjuncts(schema: object, resolve: Resolve, level: int = 0) -> Iterator[Mapping[str, Any]]:
     """Schemas that a value must fit all."""
     if isinstance(schema, dict) and level <= MAX_LEVELS:

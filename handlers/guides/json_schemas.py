@@ -17,7 +17,7 @@ from itertools import combinations
 from typing import Any
 from urllib.parse import unquote
 
-from handlers.guides.disjoint_schemas import are_disjoint
+from handlers.guides.disjoint_schemas import are_disjoint, required_of
 from handlers.guides.lark import rust_regex
 
 Schema = dict[str, Any]
@@ -85,6 +85,8 @@ class _SchemaReader:
             raise _fault(f"{_short(schema)} in place of a schema", where)
         if where.count("/") > 2 * MAX_LEVELS:
             raise _fault("so many levels", "")
+        if schema.get("not") is True or schema.get("not") == {}:
+            return False
         _check_names(schema, where)
         if where and _is_resource(schema) and '"$ref"' in json.dumps(schema):
             raise _fault("$ref beside an $id that is not the whole schema's", where)
@@ -172,10 +174,7 @@ class _SchemaReader:
             given = schema[name]
             if not isinstance(given, list) or not given:
                 raise _fault(f"{name} of a wrong type", where)
-            if name == "oneOf":
-                given = _without_common_types(given)
-            if name == "oneOf" and not self._are_disjoint(given, out, is_alone=is_alone):
-                raise _fault("oneOf of schemas that one value might fit together", where)
+            given = _without_common_types(given) if name == "oneOf" else given
             is_single = name != "allOf" or len(given) == 1
             parts = [
                 self._schema(one, f"{where}/{name}/{number}", is_alone=is_alone and is_single)
@@ -183,8 +182,11 @@ class _SchemaReader:
             ]
             if name == "allOf":
                 together += parts
-            else:
+            elif name == "anyOf":
                 together.append({"anyOf": parts})
+            else:
+                absent = self._absent(given, out, where, is_alone=is_alone)
+                together.append({"anyOf": [_without(names, part) for names, part in zip(absent, parts, strict=True)]})
         for keyword in DEPENDENT:
             for name, needed in schema.get(keyword, {}).items():
                 needs: Schema | bool
@@ -202,15 +204,26 @@ class _SchemaReader:
         if "$ref" in schema:
             out["$ref"] = f"#/$defs/{self._name(schema['$ref'], where, is_alone=is_alone)}"
 
-    def _are_disjoint(self, branches: list[Any], out: Schema, *, is_alone: bool) -> bool:
-        """Whether a value fits one branch at most. `out` is what is known of the value."""
+    def _absent(self, branches: list[Any], out: Schema, where: str, *, is_alone: bool) -> list[set[str]]:
+        """The names that a value of each branch must not have, so that it fits no other, which requires them.
+
+        `out` is what is known of the value. Raises ValueError if a value might fit two branches nevertheless.
+        """
         types = [_types(one, "", is_alone=is_alone) for one in branches if isinstance(one, dict)]
         if types == [OBJECT] * len(branches):
             out = OBJECT
         known = {"type": out["type"]} if "type" in out else {}
         typed = [{"allOf": [known, one]} if isinstance(one, dict) else one for one in branches]
-        pairs = combinations(typed, 2)
-        return len(branches) <= MAX_COMPARED and all(are_disjoint(*pair, self._resolve) for pair in pairs)
+        absent: list[set[str]] = [set() for _ in branches]
+        for (place, one), (other_place, other) in combinations(enumerate(typed), 2):
+            if len(branches) <= MAX_COMPARED and are_disjoint(one, other, self._resolve):
+                continue
+            names, others = required_of(one, self._resolve), required_of(other, self._resolve)
+            if len(branches) > MAX_COMPARED or names <= others or others <= names:
+                raise _fault("oneOf of schemas that one value might fit together", where)
+            absent[place].add(min(others - names))
+            absent[other_place].add(min(names - others))
+        return absent
 
     def _name(self, pointer: object, where: str, *, is_alone: bool) -> str:
         if not isinstance(pointer, str) or not (pointer == "#" or pointer.startswith("#/")):
@@ -238,11 +251,17 @@ class _SchemaReader:
         return found
 
 
+def _without(names: set[str], schema: Schema | bool) -> Schema | bool:
+    """A schema of objects that have no property of these names."""
+    return {"allOf": [schema, {"properties": dict.fromkeys(sorted(names), False)}]} if names else schema
+
+
 def _check_names(schema: Schema, where: str) -> None:
     for name in schema:
         if name in NOT_FOLLOWED or (name == "nullable" and schema[name]):
             raise _fault(name, where)
-        if name not in RULES and name not in NO_RULES and (like := difflib.get_close_matches(name, RULES, 1, LIKENESS)):
+        is_known = name in RULES or name in NO_RULES or name.startswith("_")  # which nobody writes by mistake
+        if not is_known and (like := difflib.get_close_matches(name, RULES, 1, LIKENESS)):
             raise _fault(f"{name} (perhaps {like[0]})", where)
         if not isinstance(schema[name], JSON_TYPES.get(name, object)):
             raise _fault(f"{name} of a wrong type", where)

@@ -194,6 +194,9 @@ OPEN: dict[str, Any] = {"additionalProperties": True}
         ({"dependentSchemas": {"a": {"required": ["b"]}}, "type": "object"}, ["{}"], ['{"a":1}']),
         ({"oneOf": [{"type": "string"}, {"type": "integer"}]}, ['"a"', "1"], ["null"]),
         ({"oneOf": [{"type": ["string", "null"]}, {"type": ["integer", "null"]}]}, ['"a"', "1"], ["null"]),
+        ({"oneOf": [{"required": [one]} for one in "abc"], "type": "object"}, ['{"c":1}'], ["{}", '{"a":1,"b":1}']),
+        ({"properties": {"a": {"not": {}}, "b": {}}}, ['{"b":1}'], ['{"a":1}']),
+        ({"type": "integer", "_minimum": 5}, ["4"], []),
         ({"type": "string", "format": "colour"}, ['"a"'], ["1"]),
         ({"const": 1, "x-guidance": {"lenient": True, "item_separator": ";"}}, ["1"], ["2"]),
         ({"type": "array", "x-guidance": {"item_separator": ";"}}, ["[1,2]"], ["[1;2]"]),
@@ -209,7 +212,7 @@ def test_a_rule_is_followed(schema: dict[str, Any], right: list[str], wrong: lis
     ("schema", "reason"),
     [
         ({"type": "array", "uniqueItems": True}, "uniqueItems cannot be followed"),
-        ({"properties": {"a": {"items": {"not": {}}}}}, "not in properties/a/items cannot be followed"),
+        ({"properties": {"a": {"items": {"not": {"type": "null"}}}}}, "not in properties/a/items cannot be followed"),
         ({"if": {}, "then": {"type": "string"}}, "if cannot be followed"),
         ({"contains": {}}, "contains cannot be followed"),
         ({"disallow": "string"}, "disallow cannot be followed"),
@@ -233,6 +236,8 @@ def test_a_rule_is_followed(schema: dict[str, Any], right: list[str], wrong: lis
         ({"oneOf": [{"type": "number"}, {"type": "integer"}]}, "oneOf of schemas that one value might fit together"),
         ({"oneOf": [{"properties": {"a": {}}}, {"type": "number"}]}, "oneOf of schemas"),
         ({"oneOf": [{"const": 1}, {"enum": [1.0, 2]}]}, "oneOf of schemas"),
+        ({"oneOf": [{"required": ["a"]}, {"required": ["b"]}]}, "oneOf of schemas"),
+        ({"type": "object", "oneOf": [{"required": ["a"]}, {"required": ["a", "b"]}]}, "oneOf of schemas"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_followed_is_refused_by_its_name(schema: dict[str, Any], reason: str) -> None:
