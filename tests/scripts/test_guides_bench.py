@@ -1,0 +1,35 @@
+"""`scripts/bench guides`: which schemas count as followed, and what counts as wrong."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+from handlers.guides.compiler import GuideCompiler
+from handlers.guides.vocabulary import read_config
+from scripts.benchmarks.guides import Found
+
+DEMO, VOCAB_SIZE = "handlers/lmi_dist/demo", 1024
+
+
+def test_schemas_that_are_refused_and_values_that_are_wrong_are_counted(tmp_path: Path) -> None:
+    compiler = GuideCompiler(lambda: read_config(DEMO), VOCAB_SIZE)
+    found = Found()
+    for name, schema in {"followed": {"type": "integer"}, "refused": {"type": "array", "uniqueItems": True}}.items():
+        path, tests = tmp_path / "data" / "Set" / f"{name}.json", tmp_path / "maskbench" / "data" / f"Set---{name}.json"
+        for file, content in (
+            (path, schema),
+            (tests, {"tests": [{"data": 5, "valid": True}, {"data": "a", "valid": False}]}),
+        ):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(json.dumps(content))
+        found.follow(compiler, path, random.Random(1))
+    compiler.close()
+    assert (found.num_schemas, found.num_accepted, found.num_valid, found.num_written, found.wrong) == (2, 1, 1, 1, [])
+    assert (
+        len(found.compiles_s) == 1
+        and found.masks_s
+        and list(found.refusals) == ["must be a structure that lmi can follow: uniqueItems cannot be followed"]
+    )
+    assert found.figures()["accepted"] == 0.5
