@@ -11,14 +11,18 @@ import json
 import sys
 from collections.abc import Callable
 
-from scripts.benchmarks import engine, frontend, gateway, model, start
+from scripts.benchmarks import engine, frontend, gateway, install, model, start
 from scripts.benchmarks.table import PAGE, README, ROOT, Goal, machine, table, write
 
 MARKS = ("<!-- figures -->", "<!-- end of figures -->")
 HEADLINE_MARKS = ("<!-- headlines -->", "<!-- end of headlines -->")
-HEADLINES = {"start_s", "return_s", "idle_pss_mb", "demo_1", "int8_speedup_8", "sampled_ratio", "ping_p99_ms"}
+HEADLINES = {
+    *("wheel_install_s", "serve_uv_s", "start_s", "return_s", "idle_pss_mb"),
+    *("demo_1", "int8_speedup_8", "sampled_ratio", "ping_p99_ms"),
+}
 
 PARTS: dict[str, Callable[[], dict[str, float]]] = {
+    "install": install.measure,
     "start": start.measure,
     "frontend": frontend.measure,
     "gateway": gateway.measure,
@@ -27,6 +31,10 @@ PARTS: dict[str, Callable[[], dict[str, float]]] = {
 }
 
 GOALS: list[Goal] = [
+    ("wheel_install_s", "`pip install` of the wheel in a new venv, packages cached, s", "<=", 35),
+    ("wheel_mb", "what it adds to the venv, MB", "<=", 330),
+    ("serve_pip_s", "`scripts/serve` in a new checkout to its first answer, with pip, packages cached, s", "<=", 40),
+    ("serve_uv_s", "same, with uv, s", "<=", 12),
     ("start_s", "`lmi serve demo`, from its exec to 200 at `/ping`, s", "<=", 1.0),
     ("return_s", "from SIGKILL of the engine to the next 200, s", "<=", 0.5),
     ("idle_pss_mb", "all processes of `lmi serve demo`, idle, PSS, MB", "<=", 150),
