@@ -6,8 +6,9 @@ load did not ask for them. The number by which the engine knows an adapter is ne
 
 from __future__ import annotations
 
+import re
 from bisect import insort
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
@@ -16,8 +17,29 @@ from typing import Protocol
 from handlers.base.sequence import Sequence
 from lmi.adapters.files import CONFIG
 from lmi.capabilities import unknown_adapter
-from lmi.errors import InvalidParameter, LmiError, ModelUnusable, OutOfMemory, cause_line
+from lmi.errors import InvalidParameter, LmiError, ModelUnusable, OutOfMemory, cause_line, shorten
 from lmi.executor import ErrorKind
+
+_NAME = re.compile(r"(\^|\.\*\\\.)?((?:[\w-]|\\?\.)+)\$?")
+MAX_NAME_CHARS = 1000
+
+
+def check_names(**fields: Iterable[str] | None) -> None:
+    """Raise ValueError for a pattern of a configuration that is more than a name, or the end of one.
+
+    A stranger may have written it, and some patterns would keep Python's `re` busy for ever.
+    """
+    for field, patterns in fields.items():
+        for pattern in patterns or ():
+            if len(pattern) > MAX_NAME_CHARS or not _NAME.fullmatch(pattern):
+                raise ValueError(f"{field} has {shorten(pattern)}, which is more than a name: list the names instead")
+
+
+def is_end(pattern: str, path: str) -> bool:
+    """Whether a pattern that was checked is a path, or what is behind one of its dots, as PEFT compares them."""
+    sign, name = _NAME.fullmatch(pattern).groups()  # type: ignore[union-attr]
+    name = name.replace("\\", "")
+    return (path == name and sign != r".*\.") or (path.endswith(f".{name}") and sign != "^")
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,8 @@
 An adapter adds scale * B A to the weight of each linear that it names. A program joins what transformers keeps apart:
 queries, keys and values, or the gate beside its linear. So a site is a linear of the program, and has the As of the
 linears that it joins one below the other, and their Bs on a diagonal. Sites are in the order of the program's linears.
-What is not plain LoRA on linears of this model, by the rules of PEFT 0.21, is refused with the reason.
+Which linears an adapter changes, its weights say. What is not plain LoRA on linears of this model, by the rules of
+PEFT 0.21, is refused with the reason.
 """
 
 from __future__ import annotations
@@ -18,8 +19,7 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from handlers.base import name_patterns
-from handlers.base.name_patterns import PatternRefused, is_plain
+from handlers.base.adapters import check_names, is_end
 from handlers.lmi_dist.about import LoraLimits
 from handlers.lmi_dist.facts import ModelFacts
 from handlers.lmi_dist.families import Architecture
@@ -32,7 +32,6 @@ Number = TypeVar("Number", int, float)
 Own: TypeAlias = Callable[[str], Array | None]  # the model's own tensor of a name, if it has one
 
 MAX_MODULES = 3  # of one site
-ANY_LAYERS = r"[^.]*"
 _NAME = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_([AB])(?:\.default)?\.weight")
 _BASE = re.compile(r"(?:base_model\.model\.)?(.+?)(?:\.base_layer)?\.(weight|bias)")
 _HEAD, _TABLES = "lm_head.weight", ("embed_tokens.weight", "embed_in.weight", "wte.weight")
@@ -150,18 +149,8 @@ class PeftConfig(msgspec.Struct, frozen=True):
     use_rslora: bool = False
     bias: str = "none"
     init_lora_weights: bool | str | None = True
-    target_modules: list[str] | str | None = None
-    exclude_modules: list[str] | str | None = None
-    layers_to_transform: list[int] | int | None = None
-    layers_pattern: list[str] | str | None = None
     rank_pattern: dict[str, Annotated[int, Meta(ge=1)]] | None = None
     alpha_pattern: dict[str, float] | None = None
-
-    @property
-    def patterns(self) -> list[str]:
-        """All patterns of names but `layers_pattern`, which must be plain."""
-        whole = [one for one in (self.target_modules, self.exclude_modules) if isinstance(one, str)]
-        return [*whole, *(self.rank_pattern or ()), *(self.alpha_pattern or ())]
 
     def rank(self, path: str) -> int:
         return _pattern_value(self.rank_pattern or {}, path, self.r)
@@ -170,48 +159,22 @@ class PeftConfig(msgspec.Struct, frozen=True):
         rank, alpha = self.rank(path), _pattern_value(self.alpha_pattern or {}, path, self.lora_alpha)
         return float(alpha / rank**0.5 if self.use_rslora else alpha / rank)
 
-    def names(self, path: str) -> bool:
-        """Whether the adapter is meant to change the linear `path`."""
-        targets = self.target_modules
-        if self.exclude_modules and _is_among(self.exclude_modules, path):
-            return False
-        if isinstance(targets, str):
-            return path != "lm_head" if targets.lower() == "all-linear" else _is_among(targets, path)
-        return targets is not None and _is_among(targets, path) and self._has_layer(path)
 
-    def _has_layer(self, path: str) -> bool:
-        layers = [self.layers_to_transform] if isinstance(self.layers_to_transform, int) else self.layers_to_transform
-        if not layers:
-            return True
-        patterns = [self.layers_pattern] if isinstance(self.layers_pattern, str) else self.layers_pattern
-        for pattern in patterns or [ANY_LAYERS]:
-            if match := re.match(rf"(?:^|.*?\.){pattern}\.(\d+)\.", path):  # a plain name, as was checked
-                return int(match[1]) in layers
-        return False
+def _pattern_value(patterns: Mapping[str, Number], path: str, otherwise: Number) -> Number:
+    """The value of the first name that is the path or its end."""
+    return next((value for name, value in patterns.items() if is_end(name, path)), otherwise)
 
 
-def read_config(folder: Path, sites: tuple[Site, ...], max_rank: int) -> PeftConfig:
+def read_config(folder: Path) -> PeftConfig:
     """Read and check adapter_config.json. Raises NotUsable, or what the file system and the decoder raise."""
     raw = msgspec.json.decode((folder / CONFIG).read_bytes(), type=dict[str, Any])
     try:
         config = msgspec.convert(raw, PeftConfig)
-    except msgspec.ValidationError as error:
+        check_names(rank_pattern=config.rank_pattern, alpha_pattern=config.alpha_pattern)
+    except (msgspec.ValidationError, ValueError) as error:
         raise NotUsable(f"{CONFIG}: {error}") from None
     for reason in _reasons(raw, config):
         raise NotUsable(reason)
-    try:
-        name_patterns.check(config.patterns)
-        modules = [one for site in sites for one in site.modules if config.names(one.path)]
-        ranks = [config.rank(one.path) for one in modules] or [config.r]
-        for one in modules:
-            config.scale(one.path)
-    except PatternRefused as error:
-        raise NotUsable(f"{CONFIG}: {error}") from None
-    if not modules and config.target_modules is not None:
-        known = ", ".join(sorted({one.path.rpartition(".")[2] for site in sites for one in site.modules}))
-        raise NotUsable(f"none of its target_modules is a linear of this model, which has {known}")
-    if max(ranks) > max_rank:
-        raise NotUsable(f"its rank {max(ranks)} is over option.max_lora_rank={max_rank}")
     return config
 
 
@@ -223,8 +186,6 @@ def _reasons(raw: Mapping[str, Any], config: PeftConfig) -> Iterator[str]:
     method = config.init_lora_weights
     if isinstance(method, str) and method.lower().startswith(_CHANGES_BASE):
         yield f"it belongs to a base model whose weights {method} changed; convert it to a plain LoRA adapter"
-    layers = [config.layers_pattern] if isinstance(config.layers_pattern, str) else config.layers_pattern or []
-    yield from (f"layers_pattern={one} is more than a name" for one in layers if one and not is_plain(one))
     yield from (reason for name, reason in _REFUSED.items() if raw.get(name))
 
 
@@ -250,18 +211,19 @@ class _Weights:
     def paths(self) -> set[str]:
         return {path for path, _ in self._names}
 
-    def check(self, config: PeftConfig, sites: tuple[Site, ...]) -> None:
-        """Raise NotUsable unless the weights are those of linears of this model, and of all that the adapter names."""
+    def check(self, config: PeftConfig, sites: tuple[Site, ...], max_rank: int) -> None:
+        """Raise NotUsable unless they are whole pairs of linears of this model, of ranks that have room."""
         modules = {one.path for site in sites for one in site.modules}
-        named = {path for path in modules if config.names(path)} if config.target_modules is not None else self.paths
         if unknown := sorted(self.paths - modules):
-            raise NotUsable(f"{unknown[0]} is not among the linears of this model that adapters can change")
-        if unnamed := sorted(self.paths - named):
-            raise NotUsable(f"it has weights of {unnamed[0]}, which its target_modules leave out")
-        for path in sorted(named):
-            for part in "AB":
-                if (path, part) not in self._names:
-                    raise NotUsable(f"it has no lora_{part} of {path}")
+            known = ", ".join(sorted({path.rpartition(".")[2] for path in modules}))
+            raise NotUsable(f"{unknown[0]} is not among the linears of this model that adapters can change: {known}")
+        if not self.paths:
+            raise NotUsable("it has no weights")
+        if (rank := max(map(config.rank, self.paths))) > max_rank:
+            raise NotUsable(f"its rank {rank} is over option.max_lora_rank={max_rank}")
+        for path, part in ((path, part) for path in sorted(self.paths) for part in "AB"):
+            if (path, part) not in self._names:
+                raise NotUsable(f"it has no lora_{part} of {path}")
 
     def take(self, module: Module, part: str, shape: tuple[int, int]) -> Array:
         array = self._tensors[self._names[module.path, part]]
@@ -299,18 +261,6 @@ def _why_not(name: str) -> str:
     return f"it has a tensor {name}, which is no part of a plain LoRA adapter"
 
 
-def _is_among(names: list[str] | str, path: str) -> bool:
-    """Whether a path matches a regular expression, or one of the names is its end."""
-    if isinstance(names, str):
-        return name_patterns.is_whole(names, path)
-    return any(path == name or path.endswith(f".{name}") for name in names)
-
-
-def _pattern_value(patterns: Mapping[str, Number], path: str, otherwise: Number) -> Number:
-    """The value of the first pattern that is the path or its end."""
-    return next((value for key, value in patterns.items() if name_patterns.is_end(key, path)), otherwise)
-
-
 class Adaptable(Protocol[Packed]):
     """A model whose chunks may name adapters by their numbers."""
 
@@ -336,16 +286,21 @@ class LoraLoader(Generic[Packed]):
         self._facts, self._allow_pickle, self._sites, self._new_pack = facts, config.allow_pickle, sites, new_pack
 
     def check(self, path: str) -> None:
-        """Read the configuration of the adapter in folder `path`. Raises what `read_config` raises."""
-        read_config(Path(path), self._sites, self.limits.max_rank)
+        """Raise what `read` raises, of what a folder says of its weights."""
+        self._open(path)
 
     def read(self, path: str) -> Adapter[Packed]:
-        """Read the adapter in folder `path`. Raises what `read_config` raises, and SecurityRefused for a pickle."""
-        folder, pack = Path(path), self._new_pack()
-        config = read_config(folder, self._sites, self.limits.max_rank)
-        weights = _Weights(open_tensors(folder / WEIGHTS, folder / PICKLED, self._allow_pickle), self._own)
-        weights.check(config, self._sites)
+        """Read the adapter in folder `path`. Raises NotUsable, SecurityRefused for a pickle, and what files raise."""
+        config, weights = self._open(path)
+        pack = self._new_pack()
         return tuple(_site(site, weights, config, pack) for site in self._sites)
+
+    def _open(self, path: str) -> tuple[PeftConfig, _Weights]:
+        folder = Path(path)
+        config = read_config(folder)
+        weights = _Weights(open_tensors(folder / WEIGHTS, folder / PICKLED, self._allow_pickle), self._own)
+        weights.check(config, self._sites, self.limits.max_rank)
+        return config, weights
 
     def _own(self, name: str) -> Array | None:
         """The model's own tensor by its name in transformers, if it has one. Each call opens the model's files."""

@@ -21,15 +21,14 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOu
 from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.outputs import LogprobsLists, LogprobsTensors
 
-from handlers.base.adapters import LoadedAdapter
+from handlers.base.adapters import LoadedAdapter, check_names
 from handlers.base.driven_outputs import LogProbs, SequenceOutput
-from handlers.base.name_patterns import is_plain
 from handlers.base.sequence import Sequence
 from handlers.guides.vocabulary import NO_TEXTS
 from handlers.lmi_vllm import vllm_log
 from handlers.lmi_vllm.arguments import num_express_places
 from handlers.lmi_vllm.images import reads_images
-from lmi.errors import InvalidRequest, shorten
+from lmi.errors import InvalidRequest
 from lmi.executor import (
     DEFAULT_PRIORITY,
     PRIORITY_STEPS,
@@ -80,10 +79,7 @@ def check_adapter(adapter: LoadedAdapter, config: VllmConfig) -> None:
     """
     assert config.lora_config is not None
     helper = PEFTHelper.from_local_dir(adapter.path, config.model_config.max_model_len)
-    for name in ("rank_pattern", "alpha_pattern"):
-        for pattern in getattr(helper, name, None) or ():  # vLLM 0.30 has neither
-            if not is_plain(pattern):
-                raise ValueError(f"{name} has {shorten(pattern)}, which is more than a name: list the names instead")
+    check_names(**{name: getattr(helper, name, None) for name in ("rank_pattern", "alpha_pattern")})  # 0.30 has neither
     helper.validate_legal(config.lora_config)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from handlers.base.adapters import check_names, is_end
 from handlers.lmi_dist.about import LoraLimits
 from handlers.lmi_dist.facts import read_facts
 from handlers.lmi_dist.hf_fallback import ModuleAdapters
-from handlers.lmi_dist.lora import LoraLoader, NotUsable, PeftConfig, read_config, sites_of
+from handlers.lmi_dist.lora import LoraLoader, NotUsable, sites_of
 from handlers.lmi_dist.placement import to_tensor
 from handlers.lmi_dist.torch_model import StepInputs
 from lmi.errors import BadConfiguration, SecurityRefused
@@ -26,6 +28,7 @@ from tests.tiny_models import tiny_model
 
 MAX_RANK = 8
 STEM = "base_model.model.model.layers.0.self_attn"
+MODULES = ("self_attn.q_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.experts.3.w1")
 Tensors = dict[str, Tensor]
 
 
@@ -35,11 +38,15 @@ def sites_of_model(family: str = "llama_wide") -> Any:
     return sites_of(architecture)
 
 
-def read(folder: Path, *, family: str = "llama_wide", allow_pickle: bool = False) -> Any:
+def loader_of(family: str, *, allow_pickle: bool = False) -> LoraLoader[Tensor]:
     steps: list[StepInputs] = []  # the loader makes none
     facts, limits = read_facts(str(tiny_model(family))), LoraLimits(max_rank=MAX_RANK)
     config, model = EngineConfig(allow_pickle=allow_pickle), ModuleAdapters({}, lambda: steps[-1])
-    return LoraLoader(facts, config, limits, sites_of_model(family), model, lambda: to_tensor).read(str(folder))
+    return LoraLoader(facts, config, limits, sites_of_model(family), model, lambda: to_tensor)
+
+
+def read(folder: Path, *, family: str = "llama_wide", allow_pickle: bool = False) -> Any:
+    return loader_of(family, allow_pickle=allow_pickle).read(str(folder))
 
 
 def configure(folder: Path, **settings: object) -> Path:
@@ -73,13 +80,9 @@ def change(folder: Path, edit: Callable[[Tensors], object]) -> Path:
         ({"rank_pattern": {"v_proj": 16}}, "its rank 16 is over"),
         ({"r": 0}, "adapter_config.json: .*>= 1.*r"),
         ({"r": "four"}, "adapter_config.json: Expected `int`, got `str` - at `.*r`"),
-        ({"target_modules": {"q_proj": 1}}, "adapter_config.json: .*target_modules"),
-        ({"target_modules": ["query", "c_attn"]}, "none of its target_modules .* which has down_proj, gate_proj, k_"),
-        ({"target_modules": "(q_proj"}, "not a regular expression"),
-        ({"target_modules": "(.*.*.*.*)*" * 40 + "x"}, "takes too long to compare with names"),
-        ({"exclude_modules": r"(.*)\1"}, "a part that is not followed"),
-        ({"layers_to_transform": [0], "layers_pattern": "(.*)*x"}, r"layers_pattern=\(\.\*\)\*x is more than a name"),
-        ({"layers_to_transform": [7]}, "none of its target_modules"),
+        ({"rank_pattern": {"(.*)*x": 4}}, r"rank_pattern has '\(\.\*\)\*x', which is more than a name"),
+        ({"alpha_pattern": {"(q|v)_proj": 4}}, r"alpha_pattern has '\(q\|v\)_proj', which is more than a name: list"),
+        ({"alpha_pattern": {"a" * 1001: 4}}, "alpha_pattern has '?a"),
     ],
     ids=str,
 )
@@ -88,21 +91,38 @@ def test_a_configuration_of_anything_but_plain_lora_is_refused(
 ) -> None:
     folder = configure(write_adapter(tmp_path / "adapter", seed=1), **settings)
     with pytest.raises(NotUsable, match=says):
-        read_config(folder, sites_of_model(), MAX_RANK)
+        loader_of("llama_wide").check(str(folder))
     with pytest.raises(NotUsable, match=says):
         read(folder)
 
 
-@pytest.mark.parametrize("name", ["rank_pattern", "alpha_pattern", "target_modules", "exclude_modules"])
-def test_a_pattern_with_endless_ways_is_read_in_no_time(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"target_modules": "(.*)*x", "exclude_modules": r"(.*)*y", "layers_to_transform": [0]},
+        {"target_modules": ["query"], "layers_to_transform": [7], "layers_pattern": "(.*)*x"},
+    ],
+)
+def test_the_weights_say_which_linears_an_adapter_changes_and_no_pattern_is_followed(
+    settings: dict[str, object], tmp_path: Path
+) -> None:
     """`re` would hold the interpreter for ever, and with it every stream of the engine."""
-    value: object = "(.*)*x" if "modules" in name else {"(.*)*x": 4}
-    folder = configure(write_adapter(tmp_path / "adapter", seed=1), **{name: value})
-    if name == "target_modules":
-        with pytest.raises(NotUsable, match="none of its target_modules"):
-            read(folder)
-    else:
-        read(folder)
+    folder = write_adapter(tmp_path / "adapter", seed=1)
+    before = read(folder)
+    after = read(configure(folder, **settings))
+    assert [one is None for one in after] == [one is None for one in before]
+    assert torch.equal(after[0].up, before[0].up)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["q_proj", r"self_attn\.q_proj", r".*\.o_proj", r"^model\.layers\.1\.mlp\.gate_proj", "lm_head$", "^q_proj"],
+)
+def test_a_name_fits_the_paths_that_peft_finds(pattern: str) -> None:
+    paths = ["lm_head", "q_proj", *(f"model.layers.{layer}.{name}" for layer in (1, 11) for name in MODULES)]
+    check_names(rank_pattern=[pattern])
+    found = [re.match(rf"(.*\.)?({pattern})$", path) is not None for path in paths]
+    assert [is_end(pattern, path) for path in paths] == found
 
 
 def renamed(old: str, new: str) -> Callable[[Tensors], object]:
@@ -112,11 +132,13 @@ def renamed(old: str, new: str) -> Callable[[Tensors], object]:
 @pytest.mark.parametrize(
     ("edit", "says"),
     [
-        (renamed("q_proj", "query"), "model.layers.0.self_attn.query is not among the linears of this model"),
+        (
+            renamed("q_proj", "query"),
+            r"self_attn.query is not among the linears of this model that adapters can change: down_proj, g",
+        ),
         (renamed("layers.1", "layers.2"), "model.layers.2.self_attn.q_proj is not among"),
-        (renamed("v_proj", "k_proj"), "weights of model.layers.0.self_attn.k_proj, which its target_modules leave out"),
         (lambda tensors: tensors.pop(f"{STEM}.v_proj.lora_B.weight"), "no lora_B of model.layers.0.self_attn.v_proj"),
-        (lambda tensors: tensors.clear(), "no lora_A of model.layers.0.self_attn.q_proj"),
+        (lambda tensors: tensors.clear(), "it has no weights"),
         (
             lambda tensors: tensors.update({f"{STEM}.q_proj.lora_A.weight": torch.zeros(RANK, 128)}),
             r"lora_A of model.layers.0.self_attn.q_proj has shape \(4, 128\), this model needs \(4, 96\)",
@@ -162,7 +184,7 @@ def test_an_adapter_of_another_base_model_is_refused(tmp_path: Path) -> None:
     folder = write_adapter(tmp_path / "adapter", seed=1)
     with pytest.raises(NotUsable, match=r"lora_B of model.layers.0.self_attn.q_proj has shape \(128, 4\)"):
         read(folder, family="llama")
-    with pytest.raises(NotUsable, match="none of its target_modules .* which has c_attn, c_fc, c_proj"):
+    with pytest.raises(NotUsable, match="is not among the linears .*: c_attn, c_fc, c_proj"):
         read(folder, family="gpt2")
 
 
@@ -183,8 +205,8 @@ def test_the_weight_that_peft_saves_beside_an_adapter_of_the_head_may_be_the_mod
 
 
 def test_a_head_that_is_joined_with_a_projection_is_not_among_the_linears(tmp_path: Path) -> None:
-    folder = configure(write_adapter(tmp_path / "adapter", seed=1), target_modules=["lm_head"])
-    with pytest.raises(NotUsable, match="none of its target_modules"):
+    folder = change(write_adapter(tmp_path / "adapter", seed=1), renamed("model.layers.0.self_attn.q_proj", "lm_head"))
+    with pytest.raises(NotUsable, match="lm_head is not among the linears"):
         read(folder, family="opt_post_norm")
 
 
@@ -212,27 +234,6 @@ def test_what_a_site_joins_lies_on_a_diagonal_with_the_scale_in_it(tmp_path: Pat
     expected = torch.zeros(128 + 2 * 64, 2 * RANK)
     expected[:128, :RANK], expected[-64:, RANK:] = q_up * (8 / RANK), v_up * (2 / RANK)
     assert torch.equal(qkv.up, expected) and qkv.gate is None
-
-
-def test_names_are_matched_as_peft_matches_them() -> None:
-    path = "model.layers.11.mlp.up_proj"
-    matching: list[dict[str, Any]] = [
-        {"target_modules": ["up_proj"]},
-        {"target_modules": ["mlp.up_proj"], "layers_to_transform": [1, 11]},
-        {"target_modules": ["up_proj"], "layers_to_transform": 11, "layers_pattern": "layers"},
-        {"target_modules": r".*\.mlp\.(up|down)_proj"},
-        {"target_modules": "all-linear"},
-    ]
-    other: list[dict[str, Any]] = [
-        {"target_modules": ["p_proj"]},
-        {"target_modules": ["up_proj"], "layers_to_transform": [1]},
-        {"target_modules": ["up_proj"], "layers_to_transform": [11], "layers_pattern": ["h"]},
-        {"target_modules": r"up_proj"},
-        {"target_modules": "all-linear", "exclude_modules": ["up_proj"]},
-        {"target_modules": ["up_proj"], "exclude_modules": r".*\.11\..*"},
-    ]
-    assert all(PeftConfig(**settings).names(path) for settings in matching)
-    assert not any(PeftConfig(**settings).names(path) for settings in other)
 
 
 def test_limits_are_options_with_the_names_of_vllm() -> None:
