@@ -91,7 +91,6 @@ class Captured:
         self.beams = {name: PrefixRows() for name in self.generation}  # in place of `generation`, where there are beams
         self.context = {name: Rows() for name in context} if has_context else {}
         self.has_begun = False  # whether rows of the prompt were computed, perhaps before a preemption
-        self.fault: str | None = None  # why rows are missing
         self._output, self._names = output, names
         self._num_prompt_tokens = num_prompt_tokens
 

@@ -1,18 +1,24 @@
 """The configuration of an engine in two forms: the contract's, and the server's options.
 
 An Executor takes either. What both have is translated here; the rest of each form has its defaults in the other. Here
-too is what engines make of options alike: the default size of a KV cache, and the refusal of pickled weights.
+too is what engines make of options alike: the file of post-processors, the default size of a KV cache, and the refusal
+of pickled weights.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import os
+import sys
+import traceback
 from pathlib import Path
+from types import ModuleType
 from typing import TypeAlias
 
-from lmi.errors import SecurityRefused, Unsupported
-from lmi.executor import AdditionalModelOutput, ExecutorConfig, KvCacheConfig
+from lmi.errors import ModelUnusable, SecurityRefused, Unsupported, cause_line
+from lmi.executor import AdditionalModelOutput, ExecutorConfig, KvCacheConfig, LogitsPostProcessorConfig, Request
+from lmi.executor.checks import broken
 from lmi.settings.config import EngineConfig
 
 AnyConfig: TypeAlias = ExecutorConfig | EngineConfig
@@ -77,6 +83,59 @@ def engine_config(config: ExecutorConfig) -> EngineConfig:
         additional_outputs=tuple(one.name + CONTEXT * one.gather_context for one in config.additional_model_outputs),
     )
 
+
+# The file of logits post-processors: Python of the user, which the process of the engine runs.
+
+BATCHED = Request.BATCHED_POST_PROCESSOR_NAME
+VARIABLE = "logits_post_processors"  # what the file holds
+
+
+def load_post_processors(path: Path) -> LogitsPostProcessorConfig:
+    """The configuration in a Python file, which may import the modules beside it. Raises ModelUnusable."""
+    try:
+        config = getattr(_run(path), VARIABLE)
+        check_post_processors(config)
+    except (Exception, SystemExit) as error:
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+        place = f"{path}, line {lines[-1]}" if lines else str(path)
+        raise ModelUnusable(f"{place}: {said(error)}") from error
+    assert isinstance(config, LogitsPostProcessorConfig)
+    return config
+
+
+def _run(path: Path) -> ModuleType:
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))
+    name = f"{VARIABLE}_{path.stem}"  # must not hide a module of a library
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None, "not a Python file"
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and pickle look it up there
+    spec.loader.exec_module(module)
+    return module
+
+
+def check_post_processors(config: object) -> None:
+    """Raise ValueError if this is not a configuration that can be used."""
+    if not isinstance(config, LogitsPostProcessorConfig):
+        raise broken(VARIABLE, "a LogitsPostProcessorConfig", config)
+    if BATCHED in config.processor_map:
+        raise ValueError(f"processor_map must not have the key {BATCHED!r}, the name of processor_batched")
+    for name, function in config.processor_map.items():
+        if not isinstance(name, str) or not name:
+            raise broken("a key of processor_map", "a name", name)
+        if not callable(function):
+            raise broken(f"processor_map[{name!r}]", "a function", function)
+    if config.processor_batched is not None and not callable(config.processor_batched):
+        raise broken("processor_batched", "a function", config.processor_batched)
+
+
+def said(error: BaseException) -> str:
+    """One line with the kind of an error and its text."""
+    return f"{type(error).__name__}: {cause_line(error)}"
+
+
+# What engines make of options alike.
 
 MIN_TOKENS = 16  # one block
 

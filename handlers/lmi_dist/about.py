@@ -28,7 +28,21 @@ LORA_KINDS: dict[str, Kind] = {
     "max_lora_rank": integer(1, 1024),
     "max_cpu_loras": integer(1),
 }
-OWN_KEYS = frozenset({"option.disable_any_whitespace", *(f"option.{name}" for name in LORA_KINDS)})
+OWN_KINDS = LORA_KINDS | {"disable_any_whitespace": BOOLEAN}  # the last is vLLM's name for JSON without spaces
+OWN_KEYS = frozenset(f"option.{name}" for name in OWN_KINDS)
+
+
+def own_options(options: Mapping[str, str]) -> dict[str, Any]:
+    """The values of OWN_KINDS that are given. Raises BadConfiguration with a line for each fault."""
+    values, faults = {}, []
+    for name in OWN_KINDS.keys() & options.keys():
+        try:
+            values[name] = OWN_KINDS[name].parse(options[name])
+        except ValueError:
+            faults.append(f"option.{name}={options[name]}: allowed is {OWN_KINDS[name].allowed}")
+    if faults:
+        raise BadConfiguration("\n".join(sorted(faults)))
+    return values
 
 
 @dataclass(frozen=True)
@@ -39,19 +53,8 @@ class LoraLimits:
 
     @staticmethod
     def of(options: Mapping[str, str]) -> LoraLimits | None:
-        """The limits that the options of an engine give, or None if they do not enable adapters.
-
-        Raises BadConfiguration with a line for each fault.
-        """
-        values: dict[str, Any] = {}
-        faults = []
-        for name in LORA_KINDS.keys() & options.keys():
-            try:
-                values[name] = LORA_KINDS[name].parse(options[name])
-            except ValueError:
-                faults.append(f"option.{name}={options[name]}: allowed is {LORA_KINDS[name].allowed}")
-        if faults:
-            raise BadConfiguration("\n".join(sorted(faults)))
+        """The limits that the options of an engine give, or None if they do not enable adapters."""
+        values = own_options(options)
         if not values.get("enable_lora"):
             return None
         num_each, num_kept = values.get("max_loras", LoraLimits.max_in_batch), values.get("max_cpu_loras")

@@ -9,8 +9,6 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-import numpy as np
-
 from handlers.base.captured import LOGITS, CapturedRows
 from handlers.base.configuration import CONTEXT
 from handlers.lmi_dist.runner import Chunk, Runner
@@ -62,10 +60,8 @@ class Capture:
         captured = sequence.captured
         assert captured is not None
         for name in captured.context:
-            if (rows := self._rows(name, logits)) is None:
-                captured.fault = _missing(name)
-            else:
-                captured.put_context(name, chunk.start, _block(rows[first : first + chunk.num_logits]))
+            rows = self._rows(name, logits)[first : first + chunk.num_logits]
+            captured.put_context(name, chunk.start, _block(rows))
 
     def take_draws(self, logits: Array, rows: list[int], sequences: list[EmbeddedSequence]) -> None:
         """Keep the row of `logits` (num_logits, vocab) from which each sequence draws its next token."""
@@ -73,26 +69,17 @@ class Capture:
             if (captured := sequence.captured) is None:
                 continue
             for name, kept in captured.generation.items():
-                if (given := self._rows(name, logits)) is None:
-                    captured.fault = _missing(name)
-                elif sequence.request.sampling_config.beam_width > 1:
-                    own_ids = sequence.token_ids[sequence.num_prompt_tokens :]
-                    captured.beams[name].put(own_ids, _block(given[row : row + 1]))
+                block = _block(self._rows(name, logits)[row : row + 1])
+                if sequence.request.sampling_config.beam_width > 1:
+                    captured.beams[name].put(sequence.token_ids[sequence.num_prompt_tokens :], block)
                 else:
-                    kept.put(sequence.num_generated, _block(given[row : row + 1]))
-            if captured.fault is not None:
-                sequence.fail(captured.fault)
+                    kept.put(sequence.num_generated, block)
 
-    def _rows(self, name: str, logits: Array) -> Array | None:
-        """(num_logits, …), or None if the model gave no such rows in this step."""
+    def _rows(self, name: str, logits: Array) -> Array:
+        """(num_logits, …)"""
         return logits if name == LOGITS else self._runner.output(name)
 
 
-def _missing(name: str) -> str:
-    return f"the model gave no row of {name} for each token of a step"
-
-
 def _block(rows: Array) -> CapturedRows:
-    """From (num_tokens, …). Numbers with a fraction are float32."""
-    array = np.ascontiguousarray(rows, np.float32 if np.issubdtype(rows.dtype, np.floating) else None)
-    return CapturedRows(tuple(array.shape[1:]), array.dtype.name, [row.tobytes() for row in array])
+    """From (num_tokens, …), float32."""
+    return CapturedRows(tuple(rows.shape[1:]), rows.dtype.name, [row.tobytes() for row in rows])

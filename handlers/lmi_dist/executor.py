@@ -11,7 +11,6 @@ import os
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -20,12 +19,12 @@ import msgspec
 from handlers.base.configuration import AnyConfig, both
 from handlers.base.stepped import Step, SteppedExecutor
 from handlers.guides.compiler import compile_limit_s
-from handlers.lmi_dist.about import MAX_PREFILL_TOKENS
+from handlers.lmi_dist.about import MAX_PREFILL_TOKENS, own_options
 from handlers.lmi_dist.captured import Capture
-from handlers.lmi_dist.guides import Guides, are_compact, open_guides
+from handlers.lmi_dist.guides import Guides
 from handlers.lmi_dist.kv_cache import KvCache
 from handlers.lmi_dist.loading import Buffers, describe, load
-from handlers.lmi_dist.lora_adapters import LoraAdapters
+from handlers.lmi_dist.lora import LoraAdapters
 from handlers.lmi_dist.native.library import num_threads
 from handlers.lmi_dist.pace import Pace
 from handlers.lmi_dist.post_processors import new_post_processors
@@ -99,23 +98,28 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
         folder = None  # of a server's model: guides may read its tokenizer
         if isinstance(model, str | os.PathLike) and isinstance(config, EngineConfig):
             folder = os.fspath(model)
-        self._guides, why_no_guides = open_guides(
+        self._guides = Guides(
             settings.guided_decoding_config,
             folder,
             self._runner.vocab_size,
             compile_limit_s(options.step_timeout_s),
-            is_compact=are_compact(options.options),
+            is_compact=own_options(options.options).get("disable_any_whitespace", True),
         )
-        self._info = describe(self._runner, limits, settings, why_no_guides=why_no_guides, post_processors=processors)
+        self._info = describe(
+            self._runner, limits, settings, why_no_guides=self._guides.why_none, post_processors=processors
+        )
         self._start()
 
     # One step.
 
     def _step(self) -> Step[EmbeddedSequence] | None:
-        refused = [] if self._guides is None else self._take_guided(self._guides)
-        if refused:
+        ready = self._guides.take_ready()
+        for sequence in ready:
+            if sequence.error is None:
+                self._scheduler.add(sequence)
+        if refused := [sequence for sequence in ready if sequence.error is not None]:
             return Step(refused)
-        if self._guides is not None and not (self._scheduler.running or self._scheduler.waiting):
+        if not (self._scheduler.running or self._scheduler.waiting):
             self._guides.wait()
             return None
         return self._compute()
@@ -128,7 +132,7 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
         if refused and not batch.sequences:
             return Step(refused)
         try:
-            with nullcontext() if self._guides is None else self._guides.following(batch.decoding):
+            with self._guides.following(batch.decoding):
                 logits = self._runner.forward(batch.plan)  # (num_logits, vocab)
             touched = self._advance(batch, logits)
             self._scheduler.commit(batch)
@@ -228,19 +232,18 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
         sequence.is_pooled_whole = (pooling := self._runner.pooling) is not None and pooling.is_mean
         if self._lora is not None and not self._lora.admit(sequence):
             return
-        if self._guides is None or self._guides.admit(sequence):
+        if self._guides.admit(sequence):
             self._scheduler.add(sequence)
             sequence.check_room(self._cache)
 
     def _remove(self, sequence: EmbeddedSequence) -> None:
-        if self._guides is None or not self._guides.forget(sequence):
+        if not self._guides.forget(sequence):
             self._scheduler.remove(sequence)
         if self._lora is not None:
             self._lora.release(sequence)
 
     def _wake(self) -> None:
-        if self._guides is not None:
-            self._guides.wake()
+        self._guides.wake()
 
     @property
     def _active(self) -> SequenceOf[EmbeddedSequence]:
@@ -248,19 +251,11 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
 
     @property
     def _queued(self) -> SequenceOf[EmbeddedSequence]:
-        return self._scheduler.waiting if self._guides is None else self._scheduler.waiting + self._guides.waiting
-
-    def _take_guided(self, guides: Guides) -> list[EmbeddedSequence]:
-        """Schedule the sequences whose guides are ready. Returns those that were refused."""
-        ready = guides.take_ready()
-        for sequence in ready:
-            if sequence.error is None:
-                self._scheduler.add(sequence)
-        return [sequence for sequence in ready if sequence.error is not None]
+        return self._scheduler.waiting + self._guides.waiting
 
     @property
     def is_waiting_for_guides(self) -> bool:
-        return (guides := self._guides) is not None and guides.is_waiting
+        return self._guides.is_waiting
 
     # Adapters, between two steps.
 
@@ -305,8 +300,7 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
         )
 
     def _close(self) -> None:
-        if self._guides is not None:
-            self._guides.close()
+        self._guides.close()
         del self._runner, self._sampler, self._scheduler, self._cache, self._capture
         self._lora = None  # other threads may still ask for it
 

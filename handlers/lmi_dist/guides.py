@@ -7,7 +7,7 @@ scheduled. Only the loop's thread uses a `Guides`, except where a method says ot
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -21,11 +21,9 @@ from handlers.guides.compiler import FIELD, RULE, Compiled, GuideCompiler
 from handlers.guides.turns import GuideFuture, GuideOutcomes
 from handlers.guides.vocabulary import WORD_BITS, Mask, read_config, why_no_guides
 from handlers.lmi_dist.sequence import EmbeddedSequence
-from lmi.errors import BadConfiguration, InvalidRequest, LmiError, cause_line
+from lmi.errors import InvalidRequest, LmiError, cause_line
 from lmi.executor import ErrorKind, GuidedDecodingConfig
-from lmi.settings.kinds import BOOLEAN
 
-COMPACT = "disable_any_whitespace"  # vLLM's name
 MAX_KEPT = 64  # guides; one that was followed far has some megabytes of states
 MAX_KEPT_CHARS = 64 << 20  # of all that clients sent
 MAX_START_S = 0.05  # of processor time that a guide may take, and for each token
@@ -113,14 +111,20 @@ def fill_masks(sequences: list[EmbeddedSequence], rows: list[int], vocab_size: i
 class Guides(Waiting[EmbeddedSequence, Compiled]):
     def __init__(
         self,
-        read_config: Callable[[], GuidedDecodingConfig],
+        config: GuidedDecodingConfig | None,
+        folder: str | None,
         vocab_size: int,
         max_compile_s: float,
         *,
         is_compact: bool,
     ) -> None:
+        """Without a config it is that of the model's folder, where a server runs. It is read with the first guide."""
         super().__init__()
-        self._compiler = GuideCompiler(read_config, vocab_size, max_compile_s, is_compact=is_compact)
+        path, self.why_none = Path(folder or "."), "no GuidedDecodingConfig was given"
+        if config is not None or folder is not None:
+            self.why_none = why_no_guides(path if config is None else None)  # "" if there are guides
+        read = partial(read_config, path) if config is None else lambda: config
+        self._compiler = GuideCompiler(read, vocab_size, max_compile_s, is_compact=is_compact)
         self.outcomes = GuideOutcomes(self._compiler, self._compiler.compile, MAX_KEPT, MAX_KEPT_CHARS)
         self._follower = ThreadPoolExecutor(1, thread_name_prefix="masks")
 
@@ -165,37 +169,6 @@ class Guides(Waiting[EmbeddedSequence, Compiled]):
     def close(self) -> None:
         self.outcomes.close()
         self._follower.shutdown()
-
-
-def are_compact(options: Mapping[str, str]) -> bool:
-    """Whether JSON in answers has no spaces between its values. Raises BadConfiguration."""
-    text = options.get(COMPACT, "true")
-    try:
-        return bool(BOOLEAN.parse(text))
-    except ValueError:
-        raise BadConfiguration(f"option.{COMPACT}={text}: allowed is {BOOLEAN.allowed}") from None
-
-
-def open_guides(
-    config: GuidedDecodingConfig | None,
-    folder: str | None,
-    vocab_size: int,
-    max_compile_s: float,
-    *,
-    is_compact: bool,
-) -> tuple[Guides | None, str]:
-    """The guides of an engine, or None and the reason why it has none.
-
-    Without a config it is that of the model's folder, which is given where a server runs. It is read with the first
-    guide.
-    """
-    if config is None and folder is None:
-        return None, "no GuidedDecodingConfig was given"
-    path = Path(folder or ".")
-    if reason := why_no_guides(path if config is None else None):
-        return None, reason
-    read = partial(read_config, path) if config is None else lambda: config
-    return Guides(read, vocab_size, max_compile_s, is_compact=is_compact), ""
 
 
 def equip(sequence: EmbeddedSequence, outcome: Compiled | BaseException) -> None:

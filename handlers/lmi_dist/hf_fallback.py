@@ -1,8 +1,8 @@
 """Any other decoder, run by the modules of transformers on the slots of the KV cache.
 
 transformers calls `_attend` by its name, so the modules see one long ragged "sequence" and keep no cache. A model is
-refused at load unless a few tokens, step by step, give the logits of the untouched model. Adapters and additional
-outputs hang on the modules by their paths.
+refused at load unless a few tokens, step by step, give the logits of the untouched model. Adapters hang on its linears,
+by their paths.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from transformers.utils import logging as transformers_logging
 from handlers.lmi_dist.captured import HIDDEN_STATES, declared_names, layer_name
 from handlers.lmi_dist.config_file import KEEPS_ITS_OWN, unsupported
 from handlers.lmi_dist.facts import ModelFacts
-from handlers.lmi_dist.lora import Module, Piece, Site
 from handlers.lmi_dist.operations import Adapter
 from handlers.lmi_dist.placement import Placement, Weight
+from handlers.lmi_dist.program import Module, Piece, Site
 from handlers.lmi_dist.runner import Chunk, Plan
 from handlers.lmi_dist.torch_model import StepInputs
-from lmi.errors import BadConfiguration, ModelUnusable, cause_line
+from lmi.errors import ModelUnusable, cause_line
 from lmi.executor import Progress
 from lmi.settings.config import EngineConfig
 
@@ -72,7 +72,6 @@ class HuggingFaceModel:
 
     def __call__(self, step: StepInputs) -> Tensor:
         self._step = step
-        self._outputs.clear()
         output = self._model(
             input_ids=step.token_ids[None],
             position_ids=step.positions[None],
@@ -82,8 +81,8 @@ class HuggingFaceModel:
         logits: Tensor = output.logits[0]  # (num_wanted, vocab_size)
         return logits.float()
 
-    def output(self, name: str) -> Tensor | None:
-        """The wanted rows of a declared output in the last step, (num_wanted, …), or None if it has no such rows."""
+    def output(self, name: str) -> Tensor:
+        """The wanted rows of a declared output in the last step, (num_wanted, hidden_size)."""
         return self._outputs.rows(name, self.step)
 
     @property
@@ -124,9 +123,6 @@ class HuggingFaceModel:
         tolerance = _TOLERANCES[self._model.dtype] * float(self._expected.abs().max())
         if not torch.allclose(logits, self._expected, rtol=0.0, atol=tolerance):
             raise unsupported(self._name, "it does more than attend to keys and values")
-        if self._outputs.names:
-            forward(Plan([], [Chunk(0, 0, self._token_ids[:6], 2)]))
-            self._outputs.check(self.step)
 
     def _untouched_logits(self) -> Tensor:
         """The logits of the model with its eager attention, (num_token_ids, vocab_size)."""
@@ -239,42 +235,24 @@ class ModuleAdapters:
 
 
 class ModuleOutputs:
-    """What each declared module gave when it was called last."""
+    """The hidden states that each declared output was when its module was called last."""
 
     def __init__(self, model: PreTrainedModel, num_layers: int, config: EngineConfig) -> None:
-        """Raises BadConfiguration if the model has no module of a declared name."""
-        modules: dict[str, nn.Module] = {path: module for path, module in model.named_modules() if path}
-        modules[HIDDEN_STATES] = model.base_model
+        """Raises BadConfiguration if the model has no output of a declared name."""
+        modules: dict[str, nn.Module] = {HIDDEN_STATES: model.base_model}
         lists = [one for one in model.modules() if isinstance(one, nn.ModuleList) and len(one) == num_layers]
         if lists:  # the first that has all layers
             modules |= {layer_name(layer): module for layer, module in enumerate(lists[0])}
-        self.names = declared_names(config, modules)
-        self._given: dict[str, object] = {}
-        for name in self.names:
+        self._given: dict[str, Tensor] = {}
+        for name in declared_names(config, modules):
             modules[name].register_forward_hook(partial(self._note, name))
 
-    def clear(self) -> None:
-        """Forget the last step."""
-        self._given.clear()
+    def rows(self, name: str, step: StepInputs) -> Tensor:
+        """The wanted rows, (num_wanted, hidden_size)."""
+        return self._given[name].index_select(0, step.wanted)
 
-    def rows(self, name: str, step: StepInputs) -> Tensor | None:
-        """The wanted rows, (num_wanted, …), or None if the module did not give one for each token of the step."""
-        given = self._given.get(name)
-        if not isinstance(given, Tensor) or given.dim() < 2:
-            return None
-        if given.dim() > 2 and len(given) == 1:
-            given = given[0]  # the only sequence of the step
-        if len(given) == len(step.token_ids):
-            return given.index_select(0, step.wanted)
-        return given if len(given) == len(step.wanted) else None  # of the head, which is given only wanted rows
-
-    def check(self, step: StepInputs) -> None:
-        """Raise BadConfiguration if a declared output had no rows in this step."""
-        for name in self.names:
-            if self.rows(name, step) is None:
-                raise BadConfiguration(f"additional_outputs: {name} does not give a tensor with a row for each token")
-
-    def _note(self, name: str, module: nn.Module, arguments: object, given: object) -> None:
-        """Keep a module's output: a tensor, or the first of several."""
-        first = given[0] if isinstance(given, tuple | list) and given else given
-        self._given[name] = getattr(first, "last_hidden_state", first)
+    def _note(self, name: str, module: nn.Module, arguments: object, given: Any) -> None:
+        """Keep a module's output, (1, rows, hidden_size): a tensor, or the first of several."""
+        first: Any = given[0] if isinstance(given, tuple) else given
+        states: Tensor = first if isinstance(first, Tensor) else first.last_hidden_state
+        self._given[name] = states[0]

@@ -113,18 +113,13 @@ def choose_limits(
 def load(
     model: str | os.PathLike[str] | Buffers | Runner, config: EngineConfig, progress: Progress
 ) -> tuple[Runner, Limits]:
-    """The runner of a model and the limits, whichever form the model has."""
-    if isinstance(model, str | os.PathLike):
-        return load_runner(os.fspath(model), config, progress)
+    """The runner of a model and the limits: that of a checkpoint is native, or of torch where that cannot run it."""
     if isinstance(model, Buffers):
         with model.as_folder() as folder:
-            return load_runner(folder, config, progress)
-    return model, choose_limits(config, model.context_length, model.tokens_per_block, token_bytes=1)
-
-
-def load_runner(path: str, config: EngineConfig, progress: Progress) -> tuple[Runner, Limits]:
-    """Load the checkpoint in folder `path` for the native kernels, or for torch where they cannot run it."""
-    facts = read_facts(path)
+            return load(folder, config, progress)
+    if not isinstance(model, str | os.PathLike):
+        return model, choose_limits(config, model.context_length, model.tokens_per_block, token_bytes=1)
+    facts = read_facts(os.fspath(model))
     if facts.pooling is not None:
         facts.pooling.check(config)
     device = choose_device(config)

@@ -1,17 +1,21 @@
-"""LoRA adapters in the form that PEFT saves, and the sites of a program that they change.
+"""LoRA adapters in the form that PEFT saves: read off the step loop, loaded by name, and admitted to a batch.
 
-An adapter adds scale * B A to the weight of each linear that it names. A program joins what transformers keeps apart:
-queries, keys and values, or the gate beside its linear. So a site is a linear of the program, and has the As of the
-linears that it joins one below the other, and their Bs on a diagonal. Sites are in the order of the program's linears.
-Which linears an adapter changes, its weights say. What is not plain LoRA on linears of this model, by the rules of
+An adapter adds scale * B A to the weight of each linear that its weights name. A site has the As of the linears that it
+joins one below the other, and their Bs on a diagonal. What is not plain LoRA on linears of this model, by the rules of
 PEFT 0.21, is refused with the reason.
+
+The running sequences use at most `option.max_loras` adapters together: a sequence with one more waits, and those behind
+it too. With `option.max_cpu_loras` the weights that were used longest ago are dropped, and read again when needed.
 """
 
 from __future__ import annotations
 
+import logging
 import re
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Sequence as SequenceOf
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Annotated, Any, Generic, Protocol, TypeAlias, TypeVar
 
@@ -19,19 +23,23 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from handlers.base.adapters import check_names, is_end
+from handlers.base.adapters import Adapters, LoadedAdapter, check_names, is_end
 from handlers.lmi_dist.about import LoraLimits
 from handlers.lmi_dist.facts import ModelFacts
-from handlers.lmi_dist.families import Architecture
-from handlers.lmi_dist.operations import Adapter, Cap, Linear, LowRank, Operation, Pack, Packed, Program, Shrink
+from handlers.lmi_dist.operations import Adapter, LowRank, Pack, Packed
+from handlers.lmi_dist.program import Module, Site
+from handlers.lmi_dist.sequence import EmbeddedSequence
 from handlers.lmi_dist.weights import Array, Checkpoint, are_equal, as_float32, dtype_name, is_float, open_tensors
 from lmi.adapters.files import CONFIG, PICKLED, WEIGHTS
+from lmi.errors import LmiError, OutOfMemory, UnknownAdapter, is_out_of_memory
+from lmi.executor import ErrorKind
 from lmi.settings.config import EngineConfig
+
+log = logging.getLogger(__name__)
 
 Number = TypeVar("Number", int, float)
 Own: TypeAlias = Callable[[str], Array | None]  # the model's own tensor of a name, if it has one
 
-MAX_MODULES = 3  # of one site
 _NAME = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_([AB])(?:\.default)?\.weight")
 _BASE = re.compile(r"(?:base_model\.model\.)?(.+?)(?:\.base_layer)?\.(weight|bias)")
 _HEAD, _TABLES = "lm_head.weight", ("embed_tokens.weight", "embed_in.weight", "wte.weight")
@@ -52,88 +60,6 @@ _REFUSED = {
     "arrow_config": "it chooses among several adapters (arrow_config)",
     "kasa_config": "it is a KaSA adapter, which has singular values",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """Rows of a module that are rows of the site's weight, or of its gate."""
-
-    first: int  # of the module
-    num: int
-    row: int  # of the site
-    is_gate: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Module:
-    """A linear of transformers."""
-
-    path: str
-    num_in: int
-    num_out: int
-    pieces: tuple[Piece, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Site:
-    num_in: int
-    num_out: int
-    modules: tuple[Module, ...]  # none: no adapter can change it
-
-
-def sites_of(architecture: Architecture) -> tuple[Site, ...]:
-    a = architecture
-    path, shape = a.names["head"], (a.hidden_size, a.vocab_size)
-    # The head cannot be changed where its weight is joined with a projection.
-    head = Site(*shape, () if "project_out" in a.names else (Module(path, *shape, (Piece(0, a.vocab_size, 0),)),))
-    return (*(site for layer in range(a.num_layers) for site in _sites_of_layer(a, layer)), head)
-
-
-def adapted(program: Program[Packed], max_rank: int) -> Program[Packed]:
-    """The same program for batches in which rows may have adapters of at most this rank.
-
-    A Shrink stands before each linear, and what it writes in two buffers before the last: of all and of wanted rows.
-    """
-    logits, width = len(program.widths) - 1, MAX_MODULES * max_rank
-    operations: list[Operation[Packed]] = []
-    num_sites = 0
-    for operation in program.operations:
-        if isinstance(operation, Linear):
-            low = logits + (operation.output in program.wanted)
-            operations.append(Shrink(operation.input, low, num_sites))
-            output = logits + 2 if operation.output == logits else operation.output
-            operation = replace(operation, output=output, site=num_sites, low=low)
-            num_sites += 1
-        elif isinstance(operation, Cap):
-            operation = replace(operation, buffer=logits + 2)
-        operations.append(operation)
-    return replace(
-        program,
-        operations=tuple(operations),
-        widths=(*program.widths[:-1], width, width, program.widths[-1]),
-        wanted=program.wanted - {logits} | {logits + 1, logits + 2},
-        num_sites=num_sites,
-    )
-
-
-def _sites_of_layer(a: Architecture, layer: int) -> Iterator[Site]:
-    def module(name: str, num_in: int, *pieces: Piece) -> Module:
-        return Module(a.names[name].format(layer), num_in, sum(piece.num for piece in pieces), pieces)
-
-    num_heads, num_keys, inner = a.num_heads * a.head_dim, a.num_kv_heads * a.head_dim, a.intermediate_size
-    width = num_heads + 2 * num_keys
-    qkv = {"q": (num_heads, 0), "k": (num_keys, num_heads), "v": (num_keys, num_heads + num_keys), "qkv": (width, 0)}
-    feed_forward = {
-        "up": (Piece(0, inner, 0),),
-        "gate": (Piece(0, inner, 0, is_gate=True),),
-        "gate_up": (Piece(0, inner, 0, is_gate=True), Piece(inner, inner, 0)),
-    }
-    heads = [module(name, a.hidden_size, Piece(0, num, row)) for name, (num, row) in qkv.items() if name in a.names]
-    first = [module(name, a.hidden_size, *pieces) for name, pieces in feed_forward.items() if name in a.names]
-    yield Site(a.hidden_size, width, tuple(heads))
-    yield Site(num_heads, a.hidden_size, (module("o", num_heads, Piece(0, a.hidden_size, 0)),))
-    yield Site(a.hidden_size, inner, tuple(first))
-    yield Site(inner, a.hidden_size, (module("down", inner, Piece(0, a.hidden_size, 0)),))
 
 
 class NotUsable(Exception):
@@ -286,7 +212,7 @@ class LoraLoader(Generic[Packed]):
         self._facts, self._allow_pickle, self._sites, self._new_pack = facts, config.allow_pickle, sites, new_pack
 
     def check(self, path: str) -> None:
-        """Raise what `read` raises, of what a folder says of its weights."""
+        """Raise what `read` raises for what the folder says of its weights, which are not read."""
         self._open(path)
 
     def read(self, path: str) -> Adapter[Packed]:
@@ -312,3 +238,104 @@ class LoraLoader(Generic[Packed]):
 
 
 AnyLoader: TypeAlias = LoraLoader[Any]
+
+
+Prepared: TypeAlias = "Future[Adapter[Any] | None]"
+"""What came of reading a folder, which is over: weights, or None if they were only checked, or an error."""
+
+
+class LoraAdapters(Adapters):
+    """The loaded adapters, and the engine that they are loaded into. Any thread may also use `prepare`."""
+
+    def __init__(self, loader: AnyLoader) -> None:
+        super().__init__(self, "lmi-dist", loader.limits.max_in_batch, _kind_of)
+        self._loader, self._limits = loader, loader.limits
+        self._resident: OrderedDict[int, LoadedAdapter] = OrderedDict()  # by number; the one used longest ago first
+        self._prepared: Prepared | None = None
+        self._refused: list[EmbeddedSequence] = []
+
+    def prepare(self, path: str, *, with_weights: bool) -> Prepared:
+        """Read a folder while the engine makes steps."""
+        prepared: Prepared = Future()
+        try:
+            if not with_weights:
+                self._loader.check(path)
+            prepared.set_result(self._loader.read(path) if with_weights else None)
+        except Exception as error:  # `load` raises it, unless the name is at fault
+            prepared.set_exception(error)
+        return prepared
+
+    def load_prepared(self, name: str, path: str, prepared: Prepared, *, pinned: bool, preload: bool) -> None:
+        """Load an adapter whose folder was read. Raises what `load` raises."""
+        self._prepared = prepared
+        try:
+            self.load(name, path, pinned=pinned, preload=preload)
+        finally:
+            self._prepared = None
+        newest = list(self._resident)[-1:]
+        self._evict(self.in_use.union(newest))
+
+    def admit(self, sequence: EmbeddedSequence) -> bool:
+        """Keep the adapter of a new sequence until `release`. If it was unloaded, the sequence fails."""
+        try:
+            adapter = self.claim(sequence)
+        except UnknownAdapter as error:
+            sequence.fail(error.message, ErrorKind.INVALID, error.field)
+            return False
+        sequence.adapter = 0 if adapter is None else adapter.number
+        return True
+
+    def may_run(self, sequence: EmbeddedSequence, running: SequenceOf[EmbeddedSequence]) -> bool:
+        """Whether a sequence may run beside others; its adapter's weights are there then.
+
+        If they cannot be read, the sequence fails, and `take_refused` gives it.
+        """
+        used = {one.adapter for one in running} - {0}
+        if not sequence.adapter or sequence.adapter in used:
+            return True
+        if sequence.is_finished or len(used) >= self._limits.max_in_batch:
+            return False
+        try:
+            self.used_by(sequence)
+        except LmiError as error:
+            log.error("the adapter of request %d cannot be used: %s", sequence.id, error)
+            sequence.fail(error.message, _kind_of(error), error.field)
+            self._refused.append(sequence)
+            return False
+        self._resident.move_to_end(sequence.adapter)
+        self._evict(used | {sequence.adapter})
+        return True
+
+    def take_refused(self) -> list[EmbeddedSequence]:
+        """The sequences that failed since the last call because their adapters could not be read."""
+        refused, self._refused = self._refused, []
+        return refused
+
+    def _evict(self, used: set[int]) -> None:
+        """Drop the weights that were used longest ago, as far as memory has a limit."""
+        num_over = len(self._resident) - (self._limits.max_in_memory or len(self._resident))
+        idle = [one for one in self._resident.values() if one.number not in used and not one.is_pinned]
+        for adapter in idle[: max(num_over, 0)]:
+            self.remove_adapter(adapter)
+            self.forget_weights(adapter)
+
+    # What `Adapters` calls.
+
+    def check_adapter(self, adapter: LoadedAdapter) -> None:
+        if self._prepared is not None:
+            self._prepared.result()
+
+    def add_adapter(self, adapter: LoadedAdapter) -> None:
+        if adapter.number not in self._resident:
+            weights = None if self._prepared is None else self._prepared.result()
+            self._loader.model.put_adapter(adapter.number, weights or self._loader.read(adapter.path))
+        self._resident[adapter.number] = adapter
+
+    def remove_adapter(self, adapter: LoadedAdapter) -> None:
+        self._resident.pop(adapter.number, None)
+        self._loader.model.drop_adapter(adapter.number)
+
+
+def _kind_of(error: Exception) -> ErrorKind:
+    is_full = isinstance(error, OutOfMemory) or is_out_of_memory(error)
+    return ErrorKind.OUT_OF_MEMORY if is_full else ErrorKind.GENERATION

@@ -11,12 +11,11 @@ from torch import Tensor
 
 from handlers.lmi_dist.about import LoraLimits
 from handlers.lmi_dist.attention import Attention, KvSlots
-from handlers.lmi_dist.captured import declared_names, hidden_names
 from handlers.lmi_dist.facts import ModelFacts
 from handlers.lmi_dist.hf_fallback import HuggingFaceModel
-from handlers.lmi_dist.lora import Adaptable, AnyLoader, LoraLoader, adapted, sites_of
+from handlers.lmi_dist.lora import Adaptable, AnyLoader, LoraLoader
 from handlers.lmi_dist.placement import Placement, packer, to_array, to_tensor
-from handlers.lmi_dist.program import build
+from handlers.lmi_dist.program import load, sites_of
 from handlers.lmi_dist.runner import Plan
 from handlers.lmi_dist.torch_model import AdaptedRows, StepInputs, TorchModel
 from handlers.lmi_dist.weights import BFLOAT16, Array, Checkpoint
@@ -49,14 +48,12 @@ class ModelRunner:
         self._device, self.pooling = placement.device, facts.pooling
         with torch.inference_mode():
             self.slots = KvSlots(facts, placement, num_slots, max_length)
-            checkpoint = Checkpoint(facts.path, allow_pickle=config.allow_pickle, progress=progress)  # refuses pickles
             self.adapters: AnyLoader | None = None
-            self._model = self._load(facts, checkpoint, placement, config, max_length, progress)
+            self._model = self._load(facts, placement, config, max_length, progress)
 
     def _load(
         self,
         facts: ModelFacts,
-        checkpoint: Checkpoint,
         placement: Placement,
         config: EngineConfig,
         max_length: int,
@@ -72,15 +69,11 @@ class ModelRunner:
         model: TorchModel | HuggingFaceModel
         adaptable: Adaptable[Tensor] | None
         if (a := facts.architecture) is not None:
-            outputs = declared_names(config, hidden_names(facts.num_layers))
-            has_head = facts.pooling is None
-            program = build(
-                a, checkpoint, lambda weight: pack(to_tensor(weight)), max_length, place, outputs, has_head=has_head
-            )
-            program = program if limits is None else adapted(program, limits.max_rank)
+            program = load(facts, config, max_length, progress, lambda weight: pack(to_tensor(weight)), place)
             model = adaptable = TorchModel(program, placement.dtype)
             sites = sites_of(a)
         else:
+            Checkpoint(facts.path, allow_pickle=config.allow_pickle)  # refuses pickles
             model = decoder = HuggingFaceModel(facts, placement, pack, config, progress)
             adaptable = modules = None if limits is None else decoder.with_adapters()
             decoder.check(lambda plan: decoder(self._prepare(plan)))
@@ -98,9 +91,8 @@ class ModelRunner:
             torch.cuda.empty_cache()
             raise
 
-    def output(self, name: str) -> Array | None:
-        tensor = self._model.output(name)
-        return None if tensor is None else to_array((tensor.float() if tensor.is_floating_point() else tensor).cpu())
+    def output(self, name: str) -> Array:
+        return to_array(self._model.output(name).float().cpu())
 
     def _prepare(self, plan: Plan) -> StepInputs:
         token_ids: list[int] = []

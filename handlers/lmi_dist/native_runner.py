@@ -9,14 +9,13 @@ from __future__ import annotations
 from functools import partial
 
 from handlers.lmi_dist.about import LoraLimits
-from handlers.lmi_dist.captured import declared_names, hidden_names
 from handlers.lmi_dist.facts import ModelFacts
-from handlers.lmi_dist.lora import LoraLoader, adapted, sites_of
+from handlers.lmi_dist.lora import LoraLoader
 from handlers.lmi_dist.native.library import BF16, F32, INT8, TOKENS_PER_BLOCK, Arena, Library, NativeModel, num_threads
 from handlers.lmi_dist.operations import Linear
-from handlers.lmi_dist.program import build
+from handlers.lmi_dist.program import load, sites_of
 from handlers.lmi_dist.runner import Plan
-from handlers.lmi_dist.weights import BFLOAT16, Array, Checkpoint
+from handlers.lmi_dist.weights import BFLOAT16, Array
 from lmi.executor import Progress
 from lmi.settings.config import EngineConfig
 
@@ -40,18 +39,10 @@ class NativeRunner:
     ) -> None:
         assert facts.architecture is not None
         self.pooling = facts.pooling
-        outputs = declared_names(config, hidden_names(facts.num_layers))
-        checkpoint = Checkpoint(facts.path, allow_pickle=config.allow_pickle, progress=progress)  # refuses pickles
         limits = LoraLimits.of(config.options)
-        program = build(
-            facts.architecture,
-            checkpoint,
-            lambda weight: library.pack(weight, _format(config, weight)),
-            max_length,
-            outputs=outputs,
-            has_head=facts.pooling is None,
+        self.program = load(
+            facts, config, max_length, progress, lambda weight: library.pack(weight, _format(config, weight))
         )
-        self.program = program if limits is None else adapted(program, limits.max_rank)
         self._model = NativeModel(library, self.program, num_blocks, num_threads())
         self._num_wanted = 0  # rows of the last step
         self.adapters = None
@@ -66,7 +57,7 @@ class NativeRunner:
                 lambda: partial(library.pack, format=F32, arena=Arena(_ADAPTER_BYTES)),
             )
         self.vocab_size, self.context_length = facts.vocab_size, facts.context_length
-        linears = [one for one in program.operations if isinstance(one, Linear)]
+        linears = [one for one in self.program.operations if isinstance(one, Linear)]
         formats = {panels.format for one in linears for panels in (one.weight, one.gate) if panels is not None}
         self.dtype = {F32: "float32", BF16: "bfloat16", INT8: "int8"}[max(formats)]  # the narrowest
         self.kernels = f"native {library.kind}"

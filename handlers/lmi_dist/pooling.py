@@ -12,15 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import numpy as np
 
 from handlers.lmi_dist.about import LoraLimits
 from handlers.lmi_dist.config_file import class_name, is_headless, unsupported
 from handlers.lmi_dist.families import Architecture
 from handlers.lmi_dist.sequence import EmbeddedSequence
-from handlers.lmi_dist.weights import Array
-from lmi.errors import BadConfiguration, ModelUnusable, cause_line, shorten
+from handlers.lmi_dist.weights import Array, read_json
+from lmi.errors import BadConfiguration, ModelUnusable, shorten
 from lmi.executor import Embeddings, Tensor
 from lmi.executor.checks import MAX_INT
 from lmi.settings.config import EngineConfig
@@ -137,10 +136,4 @@ def _mode(file: Path) -> str:
 
 
 def _read(file: Path, kind: type) -> Any:
-    """The JSON of a file, or None if there is none. Raises ModelUnusable."""
-    try:
-        return msgspec.json.decode(file.read_bytes(), type=kind)
-    except FileNotFoundError:
-        return None
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise ModelUnusable(f"{file}: {cause_line(error)}") from error
+    return read_json(file, kind) if file.is_file() else None

@@ -15,7 +15,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from handlers.base.post_processor_file import BATCHED, check, load, said
+from handlers.base.configuration import BATCHED, check_post_processors, load_post_processors, said
 from handlers.lmi_dist.sequence import EmbeddedSequence
 from handlers.lmi_dist.wishes import Floats
 from lmi.errors import shorten
@@ -40,7 +40,7 @@ class PostProcessors:
     """The functions of a configuration, which is read once. Raises ValueError if it is wrong."""
 
     def __init__(self, config: LogitsPostProcessorConfig) -> None:
-        check(config)
+        check_post_processors(config)
         self._named = dict(config.processor_map)
         self._batched = config.processor_batched
 
@@ -97,7 +97,7 @@ def new_post_processors(settings: ExecutorConfig, options: EngineConfig, model: 
     config = settings.logits_post_processor_config
     if options.logits_post_processors is not None:
         folder = model if isinstance(model, str | os.PathLike) else ""
-        config = load(Path(folder, options.logits_post_processors))
+        config = load_post_processors(Path(folder, options.logits_post_processors))
     return None if config is None else PostProcessors(config)
 
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from handlers.lmi_dist.kv_cache import Slots
-from handlers.lmi_dist.lora import AnyLoader
-from handlers.lmi_dist.pooling import Pooling
-from handlers.lmi_dist.weights import Array
+if TYPE_CHECKING:
+    from handlers.lmi_dist.kv_cache import Slots
+    from handlers.lmi_dist.lora import AnyLoader
+    from handlers.lmi_dist.pooling import Pooling
+    from handlers.lmi_dist.weights import Array
 
 
 class Chunk(msgspec.Struct):
@@ -78,8 +79,8 @@ class Runner(Protocol):
         They are in the order of the chunks and of the wanted positions of each chunk.
         """
 
-    def output(self, name: str) -> Array | None:
-        """The rows of a declared output in the last step, (num_logits, …), for the same positions as the logits.
+    def output(self, name: str) -> Array:
+        """The rows of a declared output in the last step, float32 (num_logits, …), valid until the next step.
 
-        They are valid until the next step. None if the model gave no row for each token.
+        They are of the same positions as the logits.
         """

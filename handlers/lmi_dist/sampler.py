@@ -98,23 +98,19 @@ class Sampler:
         """
         row_of = dict(zip(sequences, rows, strict=True))
         searches = list(dict.fromkeys(beam.owner for beam in sequences))
-        beams = [beam for search in searches for beam in search.beam_rows]
-        outlooks = iter(self._outlooks(logits, [row_of[beam] for beam in beams], beams))
-        return {search: list(islice(outlooks, len(search.beam_rows))) for search in searches}
-
-    def _outlooks(self, logits: Floats, rows: list[int], beams: list[EmbeddedSequence]) -> list[Outlook]:
+        beams = [beam for one in searches for beam in one.beam_rows]
         for beam in beams:
             if beam.search is not None:  # it begins
                 self.new_state(beam, beam.search.num_candidates)
         states = [beam.sampler_state or self.new_state(beam) for beam in beams]
-        choices, best = self.fulfil(logits, rows, beams, states)
-        left, outlooks = iter(best.tolist()), []
+        choices, best = self.fulfil(logits, [row_of[beam] for beam in beams], beams, states)
+        left, outlooks = iter(best.tolist()), dict[EmbeddedSequence, list[Outlook]]()
         for beam, state, status in zip(beams, states, choices["status"].tolist(), strict=True):
             top = [TokenLogProb(token_id, log_prob) for token_id, _, log_prob in islice(left, state.num_top)]
             search = beam.owner.search
             assert search is not None
-            num_candidates = min(search.num_candidates, self.vocab_size)
-            outlooks.append(Outlook(list(islice(left, num_candidates)), top, status == CHOSEN))
+            candidates = list(islice(left, min(search.num_candidates, self.vocab_size)))
+            outlooks.setdefault(beam.owner, []).append(Outlook(candidates, top, status == CHOSEN))
         return outlooks
 
     def fulfil(

@@ -230,11 +230,12 @@ def existing_file(folder: Path, name: str) -> Path:
     return file
 
 
-def read_json(file: Path) -> dict[str, Any]:
+def read_json(file: Path, kind: type = dict) -> Any:
+    """Read an object, or an array if the kind is list. Raises ModelUnusable."""
     try:
         content = json.loads(file.read_bytes())
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RecursionError) as error:
         raise ModelUnusable(f"{file}: not JSON: {cause_line(error)}") from error
-    if not isinstance(content, dict):
-        raise ModelUnusable(f"{file}: not a JSON object")
+    if not isinstance(content, kind):
+        raise ModelUnusable(f"{file}: not a JSON {'object' if kind is dict else 'array'}")
     return content

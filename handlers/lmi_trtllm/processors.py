@@ -19,9 +19,9 @@ import msgspec
 import torch
 from torch import Tensor
 
+from handlers.base.configuration import BATCHED, load_post_processors, said
 from handlers.base.driven import name_of
 from handlers.base.driven_outputs import SequenceOutput
-from handlers.base.post_processor_file import BATCHED, load, said
 from handlers.base.sequence import Sequence
 from lmi.errors import BadConfiguration, GenerationFailed, Unsupported, shorten, writable
 from lmi.executor import LogitsPostProcessorConfig, Request
@@ -163,7 +163,7 @@ def _rows(changed: object, rows: Tensor) -> Tensor:
 
 @lru_cache(maxsize=8)
 def _loaded(file: str) -> LogitsPostProcessorConfig:
-    return load(Path(file))
+    return load_post_processors(Path(file))
 
 
 def file_of(config: EngineConfig, model_path: str) -> str | None:

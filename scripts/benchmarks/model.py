@@ -27,7 +27,7 @@ import torch  # noqa: E402
 from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig, LlamaForCausalLM  # noqa: E402
 from transformers.utils import logging as transformers_logging  # noqa: E402
 
-from handlers.lmi_dist.loading import load_runner  # noqa: E402
+from handlers.lmi_dist import loading  # noqa: E402
 from handlers.lmi_dist.runner import (  # noqa: E402
     Chunk,
     Plan,
@@ -112,7 +112,7 @@ def load(folder: str, num_sequences: int, **settings: Any) -> Runner:
         max_kv_cache_tokens=num_sequences * MAX_LENGTH,
         **settings,
     )
-    runner, _ = load_runner(folder, config, lambda stage, share: None)
+    runner, _ = loading.load(folder, config, lambda stage, share: None)
     return runner
 
 

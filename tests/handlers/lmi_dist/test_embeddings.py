@@ -178,7 +178,7 @@ def test_steps_count_embeddings_as_what_they_have_made(tmp_path: Path) -> None:
             "not by mean and lasttoken",
         ),
         ({"modules.json": [{"type": "x.Pooling", "path": "1_Pooling"}, {"type": "x.Dense"}]}, "the module 'Dense'"),
-        ({"modules.json": {}}, "modules.json: Expected `array`"),
+        ({"modules.json": {}}, "modules.json: not a JSON array"),
         ({"config.json": {"is_causal": False}}, "its tokens attend to later ones"),
         ({"config.json": {"matryoshka_dimensions": [32, 128]}}, "matryoshka_dimensions must be a list of numbers up"),
     ],

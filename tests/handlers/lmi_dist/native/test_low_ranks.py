@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from handlers.lmi_dist.lora import MAX_MODULES, adapted
 from handlers.lmi_dist.native.library import F32, NativeModel
 from handlers.lmi_dist.operations import Adapter, Linear, LowRank, Program
 from handlers.lmi_dist.placement import to_array
+from handlers.lmi_dist.program import MAX_MODULES, adapted
 from handlers.lmi_dist.runner import Chunk
 from tests.handlers.lmi_dist.native.builds import library, variants
 from tests.handlers.lmi_dist.native.models import llama, packed, run_step
