@@ -11,7 +11,7 @@ from lmi.apis.embeddings.api import EMBEDDINGS
 from lmi.apis.lmi.api import LMI
 from lmi.apis.openai.api import OPENAI_CHAT, OPENAI_CHAT_LINES, OPENAI_COMPLETIONS, OPENAI_TEXT_LINES
 from lmi.apis.responses.api import RESPONSES
-from lmi.apis.tgi.api import TGI, TGI_GENERATE, TGI_STREAM
+from lmi.apis.tgi import TGI, TGI_GENERATE, TGI_STREAM
 from lmi.apis.triton.api import TRITON, TRITON_STREAM
 from lmi.settings.config import ModelConfig
 

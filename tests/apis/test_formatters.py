@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lmi.apis import tgi
 from lmi.apis.base.formatter import ErrorFields, Formatter
 from lmi.apis.base.readers import Parsed
 from lmi.apis.lmi.api import LMI
@@ -17,8 +18,7 @@ from lmi.apis.lmi.schema import LmiFormat
 from lmi.apis.openai import schema as openai
 from lmi.apis.openai.api import OPENAI_COMPLETIONS
 from lmi.apis.openai.formatter import CompletionStream
-from lmi.apis.tgi import schema as tgi
-from lmi.apis.tgi.api import TgiStream
+from lmi.apis.tgi import TgiStream
 from lmi.executor import SamplingConfig
 from lmi.settings.config import ModelConfig
 from lmi.types import AnswerEnd, Delta, GenerationRequest, OutputFormat, Token

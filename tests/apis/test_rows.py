@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from lmi.apis import tgi
 from lmi.apis.anthropic.api import ANTHROPIC
 from lmi.apis.anthropic.schema import MESSAGES
 from lmi.apis.base import parameters
@@ -22,7 +23,6 @@ from lmi.apis.openai import chat_schema as openai_chat
 from lmi.apis.openai import schema as openai
 from lmi.apis.responses import schema as responses
 from lmi.apis.responses.api import RESPONSES
-from lmi.apis.tgi import schema as tgi
 from lmi.apis.triton import schema as triton
 from lmi.errors import InvalidRequest
 from lmi.executor import SamplingConfig

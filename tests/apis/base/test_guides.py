@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from lmi.apis import batch as dynamic_batch
+from lmi.apis import tgi
 from lmi.apis.base.guides import asked_guide, json_schema
 from lmi.apis.lmi import schema as lmi
 from lmi.apis.openai import chat_schema as openai_chat
 from lmi.apis.openai import schema as openai
-from lmi.apis.tgi import schema as tgi
 from lmi.apis.triton import schema as triton
 from lmi.errors import InvalidParameter
 from lmi.settings.config import ModelConfig

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from lmi.apis import tgi
 from lmi.apis.base.guides import GRAMMARS
 from lmi.apis.base.readers import Parsed
-from lmi.apis.tgi import schema as tgi
 from lmi.errors import InvalidRequest, LmiError, MalformedRequest
 from lmi.executor import GuidedDecodingParams, GuideType, SamplingConfig
 from lmi.settings.config import ModelConfig

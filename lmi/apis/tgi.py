@@ -1,0 +1,291 @@
+"""TGI's API, as Text Generation Inference 3.3 has it: names, rules and defaults, and the bytes of its answers.
+
+    {"inputs": "...", "parameters": {...}, "stream": false}
+    {"generated_text":"...","details":{"finish_reason":"length","generated_tokens":8,"seed":null,"prefill":[],...}}
+    data:{"index":1,"token":{"id":304,"text":" a","logprob":-0.5,"special":false},"generated_text":null,"details":null}
+
+Each of temperature, top_k, top_p and typical_p turns sampling on, and stop strings stay in the text. A temperature of 0
+means greedy decoding here, while TGI refuses it. The most probable of several sequences is the answer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from orjson import dumps
+
+from lmi import errors
+from lmi.apis.base import parameters
+from lmi.apis.base.api import Api, ErrorRules, Forms, Row
+from lmi.apis.base.formatter import NO_TOKEN, SSE, ErrorFields, Formatter, WholeFormatter, joined
+from lmi.apis.base.guides import tgi_grammar
+from lmi.apis.base.openapi import NOTHING, ApiDescription, Form, asked, content, either, or_null, struct, taken
+from lmi.apis.base.parameters import ROWS, Given, Parameter, ParameterTable, in_parameters, rows
+from lmi.apis.base.readers import Message, Parsed, boolean, check_types, check_values, integer, number, read_object
+from lmi.errors import InvalidParameter, MalformedRequest, Unsupported, shorten
+from lmi.settings.config import Config, ModelConfig
+from lmi.types import Answer, AnswerEnd, AnswerFormat, Delta, OutputFormat, Token, ranked
+
+DEFAULT_MAX_NEW_TOKENS = 1024  # as in TGI's API description; the context may have room for fewer
+KNOWN_FIELDS = ("inputs", "parameters", "stream")
+SAMPLING = ("temperature", "top_k", "top_p", "typical_p")  # each of them asks for sampling
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TgiFormat(AnswerFormat):
+    """The format of an answer. With `is_list` a whole answer is a list of one, as at `/`."""
+
+    is_list: bool = False
+
+
+PARAMETERS = ParameterTable(
+    rows(
+        "do_sample max_new_tokens temperature typical_p seed repetition_penalty frequency_penalty truncate "
+        "return_full_text details decoder_input_details best_of",
+        stop="stop_sequences",
+        adapter_id="adapter",
+    )
+    | {
+        "top_k": replace(ROWS["top_k"], read=integer(1)),
+        "top_p": replace(ROWS["top_p"], read=number(0, 1, low_open=True)),
+        "top_n_tokens": replace(ROWS["num_top_log_probs"], read=integer(0, parameters.MAX_TOP_N_TOKENS)),
+        "grammar": Parameter(
+            "guided_decoding",
+            tgi_grammar,
+            "The structure that the answer must have.",
+            fields=("guided_decoding_params",),
+        ),
+        "watermark": Parameter("watermark", boolean, "No effect.", (False,)),
+    },
+    in_parameters,
+)
+NOT_HERE = {"watermark": "no engine here marks its text"}
+NOT_STREAMED = {
+    "best_of": parameters.ONE_SEQUENCE_STREAMED,
+    "decoder_input_details": "the prompt's tokens come only in an answer that is not streamed",
+}
+
+
+def read(
+    body: bytes, content_type: str | None, model: ModelConfig, *, stream: bool | None = None
+) -> Message[TgiFormat]:
+    """Decode a body of any content type and check it as a whole. Raises MalformedRequest.
+
+    With `stream` None the body says whether the answer is streamed, and a whole answer is a list.
+    """
+    check_values(body)
+    fields = read_object(body)
+    inputs = fields.get("inputs")
+    if not isinstance(inputs, str) or not inputs:
+        given = f", given {shorten(inputs)}" if "inputs" in fields else ""
+        raise MalformedRequest(f"inputs must be a non-empty string{given}")
+    check_types(fields, has_stream=stream is None)
+    is_streaming = fields.get("stream") if stream is None else stream
+    output_format = OutputFormat.SSE if is_streaming else OutputFormat.JSON
+    return Message(fields, TgiFormat(output_format=output_format, is_list=stream is None))
+
+
+def parse(message: Message[TgiFormat]) -> Parsed[TgiFormat]:
+    """Check the parameters and build the request. Raises InvalidParameter or Unsupported."""
+    fields, format = message.fields, message.format
+    written, ignored = fields.get("parameters") or {}, parameters.unknown(fields, KNOWN_FIELDS)
+    given = {"max_new_tokens": DEFAULT_MAX_NEW_TOKENS} | PARAMETERS.read(written, ignored)
+    is_greedy, has_prefill = _is_greedy(written, given), "decoder_input_details" in given
+    format = replace(format, details=given.get("details", False) or has_prefill)
+    _check_together(given, is_streamed=format.is_streamed, is_greedy=is_greedy)
+    reasons = PARAMETERS.without_effect(given, is_greedy=is_greedy)
+    if not format.is_streamed and not format.details:
+        reasons["num_top_log_probs"] = "without details or a stream"
+    PARAMETERS.drop(given, reasons, ignored)
+    request = parameters.request_of(
+        given,
+        is_greedy=is_greedy,
+        is_streaming=format.is_streamed,
+        prompt=fields["inputs"],
+        include_stop_str_in_output=True,
+        num_prompt_log_probs=0 if has_prefill else None,
+        needs_log_probs=format.details or format.is_streamed or parameters.needs_ranking(given),
+    )
+    return Parsed((request,), format, ignored)
+
+
+def _is_greedy(fields: dict[str, Any], given: dict[str, Any]) -> bool:
+    """Whether decoding is greedy. As in TGI, a value without effect (temperature 1) samples only beside best_of."""
+    is_sampling = bool(given.keys() & {"do_sample", *SAMPLING})
+    if "best_of" in given:
+        is_sampling = is_sampling or any(fields.get(name) is not None for name in SAMPLING)
+    return given.get("temperature") == 0 or not is_sampling
+
+
+def _check_together(given: Given, *, is_streamed: bool, is_greedy: bool) -> None:
+    for name, reason in (NOT_HERE | (NOT_STREAMED if is_streamed else {})).items():
+        if name in given:
+            raise Unsupported(in_parameters(name), reason)
+    if "best_of" in given and is_greedy:
+        raise InvalidParameter(in_parameters("best_of"), "1 without sampling", given["best_of"])
+    if "best_of" in given and "seed" in given:
+        raise InvalidParameter(in_parameters("seed"), "left out with best_of", given["seed"])
+
+
+class TgiWhole(WholeFormatter[TgiFormat]):
+    """The whole answer."""
+
+    def _whole(self, answers: list[Answer]) -> bytes:
+        best, *others = ranked(self._request, answers)
+        whole: dict[str, Any] = {"generated_text": self._full_text(best.text)}
+        if self._format.details:
+            whole["details"] = self._sequence_details(best)
+            if others:
+                whole["details"]["best_of_sequences"] = [
+                    {"generated_text": self._full_text(other.text)} | self._sequence_details(other) for other in others
+                ]
+        return dumps([whole] if self._format.is_list else whole)
+
+    def _sequence_details(self, answer: Answer) -> dict[str, Any]:
+        details: dict[str, Any] = {
+            "finish_reason": answer.finish_reason,
+            "generated_tokens": len(answer.tokens),
+            "seed": self._request.sampling.seed,
+            "prefill": [_prompt_token(token) for token in self._answers.all[0].prefill or ()],
+            "tokens": [_token(token) for token in answer.tokens],
+        }
+        if self._request.num_top_log_probs:
+            details["top_tokens"] = [[_token(other) for other in token.top or ()] for token in answer.tokens]
+        return details
+
+    @staticmethod
+    def error(error: ErrorFields) -> bytes:
+        return dumps({"error": error.message, "error_type": error.kind})
+
+
+class TgiStream(Formatter[TgiFormat]):
+    """The answer step by step. A step is nearly always one token."""
+
+    media_type = SSE
+    is_streaming = True
+    opening = b"data:"
+    closing = b"\n\n"
+
+    def __init__(self, parsed: Parsed[TgiFormat]) -> None:
+        super().__init__(parsed)
+        self._texts: list[str] = []
+        self._num_tokens = self._num_prompt_tokens = 0
+
+    def feed(self, delta: Delta) -> list[bytes]:
+        self._num_prompt_tokens += delta.num_prompt_tokens
+        is_last = delta.finish_reason is not None
+        if not delta.tokens and not is_last:
+            return []
+        token = joined(delta.tokens) if delta.tokens else NO_TOKEN
+        self._texts.append(token.text)
+        self._num_tokens += len(delta.tokens)
+        return [self._event(token, delta.finish_reason)]
+
+    def _event(self, token: Token, finish_reason: AnswerEnd | None) -> bytes:
+        index = self._num_tokens + (token is NO_TOKEN)
+        event: dict[str, Any] = {"index": index, "token": _token(token)}
+        if self._request.num_top_log_probs:
+            event["top_tokens"] = [_token(other) for other in token.top or ()]
+        is_last = finish_reason is not None
+        event["generated_text"] = self._full_text("".join(self._texts)) if is_last else None
+        event["details"] = None
+        if is_last and self._format.details:
+            event["details"] = {
+                "finish_reason": finish_reason,
+                "generated_tokens": self._num_tokens,
+                "seed": self._request.sampling.seed,
+                "input_length": self._num_prompt_tokens,
+            }
+        return self.record(dumps(event))
+
+    @classmethod
+    def error(cls, error: ErrorFields) -> bytes:
+        return cls.record(TgiWhole.error(error))
+
+
+def _token(token: Token) -> dict[str, Any]:
+    return _prompt_token(token) | {"special": token.is_special}
+
+
+def _prompt_token(token: Token) -> dict[str, Any]:
+    return {"id": token.id, "text": token.text, "logprob": token.log_prob}
+
+
+FORMS = Forms(TgiWhole, TgiStream)
+TGI: Api[TgiFormat] = Api(
+    name="tgi",
+    paths=("/",),  # whose 404 and 405 are the LMI API's
+    prefixes=("/info", "/health"),
+    default_format=lambda model: TgiFormat(),
+    read=read,
+    parse=parse,
+    formatter=FORMS.formatter,
+    errors=ErrorRules(
+        FORMS.write_error,
+        (
+            Row(errors.InvalidRequest, 422, "validation"),
+            Row(errors.GenerationFailed, 424, "generation"),
+            Row(errors.Overloaded, 429, "overloaded"),
+            Row(errors.EngineLost, 503, "incomplete_generation"),
+        ),
+        PARAMETERS.wire_names(input_token_ids="inputs"),
+        lambda status: "validation" if status < 500 else "overloaded" if status == 503 else "generation",
+    ),
+)
+TGI_GENERATE = replace(TGI, name="tgi_generate", paths=("/generate",), read=partial(read, stream=False))
+TGI_STREAM = replace(TGI, name="tgi_generate_stream", paths=("/generate_stream",), read=partial(read, stream=True))
+
+# The description, for /openapi.json.
+EXAMPLE = {"inputs": "What is the capital of France?", "parameters": {"max_new_tokens": 8, "details": True}}
+FIELDS = {"inputs": {"type": "string", "minLength": 1}, "parameters": or_null(asked(taken(PARAMETERS)))}
+ENDS = ("length", "eos_token", "stop_sequence")
+PROMPT_TOKEN: dict[str, Form] = {"id": int, "text": str, "logprob": float | None}
+SEQUENCE: dict[str, Form] = {
+    "finish_reason": ENDS,
+    "generated_tokens": int,
+    "seed": int | None,
+    "prefill": [struct(**PROMPT_TOKEN)],
+    "tokens": ["TgiToken"],
+    "top_tokens": [["TgiToken"]],
+}
+BEST_OF = [struct("top_tokens", generated_text=str, **SEQUENCE)]
+SCHEMAS = {
+    "TgiRequest": asked(FIELDS, "inputs", example=EXAMPLE),
+    "TgiEitherRequest": asked(FIELDS | {"stream": bool | None}, "inputs", example=EXAMPLE),
+    "TgiToken": struct(**PROMPT_TOKEN, special=bool),
+    "TgiAnswer": struct(
+        "details",
+        generated_text=str,
+        details=struct("top_tokens", "best_of_sequences", **SEQUENCE, best_of_sequences=BEST_OF),
+    ),
+    "TgiEvent": struct(
+        "top_tokens",
+        index=int,
+        token="TgiToken",
+        top_tokens=["TgiToken"],
+        generated_text=str | None,
+        details=or_null(struct(finish_reason=ENDS, generated_tokens=int, seed=int | None, input_length=int)),
+    ),
+    "TgiError": struct(error=str, error_type=str),
+    "TgiInfo": struct(
+        **dict.fromkeys(("model_id", "model_pipeline_tag", "router", "version", "kernels"), str),
+        **dict.fromkeys(("model_sha", "sha", "docker_label"), None),
+        **dict.fromkeys(("max_concurrent_requests", "max_best_of", "max_stop_sequences", "max_input_tokens"), int),
+        **dict.fromkeys(("max_total_tokens", "validation_workers", "max_client_batch_size"), int),
+    ),
+}
+
+
+def describe(config: Config) -> ApiDescription:
+    about, rules = "Text Generation Inference 3.3.", [TGI.errors]
+    api = ApiDescription("TGI", about, config.model, SCHEMAS, content("TgiError"), rules)
+    events, request = content(either("TgiEvent", "TgiError"), SSE), "TgiRequest"
+    said, summary = content(["TgiAnswer"]) | events, "Continue a prompt, in a list or a stream"
+    api.infer("/", summary, said, "TgiEitherRequest")
+    api.infer("/generate", "Continue a prompt", "TgiAnswer", request)
+    api.infer("/generate_stream", "Continue a prompt, token by token", events, request)
+    api.add("get", "/info", "What is served, and its limits", "TgiInfo")
+    api.add("get", "/health", "Whether requests are served", NOTHING)
+    return api
