@@ -7,7 +7,7 @@ from dataclasses import replace
 from lmi.apis.anthropic.api import ANTHROPIC
 from lmi.apis.base.api import AnyApi
 from lmi.apis.batch import DYNAMIC_BATCH
-from lmi.apis.embeddings.api import EMBEDDINGS
+from lmi.apis.embeddings import EMBEDDINGS
 from lmi.apis.lmi.api import LMI
 from lmi.apis.openai.api import OPENAI_CHAT, OPENAI_CHAT_LINES, OPENAI_COMPLETIONS, OPENAI_TEXT_LINES
 from lmi.apis.responses.api import RESPONSES

@@ -12,10 +12,9 @@ from importlib.metadata import version
 from typing import Any
 
 from lmi.adapters import openapi as adapters
-from lmi.apis import tgi
+from lmi.apis import embeddings, tgi
 from lmi.apis.anthropic import openapi as anthropic
 from lmi.apis.base.openapi import STRING, ApiDescription, Content, Form, Operation, content, struct
-from lmi.apis.embeddings import openapi as embeddings
 from lmi.apis.lmi import openapi as lmi
 from lmi.apis.openai import openapi as openai
 from lmi.apis.responses import openapi as responses

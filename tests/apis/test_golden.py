@@ -66,7 +66,8 @@ def _answer(api: AnyApi, case: dict[str, Any]) -> tuple[int, str, bytes]:
     try:
         message = api.read(body.encode(), case["content_type"], model)
         format = message.format
-        formatter = api.formatter(api.parse(message))
+        parsed = api.parse(message)
+        format, formatter = parsed.format, api.formatter(parsed)
         for delta in case.get("deltas", []):
             records += formatter.feed(_delta(delta))
         if "error" in case:

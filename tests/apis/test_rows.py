@@ -11,13 +11,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from lmi.apis import tgi
+from lmi.apis import embeddings, tgi
 from lmi.apis.anthropic.api import ANTHROPIC
 from lmi.apis.anthropic.schema import MESSAGES
 from lmi.apis.base import parameters
 from lmi.apis.base.parameters import ParameterTable
 from lmi.apis.base.readers import Parsed
-from lmi.apis.embeddings import api as embeddings
 from lmi.apis.lmi import schema as lmi
 from lmi.apis.openai import chat_schema as openai_chat
 from lmi.apis.openai import schema as openai

@@ -83,16 +83,11 @@ class _Outline(msgspec.Struct):
 
 
 def read(
-    body: bytes,
-    content_type: str | None,
-    model: ModelConfig,
-    *,
-    stream_format: OutputFormat | None = None,
-    kind: type[OpenAIFormat] = OpenAIFormat,
+    body: bytes, content_type: str | None, model: ModelConfig, *, stream_format: OutputFormat | None = None
 ) -> Message[OpenAIFormat]:
     """Decode the body and choose the format of its answer, as `schema.py: read` does."""
     check_size(body, _num_texts_bytes, "a chat", "the texts")
-    return schema.message(body, model, stream_format, kind)
+    return schema.message(body, model, stream_format)
 
 
 def _num_texts_bytes(body: bytes) -> int:

@@ -56,6 +56,7 @@ class OpenAIFormat(AnswerFormat):
     function: str | None = None
     tool_calls: str | None = None
     reasoning: str | None = None
+    is_base64: bool = False  # of embeddings: the bytes of float32, little-endian, in place of numbers
     tools: Tools = field(default_factory=dict, compare=False, repr=False)  # by their names, for the types of arguments
 
 
@@ -163,8 +164,8 @@ COMPLETION = ParameterTable(
 )
 
 
-def default_format(model: ModelConfig, kind: type[OpenAIFormat] = OpenAIFormat) -> OpenAIFormat:
-    return kind(model=model.name, tool_calls=model.tool_call_parser, reasoning=model.reasoning_parser)
+def default_format(model: ModelConfig) -> OpenAIFormat:
+    return OpenAIFormat(model=model.name, tool_calls=model.tool_call_parser, reasoning=model.reasoning_parser)
 
 
 def read(
@@ -179,10 +180,8 @@ def read(
     return message(body, model, stream_format)
 
 
-def message(
-    body: bytes, model: ModelConfig, stream_format: OutputFormat | None = None, kind: type[OpenAIFormat] = OpenAIFormat
-) -> Message[OpenAIFormat]:
-    fields, format = readers.read_object(body), default_format(model, kind)
+def message(body: bytes, model: ModelConfig, stream_format: OutputFormat | None = None) -> Message[OpenAIFormat]:
+    fields, format = readers.read_object(body), default_format(model)
     name, is_streaming = fields.get("model"), fields.get("stream")
     if not isinstance(name, str | None):
         raise MalformedRequest(f"model must be a string, given {shorten(name)}")

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import uuid
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from orjson import dumps
@@ -19,12 +18,11 @@ from orjson import dumps
 from lmi.apis.base.api import Api, Forms
 from lmi.apis.base.formatter import JSON, SSE, ErrorFields, text_of
 from lmi.apis.base.readers import Parsed
-from lmi.apis.openai import chat_schema
 from lmi.apis.openai.api import OPENAI_CHAT, OPENAI_CHAT_ERRORS
 from lmi.apis.openai.calls.reader import AnswerPart, Arguments, Text, Thought, ToolCall
 from lmi.apis.openai.formatter import OpenAIFormatter
 from lmi.apis.openai.parts import AnswerParts
-from lmi.apis.openai.schema import OpenAIFormat, default_format
+from lmi.apis.openai.schema import OpenAIFormat
 from lmi.apis.responses import schema
 from lmi.apis.responses.schema import ResponseFormat
 from lmi.types import AnswerEnd, AnswerFormat, Delta
@@ -173,8 +171,6 @@ RESPONSES: Api[OpenAIFormat] = replace(
     name="responses",
     paths=("/v1/responses",),
     prefixes=(),
-    default_format=partial(default_format, kind=ResponseFormat),
-    read=partial(chat_schema.read, kind=ResponseFormat),
     parse=schema.parse,
     formatter=Forms(ItemsWhole, ItemsStream).formatter,
     errors=replace(OPENAI_CHAT_ERRORS, write=_write_error, names=schema.RESPONSES.wire_names()),

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from lmi.apis.base.formatter import ErrorFields, named_event
@@ -61,7 +61,7 @@ SETTINGS: dict[str, Any] = {  # of a request that names none
 class ResponseState:
     """One response: the settings that it repeats, the items that have ended, and how many events told of it."""
 
-    settings: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any]
     output: list[dict[str, Any]] = field(default_factory=list)
     model: str = ""
     id: str = field(default_factory=lambda: f"resp_{uuid.uuid4().hex}")
@@ -102,7 +102,11 @@ class ResponseState:
 class ResponseFormat(OpenAIFormat):
     """The format of a response. Its `state` changes while it is written, so that an error knows where it stands."""
 
-    state: ResponseState = field(default_factory=ResponseState, compare=False)
+    state: ResponseState = field(compare=False)
+
+    @classmethod
+    def of(cls, format: OpenAIFormat, state: ResponseState) -> ResponseFormat:
+        return cls(**{known.name: getattr(format, known.name) for known in fields(format)}, state=state)
 
 
 def _reasoning(name: str, value: object) -> str | None:
@@ -140,9 +144,8 @@ def parse(message: Message[OpenAIFormat]) -> Parsed[OpenAIFormat]:
     tools = flat_tools(given.get("tools"), kind="function", schema="parameters", ignored=ignored)
     choice = tool_choice(given.get("tool_choice"), tools, is_flat=True)
     guide = _guide(given)
-    assert isinstance(message.format, ResponseFormat)
-    message.format.state.settings = _settings(message.fields)
-    return chat_request(given, message.format, messages, tools, choice, guide, ignored)
+    format = ResponseFormat.of(message.format, ResponseState(_settings(message.fields)))
+    return chat_request(given, format, messages, tools, choice, guide, ignored)
 
 
 def _guide(given: Given) -> AskedGuide:

@@ -1,29 +1,29 @@
 """OpenAI's embeddings: `{"model": "m", "input": "Hello"}`, where input may be a list, or token ids.
 
-Each text is a request of its own, so a body counts as many sequences as it has texts. The answer is in their order:
+    {"object": "list", "data": [{"object": "embedding", "index": 0, "embedding": [0.5, …]}], "model": "m", "usage": {…}}
 
-{"object": "list", "data": [{"object": "embedding", "index": 0, "embedding": [0.5, …]}], "model": "m",
- "usage": {"prompt_tokens": 3, "total_tokens": 3}}
+Each text is a request of its own, so a body counts as many sequences as it has texts. The answer is in their order.
 """
 
 from __future__ import annotations
 
 import base64
 from array import array
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 
 from orjson import Fragment, dumps
 
 from lmi.apis.base.api import Api
 from lmi.apis.base.formatter import JSON
+from lmi.apis.base.openapi import ApiDescription, asked, content, either, struct, taken
 from lmi.apis.base.parameters import Parameter, ParameterTable, named
 from lmi.apis.base.readers import Message, Parsed, check_values, choice, integer, refused
 from lmi.apis.openai.api import OPENAI_CHAT, OPENAI_CHAT_ERRORS
 from lmi.apis.openai.formatter import OpenAIFormatter
-from lmi.apis.openai.schema import SHARED, OpenAIFormat, anything, default_format, hidden, message, prompts_of
+from lmi.apis.openai.openapi import PROMPT
+from lmi.apis.openai.schema import SHARED, OpenAIFormat, anything, hidden, message, prompts_of
 from lmi.executor import PoolingParams, SamplingConfig
-from lmi.settings.config import ModelConfig
+from lmi.settings.config import Config, ModelConfig
 from lmi.types import Delta, GenerationRequest
 
 MAX_INPUTS = 2048  # as of OpenAI; max_request_sequences of the server may be lower
@@ -36,13 +36,6 @@ CANNOT_EMBED = {  # fields of vLLM's server
     "normalize": BY_MODEL,
     "use_activation": BY_MODEL,
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EmbeddingFormat(OpenAIFormat):
-    """The format of embeddings: lists of numbers, or the bytes of float32, little-endian, in base64."""
-
-    is_base64: bool = False
 
 
 PARAMETERS = ParameterTable(
@@ -62,14 +55,13 @@ PARAMETERS = ParameterTable(
 def read(body: bytes, content_type: str | None, model: ModelConfig) -> Message[OpenAIFormat]:
     """Decode the body. Raises MalformedRequest."""
     check_values(body, MAX_INPUTS)
-    return message(body, model, kind=EmbeddingFormat)
+    return message(body, model)
 
 
 def parse(message: Message[OpenAIFormat]) -> Parsed[OpenAIFormat]:
     """Return the requests of a body, one for each input. Raises InvalidParameter or Unsupported."""
     ignored: list[str] = []
     given = PARAMETERS.read(message.fields, ignored)
-    assert isinstance(message.format, EmbeddingFormat)
     format = replace(message.format, is_base64=given.get("encoding_format") == BASE64)
     request = GenerationRequest(
         max_new_tokens=1,  # a place in the queue for each
@@ -95,7 +87,7 @@ class EmbeddingsWhole(OpenAIFormatter):
 
     def feed(self, delta: Delta) -> list[bytes]:
         self._count(delta)
-        assert delta.embedding is not None and isinstance(self._format, EmbeddingFormat)
+        assert delta.embedding is not None
         data = delta.embedding.data
         numbers = base64.b64encode(data).decode() if self._format.is_base64 else array("f", data).tolist()
         self._written[delta.index] = Fragment(
@@ -113,9 +105,27 @@ EMBEDDINGS: Api[OpenAIFormat] = replace(
     name="embeddings",
     paths=("/v1/embeddings",),
     prefixes=(),
-    default_format=partial(default_format, kind=EmbeddingFormat),
     read=read,
     parse=parse,
     formatter=EmbeddingsWhole,
     errors=replace(OPENAI_CHAT_ERRORS, names=PARAMETERS.wire_names(pooling_params="model")),
 )
+
+# The description, for /openapi.json.
+EXAMPLE = {"input": "What is the capital of France?"}
+SCHEMAS = {
+    "EmbeddingsRequest": asked(taken(PARAMETERS) | {"input": PROMPT}, "input", example=EXAMPLE),
+    "Embeddings": struct(
+        object={"const": "list"},
+        data=[struct(object={"const": "embedding"}, index=int, embedding=either([float], str))],
+        model=str,
+        usage=struct(prompt_tokens=int, total_tokens=int),
+    ),
+}
+
+
+def describe(config: Config) -> ApiDescription:
+    about, rules = "OpenAI's embeddings, of an embedding model.", [EMBEDDINGS.errors]
+    api = ApiDescription("Embeddings", about, config.model, SCHEMAS, content("OpenAIError"), rules)
+    api.infer("/v1/embeddings", "Embed texts", "Embeddings", "EmbeddingsRequest")
+    return api
