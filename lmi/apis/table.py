@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from lmi.apis.anthropic.api import ANTHROPIC
+from lmi.apis.anthropic import ANTHROPIC
 from lmi.apis.base.api import AnyApi
 from lmi.apis.batch import DYNAMIC_BATCH
 from lmi.apis.embeddings import EMBEDDINGS

@@ -21,7 +21,7 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from lmi.adapters import routes as adapter_routes
-from lmi.apis.anthropic.api import COUNT_TOKENS
+from lmi.apis.anthropic import COUNT_TOKENS
 from lmi.apis.base.api import retry_header
 from lmi.apis.table import api_at
 from lmi.errors import ClientGone, ForeignPage, LmiError, Overloaded, Unauthorized, Unavailable, UnknownModel, shorten

@@ -12,8 +12,7 @@ from importlib.metadata import version
 from typing import Any
 
 from lmi.adapters import openapi as adapters
-from lmi.apis import embeddings, tgi
-from lmi.apis.anthropic import openapi as anthropic
+from lmi.apis import anthropic, embeddings, tgi
 from lmi.apis.base.openapi import STRING, ApiDescription, Content, Form, Operation, content, struct
 from lmi.apis.lmi import openapi as lmi
 from lmi.apis.openai import openapi as openai

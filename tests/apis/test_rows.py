@@ -12,8 +12,7 @@ import msgspec
 import pytest
 
 from lmi.apis import embeddings, tgi
-from lmi.apis.anthropic.api import ANTHROPIC
-from lmi.apis.anthropic.schema import MESSAGES
+from lmi.apis.anthropic import ANTHROPIC, MESSAGES
 from lmi.apis.base import parameters
 from lmi.apis.base.parameters import ParameterTable
 from lmi.apis.base.readers import Parsed

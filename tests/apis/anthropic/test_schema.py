@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lmi.apis.anthropic.api import ANTHROPIC, COUNT_TOKENS
+from lmi.apis.anthropic import ANTHROPIC, COUNT_TOKENS
 from lmi.apis.base.readers import MAX_VALUES_BYTES, Parsed
 from lmi.errors import InvalidRequest, LmiError, MalformedRequest
 from lmi.executor import GuidedDecodingParams, GuideType, SamplingConfig
@@ -201,3 +201,12 @@ def test_a_call_s_arguments_can_be_written_however_deep_the_model_nests_them(num
     said = '{"a": ' * num_levels + "{}" + "}" * num_levels
     [body] = formatter.feed(Delta([Token(5, said)], AnswerEnd.EOS_TOKEN))
     assert said.replace(" ", "").encode() in body.replace(b" ", b"").replace(b'\\"', b'"')
+
+
+def test_a_call_whose_arguments_come_between_tags_is_a_block_of_a_whole_message() -> None:
+    model = ModelConfig(path="demo", name="demo", tool_call_parser="qwen3_xml")
+    said = "<tool_call><function=f><parameter=a>1</parameter></function></tool_call>"
+    [body] = ANTHROPIC.formatter(parse(model, tools=[TOOL])).feed(Delta([Token(5, said)], AnswerEnd.EOS_TOKEN))
+    answer = json.loads(body)
+    assert [block["input"] for block in answer["content"]] == [{"a": 1}]
+    assert answer["stop_reason"] == "tool_use"

@@ -1,0 +1,418 @@
+"""Anthropic's Messages: `{"max_tokens": 8, "messages": [{"role": "user", "content": "Hi"}]}`.
+
+    {"id": "msg_…", "type": "message", "role": "assistant", "model": "m", "content": [{"type": "text", "text": "Hi"}],
+     "stop_reason": "end_turn", "stop_sequence": null, "usage": {"input_tokens": 4, …}}
+
+Blocks become the messages that chat templates expect: the result of a tool is a message of its own, and thoughts and
+calls are fields of the assistant's. A tool with `defer_loading` is described where a result refers to it, and not
+before: so the prompt grows at its end alone. Source: the types of Anthropic's client.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from orjson import dumps
+
+from lmi import errors
+from lmi.apis.base.api import Api, ErrorRules, Forms, Row
+from lmi.apis.base.formatter import JSON, SSE, ErrorFields, named_event, text_of
+from lmi.apis.base.guides import CONTRACT_NAME, AskedGuide, an_object, check_levels, json_schema
+from lmi.apis.base.openapi import ApiDescription, Form, Schema, array, asked, content, either, or_null, struct, taken
+from lmi.apis.base.parameters import Given, Parameter, ParameterTable, named, rows
+from lmi.apis.base.readers import Message, Parsed, boolean, choice, takes, text
+from lmi.apis.openai import chat_schema
+from lmi.apis.openai.calls.reader import AnswerPart, Arguments, Text, Thought, ToolCall
+from lmi.apis.openai.formatter import OpenAIFormatter
+from lmi.apis.openai.images import read_image
+from lmi.apis.openai.parts import AnswerParts
+from lmi.apis.openai.schema import SHARED, TOOLS, OpenAIFormat, anything, default_format, hidden
+from lmi.apis.openai.tools import ToolChoice, Tools, flat_tools, function_choice, mode_choice
+from lmi.errors import InvalidParameter, Unsupported, shorten
+from lmi.settings.config import Config
+from lmi.types import AnswerEnd, Delta
+
+CHOICES = {"auto": "auto", "any": "required", "none": "none", "tool": "function"}  # our mode of each
+THINKING = ("enabled", "adaptive", "between_tools", "disabled")
+CANNOT = {"mcp_servers": "nothing here calls other servers", "container": "nothing here runs code"}
+WITHOUT_EFFECT = (
+    "metadata cache_control context_management diagnostics inference_geo service_tier speed user_profile_id".split()
+)
+FORMAT = "output_config.format"
+
+
+@takes({"type": "object", "required": ["type"], "properties": {"type": {"enum": list(THINKING)}}})
+def _thinking(name: str, value: object) -> dict[str, Any]:
+    """Return the variable of the template. `budget_tokens` and `display` have no effect."""
+    kind = choice(THINKING)(f"{name}.type", an_object(name, value).get("type"))
+    return {"enable_thinking": kind != "disabled"}
+
+
+MESSAGES = ParameterTable(
+    {name: SHARED[name] for name in "model stream max_tokens temperature top_p top_k cache_salt priority".split()}
+    | rows("stop_sequences")
+    | TOOLS
+    | named(
+        Parameter("system", anything, "What the model is told before the conversation."), chat_schema.CHAT["messages"]
+    )
+    | {"thinking": Parameter("chat_template_kwargs", _thinking, "Whether the chat template lets the model think.")}
+    | named(Parameter("output_config", an_object, "The `format` that the answer must have.")),
+    hidden=hidden(CANNOT, WITHOUT_EFFECT),
+)
+
+
+def parse(message: Message[OpenAIFormat], *, is_counted: bool = False) -> Parsed[OpenAIFormat]:
+    """Return the request of a message. With `is_counted` only its prompt counts."""
+    ignored: list[str] = []
+    given = {"max_new_tokens": None} | MESSAGES.read(message.fields, ignored)
+    tools = flat_tools(given.get("tools"), kind="custom", schema="input_schema")
+    deferred = {tool["name"] for tool in given.get("tools") or () if tool.get("defer_loading") is True}
+    messages = _messages(given, {name: tools[name] for name in deferred})
+    if not is_counted and given["max_new_tokens"] is None:
+        raise InvalidParameter("max_tokens", "an integer of at least 1", None)
+    if not is_counted and messages[-1]["role"] == "assistant":
+        raise Unsupported(
+            "messages", "an answer begins a message of its own, so the last one cannot be the assistant's"
+        )
+    choice = _tool_choice(given, tools)
+    guide = _read_output_config(given)
+    return chat_schema.chat_request(given, message.format, messages, tools, choice, guide, ignored, deferred)
+
+
+def _tool_choice(given: dict[str, Any], tools: Tools) -> ToolChoice:
+    wanted = an_object("tool_choice", given.get("tool_choice") or {"type": "auto"})
+    mode = CHOICES[choice(tuple(CHOICES))("tool_choice.type", wanted.get("type"))]
+    is_single = boolean("tool_choice.disable_parallel_tool_use", wanted.get("disable_parallel_tool_use") or False)
+    given["parallel_tool_calls"] = not is_single
+    if mode == "function":
+        return function_choice("tool_choice.name", wanted.get("name"), tools)
+    return mode_choice(mode, tools)
+
+
+def _read_output_config(given: dict[str, Any]) -> AskedGuide:
+    """Return the guide that the field asks for. Its `effort` is passed to the template."""
+    config = given.get("output_config", {})
+    if config.get("effort") is not None:
+        given["reasoning_effort"] = text("output_config.effort", config["effort"])
+    if config.get("format") is None:
+        return None, {}
+    form = an_object(FORMAT, config["format"])
+    choice(("json_schema",))(f"{FORMAT}.type", form.get("type"))
+    return json_schema(f"{FORMAT}.schema", form.get("schema")), {CONTRACT_NAME: FORMAT}
+
+
+def _messages(given: Given, deferred: Tools) -> list[dict[str, Any]]:
+    messages = chat_schema.listed_messages(given)
+    system = chat_schema.content_text("system", given.get("system"), is_needed=False)
+    said = [{"role": "system", "content": system}] if system else []
+    for name, message in messages:
+        said += _read_message(name, an_object(name, message), deferred)
+    return said
+
+
+def _read_message(name: str, message: dict[str, Any], deferred: Tools) -> list[dict[str, Any]]:
+    """Return the results of tools in a message, and the rest of it. Take what is described from `deferred`."""
+    role, said = choice(tuple(BLOCKS))(f"{name}.role", message.get("role")), message.get("content")
+    if isinstance(said, str):
+        return [{"role": role, "content": said}]
+    if not isinstance(said, list):
+        raise InvalidParameter(f"{name}.content", "a string or a list of blocks", said)
+    found: dict[str, list[Any]] = {kind: [] for kind in BLOCKS[role]}
+    for n, item in enumerate(said):
+        place = f"{name}.content[{n}]"
+        block = _without_references(place, an_object(place, item), deferred)
+        kind = block.get("type")
+        if not isinstance(kind, str) or kind not in found:
+            raise Unsupported(place, f"messages are text alone, given a block of type {shorten(kind)} ({role})")
+        found["text" if kind == "image" else kind].append(BLOCKS[role][kind](place, block))
+    results, parts, thoughts, calls = (found.get(kind, []) for kind in ("tool_result", "text", "thinking", "tool_use"))
+    rest: dict[str, Any] = {"role": role, "content": chat_schema.joined(parts)}
+    rest |= {"tool_calls": calls} if calls else {}
+    rest |= {"reasoning_content": "\n".join(thoughts)} if thoughts else {}
+    return results if results and not parts else [*results, rest]
+
+
+def _without_references(place: str, block: dict[str, Any], deferred: Tools) -> dict[str, Any]:
+    """Return a block with a text for each reference to a tool: its description, or its name alone where it is known."""
+
+    def described(n: int, part: object) -> object:
+        if not isinstance(part, dict) or part.get("type") != "tool_reference":
+            return part
+        name = text(f"{place}.content[{n}].tool_name", part.get("tool_name"))
+        return {"type": "text", "text": dumps(deferred.pop(name)).decode() if name in deferred else name}
+
+    said = block.get("content")
+    return block | {"content": [described(n, part) for n, part in enumerate(said)]} if isinstance(said, list) else block
+
+
+def _said(place: str, block: dict[str, Any]) -> str:
+    """Return a text or a thought, which is in the field that the block's type names."""
+    field = block["type"]
+    return str(text(f"{place}.{field}", block.get(field)))
+
+
+def _result(place: str, block: dict[str, Any]) -> dict[str, Any]:
+    call_id = text(f"{place}.tool_use_id", block.get("tool_use_id"))
+    said = chat_schema.content(f"{place}.content", block.get("content"), is_needed=False)
+    return {"role": "tool", "content": said, "tool_call_id": call_id}
+
+
+def _call(place: str, block: dict[str, Any]) -> dict[str, Any]:
+    call_id, name = text(f"{place}.id", block.get("id")), text(f"{place}.name", block.get("name"))
+    arguments = an_object(f"{place}.input", block.get("input"))
+    check_levels(f"{place}.input", arguments)
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+BLOCKS: dict[str, dict[str, Callable[[str, dict[str, Any]], Any]]] = {  # by role
+    "user": {"text": _said, "image": read_image, "tool_result": _result},
+    "assistant": {
+        "text": _said,
+        "thinking": _said,
+        "redacted_thinking": lambda place, block: None,  # nobody here can read it
+        "tool_use": _call,
+    },
+    "system": {"text": _said},
+}
+ENDS = {AnswerEnd.LENGTH: "max_tokens", AnswerEnd.EOS_TOKEN: "end_turn", AnswerEnd.STOP_SEQUENCE: "stop_sequence"}
+BLOCK_TYPES = {Text: "text", Thought: "thinking", ToolCall: "tool_use", Arguments: "tool_use"}
+
+
+class MessageFormatter(OpenAIFormatter):
+    """Writes what whole messages and streams share."""
+
+    kind = "message"
+    id_prefix = "msg_"
+
+    def _usage(self) -> dict[str, Any]:
+        """Return the numbers of tokens. Those of the prompt that were cached count apart."""
+        return {
+            "input_tokens": self._num_prompt_tokens - self._num_cached_tokens,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": self._num_cached_tokens,
+            "output_tokens": self._num_tokens,
+        }
+
+    def _message(self, content: list[dict[str, Any]], end: dict[str, Any]) -> dict[str, Any]:
+        head = {"id": self._id, "type": self.kind, "role": "assistant", "model": self._format.model}
+        return head | {"content": content} | end | {"usage": self._usage()}
+
+    @classmethod
+    def error(cls, error: ErrorFields) -> bytes:
+        return dumps(_error(error))
+
+
+class MessageWhole(MessageFormatter):
+    """The answer as one object."""
+
+    media_type = JSON
+    is_streaming = False
+
+    def __init__(self, parsed: Parsed[OpenAIFormat]) -> None:
+        super().__init__(parsed)
+        self._texts: list[str] = []
+
+    def feed(self, delta: Delta) -> list[bytes]:
+        self._count(delta)
+        self._texts.append(text_of(delta.tokens))
+        if delta.finish_reason is None:
+            return []
+        content = _content(AnswerParts(self._format, delta.prompt).feed("".join(self._texts), is_last=True))
+        has_calls = any(block["type"] == "tool_use" for block in content)
+        return [dumps(self._message(content, _end(delta, has_calls)))]
+
+
+class MessageStream(MessageFormatter):
+    """The answer as events."""
+
+    media_type = SSE
+    is_streaming = True
+
+    def __init__(self, parsed: Parsed[OpenAIFormat]) -> None:
+        super().__init__(parsed)
+        self._parts: AnswerParts | None = None
+        self._index = -1  # of the last block
+        self._open = ""  # the type of the open block
+        self._has_calls = False
+
+    def feed(self, delta: Delta) -> list[bytes]:
+        self._count(delta)
+        records: list[bytes] = []
+        if self._parts is None:
+            self._parts = AnswerParts(self._format, delta.prompt)
+            message = self._message([], {"stop_reason": None, "stop_sequence": None})
+            records += [event("message_start", message=message), event("ping")]
+        for part in self._parts.feed(text_of(delta.tokens), delta.finish_reason is not None):
+            records += self._events(part)
+        if delta.finish_reason is not None:
+            end = _end(delta, self._has_calls)
+            records += [*self._close(), event("message_delta", delta=end, usage=self._usage()), event("message_stop")]
+        return records
+
+    def _events(self, part: AnswerPart) -> list[bytes]:
+        kind, records = BLOCK_TYPES[type(part)], list[bytes]()
+        if isinstance(part, ToolCall) or kind != self._open:
+            records = self._close()
+            self._index += 1
+            self._open = kind
+            records.append(event("content_block_start", index=self._index, content_block=_block(part)))
+        if isinstance(part, ToolCall):
+            self._has_calls = True
+            return records
+        return [*records, event("content_block_delta", index=self._index, delta=_delta(part))]
+
+    def _close(self) -> list[bytes]:
+        is_open, self._open = bool(self._open), ""
+        return [event("content_block_stop", index=self._index)] if is_open else []
+
+    @classmethod
+    def error(cls, error: ErrorFields) -> bytes:
+        return named_event("error", _error(error))
+
+
+def event(kind: str, **fields: object) -> bytes:
+    return named_event(kind, {"type": kind, **fields})
+
+
+def _error(error: ErrorFields) -> dict[str, Any]:
+    said = {"type": error.kind, "message": error.message}
+    return {"type": "error", "error": said, "request_id": error.request_id}
+
+
+def _block(part: AnswerPart) -> dict[str, Any]:
+    """Return the block that a part begins, without its text."""
+    if isinstance(part, ToolCall):
+        return {"type": "tool_use", "id": f"toolu_{uuid.uuid4().hex[:24]}", "name": part.name, "input": {}}
+    if isinstance(part, Thought):
+        return {"type": "thinking", "thinking": "", "signature": ""}
+    return {"type": "text", "text": ""}
+
+
+def _delta(part: Thought | Text | Arguments) -> dict[str, str]:
+    if isinstance(part, Arguments):
+        return {"type": "input_json_delta", "partial_json": part.text}
+    kind = BLOCK_TYPES[type(part)]
+    return {"type": f"{kind}_delta", kind: part.text}
+
+
+def _content(parts: Iterable[AnswerPart]) -> list[dict[str, Any]]:
+    """Return the blocks of a whole answer. A call whose arguments are cut, or are no object, is shown as their text."""
+    blocks: list[dict[str, Any]] = []
+    texts: list[str] = []
+    for part in parts:
+        if isinstance(part, ToolCall) or not blocks or blocks[-1]["type"] != BLOCK_TYPES[type(part)]:
+            blocks.append(_block(part))
+            texts.append("")
+        if not isinstance(part, ToolCall):
+            texts[-1] += part.text
+    return [_filled(block, said) for block, said in zip(blocks, texts, strict=True)]
+
+
+def _filled(block: dict[str, Any], said: str) -> dict[str, Any]:
+    if block["type"] != "tool_use":
+        return block | {block["type"]: said}
+    value = chat_schema.parsed_arguments(said)
+    return block | {"input": value} if isinstance(value, dict) else {"type": "text", "text": said}
+
+
+def _end(delta: Delta, has_calls: bool) -> dict[str, Any]:
+    """Return the reason of the end, and the stop string that was found."""
+    assert delta.finish_reason is not None
+    is_called = has_calls and delta.finish_reason is AnswerEnd.EOS_TOKEN
+    reason = "tool_use" if is_called else ENDS[delta.finish_reason]
+    return {"stop_reason": reason, "stop_sequence": delta.stop_reason if isinstance(delta.stop_reason, str) else None}
+
+
+KINDS = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+    529: "overloaded_error",
+}
+TOO_LONG = "prompt is too long: "  # by which agents know that they must shorten a conversation
+FORMS = Forms(MessageWhole, MessageStream)
+ANTHROPIC: Api[OpenAIFormat] = Api(
+    name="anthropic",
+    paths=("/v1/messages",),
+    default_format=default_format,
+    read=chat_schema.read,
+    parse=parse,
+    formatter=FORMS.formatter,
+    errors=ErrorRules(
+        FORMS.write_error,
+        (
+            Row(errors.UnknownModel, 404),
+            Row(errors.UnknownAdapter, 404),
+            Row(errors.PromptTooLong, 400, opening=TOO_LONG),
+            Row(errors.Overloaded, 529),  # its clients know this status, and come back after Retry-After
+            Row(errors.GenerationFailed, 500),
+        ),
+        MESSAGES.wire_names(),
+        lambda status: KINDS.get(status, "invalid_request_error" if status < 500 else "api_error"),
+    ),
+)
+COUNT_TOKENS = replace(ANTHROPIC, name="anthropic_count", parse=partial(parse, is_counted=True), paths=())
+
+
+def _typed(kind: str, **fields: Form) -> Schema:
+    return struct(type={"const": kind}, **fields)
+
+
+# The description, for /openapi.json.
+EXAMPLE = {"max_tokens": 8, "messages": [{"role": "user", "content": "What is the capital of France?"}]}
+SAYS = either(str, [asked({"type": str}, "type")])
+FIELDS = taken(MESSAGES) | {
+    "max_tokens": {"type": "integer", "minimum": 1},
+    "messages": {**array(asked({"role": tuple(BLOCKS), "content": SAYS}, "role", "content")), "minItems": 1},
+    "system": or_null(SAYS),
+    "tools": or_null([asked({"name": {"type": "string", "minLength": 1}, "input_schema": dict}, "name")]),
+}
+SAID = either(
+    _typed("text", text=str),
+    _typed("thinking", thinking=str, signature=str),
+    _typed("tool_use", id=str, name=str, input=dict),
+)
+END: dict[str, Form] = {"stop_reason": or_null((*ENDS.values(), "tool_use")), "stop_sequence": str | None}
+USAGE = struct(
+    **dict.fromkeys(("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens", "output_tokens"), int)
+)
+DELTA = struct(
+    *("text", "thinking", "partial_json"),
+    type=("text_delta", "thinking_delta", "input_json_delta"),
+    **dict.fromkeys(("text", "thinking", "partial_json"), str),
+)
+SCHEMAS = {
+    "AnthropicRequest": asked(FIELDS, "max_tokens", "messages", example=EXAMPLE),
+    "AnthropicCount": asked(FIELDS, "messages", example={"messages": EXAMPLE["messages"]}),
+    "AnthropicMessage": struct(
+        id=str, type={"const": "message"}, role={"const": "assistant"}, model=str, content=[SAID], **END, usage=USAGE
+    ),
+    "AnthropicEvent": either(
+        _typed("message_start", message="AnthropicMessage"),
+        _typed("ping"),
+        _typed("content_block_start", index=int, content_block=SAID),
+        _typed("content_block_delta", index=int, delta=DELTA),
+        _typed("content_block_stop", index=int),
+        _typed("message_delta", delta=struct(**END), usage=USAGE),
+        _typed("message_stop"),
+    ),
+    "AnthropicError": _typed("error", error=struct(type=str, message=str), request_id=str | None),
+}
+
+
+def describe(config: Config) -> ApiDescription:
+    about, rules = "Anthropic's API, with which coding agents work.", [ANTHROPIC.errors]
+    api = ApiDescription("Anthropic", about, config.model, SCHEMAS, content("AnthropicError"), rules)
+    ok = content("AnthropicMessage") | content(either("AnthropicEvent", "AnthropicError"), SSE)
+    api.infer("/v1/messages", "Answer a conversation", ok, "AnthropicRequest")
+    count, path = content(struct(input_tokens=int)), "/v1/messages/count_tokens"
+    api.infer(path, "Count the tokens of a conversation", count, "AnthropicCount")
+    return api
