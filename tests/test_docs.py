@@ -22,8 +22,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from lmi.apis.openai.chat_schema import TEXT_PARTS
-from lmi.apis.openai.images import IMAGE_PARTS
+from lmi.apis.openai.chat_schema import IMAGE_PARTS, TEXT_PARTS
 from lmi.cli import lmi
 from lmi.gateway.command import gateway
 from lmi.server.app import ROUTES, SERVER_ROUTES

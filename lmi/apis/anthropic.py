@@ -28,7 +28,6 @@ from lmi.apis.base.readers import Message, Parsed, boolean, choice, takes, text
 from lmi.apis.openai import chat_schema
 from lmi.apis.openai.calls.reader import AnswerPart, Arguments, Text, Thought, ToolCall
 from lmi.apis.openai.formatter import OpenAIFormatter
-from lmi.apis.openai.images import read_image
 from lmi.apis.openai.parts import AnswerParts
 from lmi.apis.openai.schema import SHARED, TOOLS, OpenAIFormat, anything, default_format, hidden
 from lmi.apis.openai.tools import ToolChoice, Tools, flat_tools, function_choice, mode_choice
@@ -169,7 +168,7 @@ def _call(place: str, block: dict[str, Any]) -> dict[str, Any]:
 
 
 BLOCKS: dict[str, dict[str, Callable[[str, dict[str, Any]], Any]]] = {  # by role
-    "user": {"text": _said, "image": read_image, "tool_result": _result},
+    "user": {"text": _said, "image": chat_schema.read_image, "tool_result": _result},
     "assistant": {
         "text": _said,
         "thinking": _said,

@@ -15,9 +15,9 @@ from lmi.adapters import openapi as adapters
 from lmi.apis import anthropic, embeddings, tgi
 from lmi.apis.base.openapi import STRING, ApiDescription, Content, Form, Operation, content, struct
 from lmi.apis.lmi import openapi as lmi
-from lmi.apis.openai import openapi as openai
-from lmi.apis.responses import openapi as responses
-from lmi.apis.triton import openapi as triton
+from lmi.apis.openai import api as openai
+from lmi.apis.responses import api as responses
+from lmi.apis.triton import api as triton
 from lmi.models import openapi as models
 from lmi.server.metrics import MEDIA_TYPE
 from lmi.server.routes import pages

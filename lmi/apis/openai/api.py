@@ -1,4 +1,4 @@
-"""The rows of OpenAI's APIs: chats and completions, at their own paths and at /invocations."""
+"""OpenAI's chats and completions, at their own paths and at /invocations: their rows, and their description."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ from functools import partial
 
 from lmi import errors
 from lmi.apis.base.api import Api, ErrorRules, Forms, Row
-from lmi.apis.base.readers import Message
-from lmi.apis.openai import chat_schema, schema
-from lmi.apis.openai.chat_formatter import ChatLines, ChatStream, ChatWhole
-from lmi.apis.openai.formatter import CompletionLines, CompletionStream, CompletionWhole
+from lmi.apis.base.formatter import SSE
+from lmi.apis.base.openapi import ApiDescription, Form, Schema, array, asked, content, either, or_null, struct, taken
+from lmi.apis.base.readers import JSON_SCHEMAS, Message
+from lmi.apis.openai import chat_schema, formatter, schema
 from lmi.apis.openai.schema import OpenAIFormat
+from lmi.settings.config import Config
 from lmi.types import OutputFormat
 
-CHATS = Forms(ChatWhole, ChatStream, ChatLines)
+CHATS = Forms(formatter.ChatWhole, formatter.ChatStream, formatter.ChatLines)
+TEXTS = Forms(formatter.CompletionWhole, formatter.CompletionStream, formatter.CompletionLines)
 OPENAI_CHAT_ERRORS = ErrorRules(
     CHATS.write_error,
     (  # errors whose kind clients look for have OpenAI's kind; the others have our labels
@@ -45,7 +47,7 @@ OPENAI_COMPLETIONS = replace(
     paths=("/v1/completions",),
     read=schema.read,
     parse=schema.parse,
-    formatter=Forms(CompletionWhole, CompletionStream, CompletionLines).formatter,
+    formatter=TEXTS.formatter,
     errors=replace(OPENAI_CHAT_ERRORS, names=schema.COMPLETION.wire_names()),
 )
 
@@ -61,3 +63,106 @@ def _at_invocations(
 
 OPENAI_CHAT_LINES = _at_invocations(OPENAI_CHAT, chat_schema.read, "messages")
 OPENAI_TEXT_LINES = _at_invocations(OPENAI_COMPLETIONS, schema.read, "prompt")
+
+# The description, for /openapi.json.
+CHAT_EXAMPLE = {"messages": [{"role": "user", "content": "say Hello"}], "max_completion_tokens": 8}
+EXAMPLE = {"prompt": "What is the capital of France?", "max_tokens": 8, "temperature": 0}
+TEXT_PART = asked({"type": ("text",), "text": str}, "type", "text")
+SAYS = either(str, [TEXT_PART], None)
+MESSAGES = {
+    **array(asked({"role": chat_schema.ROLES, "content": SAYS, "tool_calls": or_null([dict])}, "role")),
+    "minItems": 1,
+}
+PROMPTS = array(either(str, int, [int]))
+ABOUT_TOKENS: dict[str, Form] = {
+    "model": str | None,
+    "tools": or_null([dict]),
+    **dict.fromkeys(("add_special_tokens", "add_generation_prompt", "return_token_strs"), bool),
+}
+TOKENS = (errors.InvalidRequest, errors.UnknownAdapter, errors.UnknownModel, errors.GenerationFailed)
+PROMPT = either({"type": "string", "minLength": 1}, {**PROMPTS, "minItems": 1})
+CACHED = struct(cached_tokens=int)
+USAGE = struct(prompt_tokens=int, completion_tokens=int, total_tokens=int, prompt_tokens_details=CACHED)
+TOKEN: dict[str, Form] = {"token": str, "logprob": float | None, "bytes": [int]}
+CHAT_LOG_PROBS = or_null(struct(content=[struct(**TOKEN, top_logprobs=[struct(**TOKEN)])], refusal=None))
+LOG_PROBS = or_null(
+    struct(tokens=[str], token_logprobs=[float | None], top_logprobs=or_null([dict | None]), text_offset=[int])
+)
+CALL = struct(
+    *("index", "id", "type"),
+    index=int,
+    id=str,
+    type={"const": "function"},
+    function=struct("name", name=str, arguments=str),
+)
+SAID: dict[str, Form] = {
+    "role": {"const": "assistant"},
+    "content": str | None,
+    "reasoning_content": str,
+    "tool_calls": [CALL],
+}
+REASON = ("stop", "length", "tool_calls")
+OF_PROMPT: dict[str, Form] = {"prompt_token_ids": [int], "prompt_logprobs": [dict | None]}
+
+
+def _answer(kind: str, usage: Schema, *optional: str, **choice: Form) -> Schema:
+    head: dict[str, Form] = {"id": str, "created": int, "model": str, "system_fingerprint": str}
+    (head if kind.startswith("chat") else choice).update(OF_PROMPT)  # a completion may have several prompts
+    choices = [struct("token_ids", *OF_PROMPT, index=int, token_ids=[int], **choice)]
+    return struct(*optional, *OF_PROMPT, **head, object={"const": kind}, choices=choices, usage=usage)
+
+
+SCHEMAS = {
+    "OpenAIChatRequest": asked(taken(chat_schema.CHAT) | {"messages": MESSAGES}, "messages", example=CHAT_EXAMPLE),
+    "OpenAITextRequest": asked(taken(schema.COMPLETION) | {"prompt": PROMPT}, "prompt", example=EXAMPLE),
+    "OpenAIChat": _answer(
+        "chat.completion",
+        USAGE,
+        message=struct("reasoning_content", "tool_calls", **SAID, refusal=None),
+        logprobs=CHAT_LOG_PROBS,
+        finish_reason=REASON,
+    ),
+    "OpenAIChatChunk": _answer(
+        "chat.completion.chunk",
+        or_null(USAGE),
+        "usage",
+        delta=struct(*SAID, **SAID),
+        logprobs=CHAT_LOG_PROBS,
+        finish_reason=or_null(REASON),
+    ),
+    "OpenAIText": _answer("text_completion", USAGE, text=str, logprobs=LOG_PROBS, finish_reason=REASON),
+    "OpenAITextChunk": _answer(
+        "text_completion", or_null(USAGE), "usage", text=str, logprobs=LOG_PROBS, finish_reason=or_null(REASON)
+    ),
+    "OpenAIToTokenize": {
+        **asked(ABOUT_TOKENS | {"prompt": PROMPT, "messages": MESSAGES}, example={"prompt": "The capital of France"}),
+        "oneOf": [{"required": ["prompt"]}, {"required": ["messages"]}],
+    },
+    "OpenAITokens": struct(count=int, max_model_len=int, tokens=[int], token_strs=or_null([str])),
+    "OpenAIToText": asked(
+        {"model": str | None, "tokens": {**JSON_SCHEMAS[schema.PROMPT_IDS], "minItems": 1}},
+        "tokens",
+        example={"tokens": [1, 2, 3]},
+    ),
+    "OpenAIModel": struct(
+        "parent", id=str, object={"const": "model"}, created=int, owned_by=str, has_chat_template=bool, parent=str
+    ),
+    "OpenAIError": struct(error=struct(message=str, type=str, param=str | None, code=str | None)),
+}
+
+
+def describe(config: Config) -> ApiDescription:
+    about, rules = "OpenAI's API. A stream ends with `[DONE]`.", [OPENAI_CHAT.errors]
+    api = ApiDescription("OpenAI", about, config.model, SCHEMAS, content("OpenAIError"), rules)
+    for path, summary, kind in (
+        ("/v1/chat/completions", "Answer a conversation", "OpenAIChat"),
+        ("/v1/completions", "Continue one or more prompts", "OpenAIText"),
+    ):
+        ok = content(kind) | content(either(f"{kind}Chunk", "OpenAIError"), SSE, end="[DONE]")
+        api.infer(path, summary, ok, f"{kind}Request")
+    api.add("post", "/tokenize", "The token ids of a prompt or a chat", "OpenAITokens", TOKENS, body="OpenAIToTokenize")
+    api.add("post", "/detokenize", "The text of token ids", content(struct(prompt=str)), TOKENS, body="OpenAIToText")
+    models = content(struct(object={"const": "list"}, data=["OpenAIModel"]))
+    api.add("get", "/v1/models", "The model and its names", models)
+    api.add("get", "/v1/models/{model}", "The model by a name of its", "OpenAIModel")
+    return api

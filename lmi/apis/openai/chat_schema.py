@@ -6,6 +6,7 @@ and the arguments of earlier calls as objects.
 
 from __future__ import annotations
 
+import binascii
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -17,7 +18,6 @@ from lmi.apis.base.guides import CONTRACT_NAME, AskedGuide, an_object, asked_gui
 from lmi.apis.base.parameters import Given, Parameter, ParameterTable, named
 from lmi.apis.base.readers import Message, Parsed, boolean, check_size, integer, text
 from lmi.apis.openai import schema
-from lmi.apis.openai.images import IMAGE_PARTS, read_image
 from lmi.apis.openai.schema import HARMONY, OpenAIFormat, anything
 from lmi.apis.openai.tools import ToolChoice, Tools, call_guide, nested_tools, tool_call_form, tool_choice
 from lmi.errors import InvalidParameter, Unsupported, shorten
@@ -25,6 +25,11 @@ from lmi.settings.config import ModelConfig
 from lmi.types import Chat, Image, OutputFormat
 
 TEXT_PARTS = ("text", "refusal", "input_text", "output_text", "reasoning_text", "summary_text")  # the last of responses
+IMAGE_PARTS = ("image_url", "input_image", "image")
+MEDIA_TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp")
+BEGINNINGS = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF8", b"RIFF")  # of files of these types
+FETCHES_NOTHING = "this server fetches no image: send the file itself in base64 (data:image/png;base64,…)"
+MAX_SHOWN = 100  # characters of a URL, in errors
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 CANNOT_CHAT = schema.CANNOT | {
     "functions": "it is called tools now",
@@ -236,6 +241,46 @@ def _text_part(name: str, part: dict[str, Any]) -> str:
     field = "refusal" if kind == "refusal" else "text"
     said: str = text(f"{name}.{field}", part.get(field))
     return said
+
+
+def read_image(place: str, part: dict[str, Any]) -> Image:
+    """Return the image of a part, whose type is one of IMAGE_PARTS. Raises InvalidParameter or Unsupported."""
+    if part["type"] == "image":
+        return _of_source(place, an_object(f"{place}.source", part.get("source")))
+    if part.get("file_id") is not None:
+        raise Unsupported(f"{place}.file_id", "no files are stored here")
+    name, url = f"{place}.image_url", part.get("image_url")
+    if isinstance(url, dict):
+        name, url = f"{name}.url", url.get("url")
+    if not isinstance(url, str):
+        raise InvalidParameter(name, "a data URL", url)
+    head, _, data = url.partition(",")
+    media_type, _, encoding = head.removeprefix("data:").partition(";")
+    if not head.startswith("data:"):
+        raise Unsupported(name, f"{FETCHES_NOTHING}, given {shorten(url[:MAX_SHOWN])}")
+    if encoding != "base64" or media_type not in MEDIA_TYPES:
+        rule = f"a data URL of one of {', '.join(MEDIA_TYPES)} in base64"
+        raise InvalidParameter(name, rule, head[:MAX_SHOWN])
+    return Image(_image_bytes(name, data), place, part["type"])
+
+
+def _of_source(place: str, source: dict[str, Any]) -> Image:
+    name = f"{place}.source"
+    if source.get("type") != "base64":
+        raise Unsupported(f"{name}.type", f"{FETCHES_NOTHING}, given {shorten(source.get('type'))}")
+    if source.get("media_type") not in MEDIA_TYPES:
+        raise InvalidParameter(f"{name}.media_type", f"one of {', '.join(MEDIA_TYPES)}", source.get("media_type"))
+    return Image(_image_bytes(f"{name}.data", text(f"{name}.data", source.get("data"))), place, "image")
+
+
+def _image_bytes(name: str, data: str) -> bytes:
+    try:
+        found = binascii.a2b_base64(data, strict_mode=True)
+    except ValueError as error:  # also for what is not ASCII
+        raise InvalidParameter(name, f"base64 ({error})", data[-MAX_SHOWN:]) from None
+    if not found.startswith(BEGINNINGS):
+        raise InvalidParameter(name, f"a file of one of {', '.join(MEDIA_TYPES)}", found[:8].hex(" "))
+    return found
 
 
 def _past_calls(name: str, value: object) -> list[dict[str, Any]]:

@@ -1,10 +1,11 @@
-"""Answers of completions, and the parts that answers of chat completions share with them.
+"""Answers of completions and chats, and the parts that other answers share with them.
 
     {"id": "cmpl-…", "object": "text_completion", "created": 1, "model": "m", "choices": [{"index": 0, "text": " upon",
      "logprobs": null, "finish_reason": "length"}], "usage": {"prompt_tokens": 1, "completion_tokens": 1, …}}
 
-A stream sends such objects as server-sent events, which end with `data: [DONE]`, or as lines. Sources: OpenAI's API
-reference; the fields that its client reads.
+A stream of a chat sends the role first, then the text, then the finish reason in a separate delta, whose content is
+empty as in vLLM, because clients read it from every delta. Sources: OpenAI's API reference; the fields that its client
+reads; `reasoning_content` is DeepSeek's.
 """
 
 from __future__ import annotations
@@ -13,12 +14,16 @@ import math
 import time
 import uuid
 from abc import abstractmethod
+from collections.abc import Iterable
+from itertools import accumulate
 from typing import Any, ClassVar
 
 from orjson import dumps
 
-from lmi.apis.base.formatter import ErrorFields, Formatter, WholeFormatter, one_line, text_of
+from lmi.apis.base.formatter import JSONLINES, SSE, ErrorFields, Formatter, WholeFormatter, one_line, text_of
 from lmi.apis.base.readers import Parsed
+from lmi.apis.openai.calls.reader import AnswerPart, Arguments, Text, Thought, ToolCall
+from lmi.apis.openai.parts import AnswerParts
 from lmi.apis.openai.schema import OpenAIFormat
 from lmi.types import Answer, AnswerEnd, Delta, Token
 
@@ -99,27 +104,29 @@ class OpenAIWhole(OpenAIFormatter, WholeFormatter[OpenAIFormat]):
         return super().feed(delta)
 
     def _whole(self, answers: list[Answer]) -> bytes:
-        choices = [self._choice(n, index, answer) for n, (index, answer) in enumerate(self._chosen())]
+        choices = [self._choice(number, index, answers[index]) for number, index in enumerate(self._chosen())]
         return dumps(self._object(choices) | {"usage": self._usage()})
 
-    def _chosen(self) -> list[tuple[int, Answer]]:
-        """Return the index and answer of each choice. Of more sequences than choices the most probable are taken."""
-        num_made, num_wanted = self._request.num_sequences, self._format.num_choices
-        indexed = list(enumerate(self._answers.all))
-        chosen = []
-        for first in range(0, len(indexed), num_made):
-            made = indexed[first : first + num_made]
+    def _chosen(self) -> list[int]:
+        """Return the index of each choice's answer. Of more sequences than choices the most probable are taken."""
+        answers, num_made, num_wanted = self._answers.all, self._request.num_sequences, self._format.num_choices
+        chosen: list[int] = []
+        for first in range(0, len(answers), num_made):
+            made = list(range(first, first + num_made))
             if num_made > num_wanted:
-                made.sort(key=lambda item: -item[1].cum_log_prob)
+                made.sort(key=lambda index: -answers[index].cum_log_prob)
             chosen += made[:num_wanted]
         return chosen
 
+    def _prefill(self, index: int) -> list[Token]:
+        """Return the prompt's tokens, which the first sequence of its request has."""
+        return self._answers.all[index - index % self._request.num_sequences].prefill or []
+
     def _of_prompt(self, index: int) -> dict[str, Any]:
         """Return vLLM's fields of the prompt of the sequence with this index, as far as they are asked for."""
-        first = self._answers.all[index - index % self._request.num_sequences]  # its Delta has the prompt's tokens
         num_top, fields = self._format.num_prompt_log_probs, self._prompt_ids(self._last[index])
         if num_top is not None:
-            fields["prompt_logprobs"] = [prompt_log_prob(token, num_top) for token in first.prefill or ()]
+            fields["prompt_logprobs"] = [prompt_log_prob(token, num_top) for token in self._prefill(index)]
         return fields
 
     @abstractmethod
@@ -129,7 +136,7 @@ class OpenAIWhole(OpenAIFormatter, WholeFormatter[OpenAIFormat]):
 class OpenAIStream(OpenAIFormatter):
     """The answer as server-sent events."""
 
-    media_type = "text/event-stream"
+    media_type = SSE
     is_streaming = True
     opening = b"data: "
     closing = b"\n\n"
@@ -164,7 +171,7 @@ class OpenAIStream(OpenAIFormatter):
 class OpenAILines(OpenAIStream):
     """The answer as lines."""
 
-    media_type = "application/jsonlines"
+    media_type = JSONLINES
     opening = b""
     closing = b"\n"
     done = b""
@@ -175,19 +182,16 @@ class CompletionWhole(OpenAIWhole):
     id_prefix = "cmpl-"
 
     def _choice(self, number: int, index: int, answer: Answer) -> dict[str, Any]:
-        text, log_probs = answer.text, ChoiceLogProbs(self._format)
-        if self._format.has_log_probs and self._format.echoes_prompt:
-            first = index - index % self._request.num_sequences  # its Delta has the prompt's tokens
-            log_probs.add(self._answers.all[first].prefill or [])
-        if self._format.is_answer_wanted:
-            log_probs.add(shown_tokens(answer.tokens, answer.finish_reason))
-        if self._format.echoes_prompt:
-            text = self._last[index].prompt + (text if self._format.is_answer_wanted else "")
         assert answer.finish_reason is not None
+        text, tokens = answer.text, shown_tokens(answer.tokens, answer.finish_reason)
+        if not self._format.is_answer_wanted:
+            text, tokens = "", []
+        if self._format.echoes_prompt:
+            text, tokens = self._last[index].prompt + text, [*self._prefill(index), *tokens]
         return {
             "index": number,
             "text": text,
-            "logprobs": log_probs.fields() if self._format.has_log_probs else None,
+            "logprobs": log_prob_lists(tokens, self._format) if self._format.has_log_probs else None,
             "finish_reason": self._reason(answer.finish_reason),
             **self._ids(answer.tokens),
             **self._of_prompt(index),
@@ -217,55 +221,162 @@ class CompletionStream(OpenAIStream):
         return [{"index": delta.index, "text": text, "logprobs": log_probs, "finish_reason": reason, **ids}]
 
     def _log_probs(self, delta: Delta, is_first: bool) -> dict[str, Any]:
-        log_probs = ChoiceLogProbs(self._format, self._begun[delta.index])
-        if is_first and self._format.echoes_prompt:
-            log_probs.add(self._prefill(delta))
-        if self._format.is_answer_wanted:
-            log_probs.add(shown_tokens(delta.tokens, delta.finish_reason))
-        self._begun[delta.index] = log_probs.offset
-        return log_probs.fields()
-
-    def _prefill(self, delta: Delta) -> list[Token]:
-        """Return the prompt tokens of the delta's request. They come with its first sequence, which may be late."""
-        request = delta.index // self._request.num_sequences
-        if delta.prefill:
-            self._prefills[request] = delta.prefill
-        return self._prefills.get(request, [])
+        tokens = shown_tokens(delta.tokens, delta.finish_reason) if self._format.is_answer_wanted else []
+        if is_first and self._format.echoes_prompt:  # its tokens come with its first sequence, which may be late
+            request = delta.index // self._request.num_sequences
+            if delta.prefill:
+                self._prefills[request] = delta.prefill
+            tokens = [*self._prefills.get(request, []), *tokens]
+        offset = self._begun[delta.index]
+        self._begun[delta.index] += sum(len(token.spelling) for token in tokens)
+        return log_prob_lists(tokens, self._format, offset)
 
 
 class CompletionLines(OpenAILines, CompletionStream):
     pass
 
 
-class ChoiceLogProbs:
-    """The four lists of a completion's log-probs. Offsets count characters of the tokens' joined spellings."""
+class MessageSplitter:
+    """Splits one sequence's text into the fields of deltas."""
 
-    def __init__(self, format: OpenAIFormat, offset: int = 0) -> None:
-        self._format, self._num_top = format, format.num_top_log_probs
-        self.offset = offset
-        self._tokens: list[str] = []
-        self._log_probs: list[float | None] = []
-        self._top: list[dict[str, float | None] | None] = []
-        self._offsets: list[int] = []
+    def __init__(self, format: OpenAIFormat, prompt: str) -> None:
+        self._parts = AnswerParts(format, prompt)
+        self.num_calls = 0
 
-    def add(self, tokens: list[Token]) -> None:
-        for token in tokens:
-            name = name_of(token, self._format)
-            self._tokens.append(name)
-            self._log_probs.append(log_prob(token))
-            self._offsets.append(self.offset)
-            self.offset += len(token.spelling)
-            best = {name_of(other, self._format): log_prob(other) for other in token.top or ()}
-            is_told = self._num_top and token.log_prob is not None
-            self._top.append(best | {name: log_prob(token)} if is_told else None)
+    def feed(self, text: str, is_last: bool) -> list[dict[str, Any]]:
+        """Return the fields of the next deltas, one dict for each."""
+        return [self._fields(part) for part in self._parts.feed(text, is_last)]
 
-    def fields(self) -> dict[str, Any]:
+    def _fields(self, part: AnswerPart) -> dict[str, Any]:
+        if isinstance(part, Thought):
+            return {"reasoning_content": part.text}
+        if isinstance(part, Text):
+            return {"content": part.text}
+        if isinstance(part, Arguments):
+            return {"tool_calls": [{"index": self.num_calls - 1, "function": {"arguments": part.text}}]}
+        self.num_calls += 1
+        return {"tool_calls": [{"index": self.num_calls - 1} | new_call(part.name)]}
+
+
+class ChatWhole(OpenAIWhole):
+    kind = "chat.completion"
+    id_prefix = "chatcmpl-"
+
+    def _choice(self, number: int, index: int, answer: Answer) -> dict[str, Any]:
+        message = whole_message(AnswerParts(self._format, self._last[index].prompt).feed(answer.text, is_last=True))
+        assert answer.finish_reason is not None
+        log_probs = None
+        if self._format.has_log_probs:
+            log_probs = log_prob_fields(shown_tokens(answer.tokens, answer.finish_reason), self._format)
         return {
-            "tokens": self._tokens,
-            "token_logprobs": self._log_probs,
-            "top_logprobs": self._top if self._num_top else None,
-            "text_offset": self._offsets,
+            "index": number,
+            "message": message,
+            "logprobs": log_probs,
+            "finish_reason": chat_reason(answer.finish_reason, "tool_calls" in message),
+            **self._ids(answer.tokens),
         }
+
+    def _object(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return super()._object(choices) | self._of_prompt(0)
+
+
+class ChatStream(OpenAIStream):
+    kind = "chat.completion.chunk"
+    id_prefix = "chatcmpl-"
+
+    def __init__(self, parsed: Parsed[OpenAIFormat]) -> None:
+        super().__init__(parsed)
+        self._splitters: dict[int, MessageSplitter] = {}
+
+    def _choices(self, delta: Delta) -> list[dict[str, Any]]:
+        deltas: list[dict[str, Any]] = []
+        if delta.index not in self._splitters:
+            self._splitters[delta.index] = MessageSplitter(self._format, delta.prompt)
+            deltas.append({"role": "assistant", "content": "", **self._prompt_ids(delta)})
+        splitter, num_opening = self._splitters[delta.index], len(deltas)
+        deltas += splitter.feed(text_of(delta.tokens), delta.finish_reason is not None)
+        tokens = shown_tokens(delta.tokens, delta.finish_reason) if self._format.has_log_probs else []
+        is_told = tokens or (self._format.has_token_ids and delta.finish_reason is None)
+        if is_told and len(deltas) == num_opening:
+            deltas.append({"content": ""})  # the text is held back, but its tokens are not
+        choices = [choice(delta.index, fields) for fields in deltas]
+        if tokens:
+            choices[num_opening]["logprobs"] = log_prob_fields(tokens, self._format)
+        if delta.finish_reason is not None:
+            choices.append(
+                choice(delta.index, {"content": ""}, chat_reason(delta.finish_reason, splitter.num_calls > 0))
+            )
+        if self._format.has_token_ids:
+            choices[num_opening] |= self._ids(delta.tokens)
+        return choices
+
+    def _chunk(self, choice: dict[str, Any], beside: bytes = b"") -> bytes:
+        """Return the record of a choice. The prompt's ids stand beside the choices, as in vLLM."""
+        if (ids := choice["delta"].pop("prompt_token_ids", None)) is not None:
+            beside = b',"prompt_token_ids":' + dumps(ids)
+        return super()._chunk(choice, beside)
+
+
+class ChatLines(OpenAILines, ChatStream):
+    pass
+
+
+def choice(index: int, fields: dict[str, Any], finish_reason: str | None = None) -> dict[str, Any]:
+    return {"index": index, "delta": fields, "logprobs": None, "finish_reason": finish_reason}
+
+
+def whole_message(parts: Iterable[AnswerPart]) -> dict[str, Any]:
+    """Return the message of a whole answer. Its content is null if there are only calls or thoughts."""
+    said, thoughts = "", ""
+    calls: list[dict[str, Any]] = []
+    for part in parts:
+        if isinstance(part, ToolCall):
+            calls.append(new_call(part.name))
+        elif isinstance(part, Arguments):
+            calls[-1]["function"]["arguments"] += part.text
+        elif isinstance(part, Thought):
+            thoughts += part.text
+        else:
+            said += part.text
+    content = None if not said and (calls or thoughts) else said
+    message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+    message |= {"reasoning_content": thoughts} if thoughts else {}
+    return message | ({"tool_calls": calls} if calls else {})
+
+
+def new_call(name: str) -> dict[str, Any]:
+    function = {"name": name, "arguments": ""}
+    return {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function}
+
+
+def chat_reason(end: AnswerEnd, has_calls: bool) -> str:
+    return "tool_calls" if has_calls and REASONS[end] == "stop" else REASONS[end]
+
+
+def log_prob_fields(tokens: list[Token], format: OpenAIFormat) -> dict[str, Any]:
+    content = [
+        token_fields(token, format) | {"top_logprobs": [token_fields(other, format) for other in token.top or ()]}
+        for token in tokens
+    ]
+    return {"content": content, "refusal": None}
+
+
+def token_fields(token: Token, format: OpenAIFormat) -> dict[str, Any]:
+    return {"token": name_of(token, format), "logprob": log_prob(token), "bytes": list(token.spelling.encode())}
+
+
+def log_prob_lists(tokens: list[Token], format: OpenAIFormat, offset: int = 0) -> dict[str, Any]:
+    """Return the four lists of a completion's log-probs. Offsets count characters of the tokens' joined spellings."""
+    top = [
+        None if token.log_prob is None else {name_of(one, format): log_prob(one) for one in (*(token.top or ()), token)}
+        for token in tokens
+    ]
+    return {
+        "tokens": [name_of(token, format) for token in tokens],
+        "token_logprobs": [log_prob(token) for token in tokens],
+        "top_logprobs": top if format.num_top_log_probs else None,
+        "text_offset": [*accumulate((len(token.spelling) for token in tokens), initial=offset)][:-1],
+    }
 
 
 def shown_tokens(tokens: list[Token], finish_reason: AnswerEnd | None) -> list[Token]:

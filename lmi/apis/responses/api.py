@@ -1,4 +1,4 @@
-"""Answers of OpenAI's Responses: items of thoughts, text and calls, whole or as events; and its row.
+"""Answers of OpenAI's Responses: items of thoughts, text and calls, whole or as events; its row and description.
 
     {"id": "resp_…", "object": "response", "status": "completed", "output": [{"type": "message", "role": "assistant",
      "content": [{"type": "output_text", "text": "Hi", …}], …}], "usage": {…}, …}
@@ -17,14 +17,16 @@ from orjson import dumps
 
 from lmi.apis.base.api import Api, Forms
 from lmi.apis.base.formatter import JSON, SSE, ErrorFields, text_of
+from lmi.apis.base.openapi import ApiDescription, Form, Schema, array, asked, content, either, or_null, struct, taken
 from lmi.apis.base.readers import Parsed
-from lmi.apis.openai.api import OPENAI_CHAT, OPENAI_CHAT_ERRORS
+from lmi.apis.openai.api import CACHED, OPENAI_CHAT, OPENAI_CHAT_ERRORS
 from lmi.apis.openai.calls.reader import AnswerPart, Arguments, Text, Thought, ToolCall
 from lmi.apis.openai.formatter import OpenAIFormatter
 from lmi.apis.openai.parts import AnswerParts
 from lmi.apis.openai.schema import OpenAIFormat
 from lmi.apis.responses import schema
 from lmi.apis.responses.schema import ResponseFormat
+from lmi.settings.config import Config
 from lmi.types import AnswerEnd, AnswerFormat, Delta
 
 EVENTS = {
@@ -175,3 +177,59 @@ RESPONSES: Api[OpenAIFormat] = replace(
     formatter=Forms(ItemsWhole, ItemsStream).formatter,
     errors=replace(OPENAI_CHAT_ERRORS, write=_write_error, names=schema.RESPONSES.wire_names()),
 )
+
+# The description, for /openapi.json.
+EXAMPLE = {"input": "What is the capital of France?", "max_output_tokens": 8}
+ITEM = asked({"type": str, "content": either(str, [asked({"type": str}, "type")])})
+FIELDS = taken(schema.RESPONSES) | {
+    "input": either({"type": "string"}, {**array(ITEM), "minItems": 1}),
+    "tools": or_null([asked({"type": ("function",), "name": {"type": "string", "minLength": 1}}, "type", "name")]),
+}
+STATUS = ("in_progress", "completed", "incomplete")
+OUTPUT_TEXT = struct(type={"const": "output_text"}, text=str, annotations=[dict], logprobs=[dict])
+REASONING_TEXT = struct(type={"const": "reasoning_text"}, text=str)
+PART = either(OUTPUT_TEXT, REASONING_TEXT)
+CALL: dict[str, Form] = {"call_id": str, "name": str, "arguments": str, "status": STATUS}
+OUTPUT = either(
+    struct(type={"const": "message"}, id=str, status=STATUS, role={"const": "assistant"}, content=[OUTPUT_TEXT]),
+    struct(type={"const": "reasoning"}, id=str, summary=[dict], content=[REASONING_TEXT]),
+    struct(type={"const": "function_call"}, id=str, **CALL),
+)
+USAGE = struct(
+    **dict.fromkeys(("input_tokens", "output_tokens", "total_tokens"), int),
+    input_tokens_details=CACHED,
+    output_tokens_details=struct(reasoning_tokens=int),
+)
+PLACE: dict[str, Form] = {"item_id": str, "output_index": int, "content_index": int}
+MORE: dict[str, Form] = PLACE | {"item": OUTPUT, "part": PART, "response": "Response", "logprobs": [dict]}
+MORE |= dict.fromkeys(("delta", "text", "arguments", "name"), str)
+OF_RESPONSE = ("created", "in_progress", "completed", "incomplete", "failed")
+OF_ITEM = ("output_item.added", "output_item.done", "content_part.added", "content_part.done")
+NAMES = (*(f"response.{name}" for name in (*OF_RESPONSE, *OF_ITEM)),)
+NAMES += tuple(f"{name}.{end}" for name in EVENTS.values() for end in ("delta", "done"))
+REPEATED: dict[str, Form] = {name: Schema() for name in schema.SETTINGS}
+SCHEMAS = {
+    "ResponseRequest": asked(FIELDS, "input", example=EXAMPLE),
+    "Response": struct(
+        id=str,
+        object={"const": "response"},
+        created_at=int,
+        completed_at=int | None,
+        status=(*STATUS, "failed"),
+        model=str,
+        output=[OUTPUT],
+        error=or_null(struct(code=str, message=str)),
+        incomplete_details=or_null(struct(reason={"const": "max_output_tokens"})),
+        usage=or_null(USAGE),
+        **REPEATED,
+    ),
+    "ResponseEvent": struct(*MORE, type=NAMES, sequence_number=int, **MORE),
+}
+
+
+def describe(config: Config) -> ApiDescription:
+    about, rules = "OpenAI's Responses, with which coding agents work. Nothing is kept.", [RESPONSES.errors]
+    api = ApiDescription("Responses", about, config.model, SCHEMAS, content("OpenAIError"), rules)
+    ok = content("Response") | content("ResponseEvent", SSE)
+    api.infer("/v1/responses", "Answer a conversation", ok, "ResponseRequest")
+    return api

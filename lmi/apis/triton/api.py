@@ -1,4 +1,4 @@
-"""Answers of Triton's generate extension, and its rows.
+"""Answers of Triton's generate extension, its rows and their description.
 
     {"id":"42","model_name":"demo","model_version":"1","text_output":" Paris."}
 
@@ -16,11 +16,13 @@ from typing import Any
 from orjson import OPT_NON_STR_KEYS, OPT_SORT_KEYS, dumps
 
 from lmi.apis.base.api import Api, ErrorRules, Forms, Row
-from lmi.apis.base.formatter import ErrorFields, WholeFormatter, text_of
-from lmi.apis.base.readers import Parsed
+from lmi.apis.base.formatter import SSE, ErrorFields, WholeFormatter, text_of
+from lmi.apis.base.openapi import NOTHING, ApiDescription, Form, Schema, asked, content, either, schema_of, struct
+from lmi.apis.base.readers import JSON_SCHEMAS, Parsed
 from lmi.apis.triton import schema
 from lmi.apis.triton.schema import TritonFormat
 from lmi.errors import GenerationFailed
+from lmi.settings.config import Config
 from lmi.types import Answer, AnswerEnd, Delta, OutputFormat, Token, ranked
 
 REASONS = {AnswerEnd.EOS_TOKEN: "stop", AnswerEnd.STOP_SEQUENCE: "stop", AnswerEnd.LENGTH: "length"}
@@ -67,7 +69,7 @@ class TritonWhole(WholeFormatter[TritonFormat]):
 class TritonOneEvent(TritonWhole):
     """The whole answer as the only event of a stream."""
 
-    media_type = "text/event-stream; charset=utf-8"
+    media_type = f"{SSE}; charset=utf-8"
     opening = b"data: "
     closing = b"\n\n"
 
@@ -128,3 +130,79 @@ TRITON_STREAM = replace(
     paths=tuple(f"{model}/generate_stream" for model in MODELS),
     read=schema.reader(OutputFormat.SSE),
 )
+
+# The description, for /openapi.json.
+EXAMPLE = {"id": "42", "text_input": "What is the capital of France?", "parameters": {"max_tokens": 8}}
+FIELDS = {name: JSON_SCHEMAS.get(row.read, {}) for name, row in schema.INPUTS.items()}
+NEEDED: Schema = {"required": ["text_input"]}
+REQUEST: Schema = {
+    "allOf": [schema_of("TritonInputs")],
+    **asked(
+        {
+            "id": {"type": "string", "maxLength": schema.MAX_ID_BYTES},
+            schema.PACKED: {"type": "string", "description": "JSON of an object with more of these names"},
+            "parameters": "TritonInputs",
+        }
+    ),
+    "anyOf": [NEEDED, {"properties": {"parameters": NEEDED}, "required": ["parameters"]}],
+    "description": "Each name once, at the top or in parameters; text_input is required.",
+    "examples": [EXAMPLE],
+}
+PROMPT: Schema = {"type": ["string", "array"], "items": schema_of(str), "minLength": 1, "minItems": 1, "maxItems": 1}
+
+
+def one_or_more(form: Form) -> Schema:
+    return either(form, [form])
+
+
+VALUES: dict[str, Form] = {"FP32": float | None, "BYTES": str, "UINT32": int}
+GIVEN: dict[str, Form] = {
+    **dict.fromkeys(("id", "model_name", "model_version"), str),
+    "text_output": one_or_more(str),
+    **{name: one_or_more(VALUES[datatype]) for name, datatype in OUTPUTS.items()},
+}
+TENSORS = [struct(name=str, datatype=str, shape=[int])]
+COUNT = struct(count=int)
+SCHEMAS = {
+    "TritonInputs": asked(FIELDS | {"text_input": PROMPT}),
+    "TritonRequest": REQUEST,
+    "TritonAnswer": struct("id", *OUTPUTS, **GIVEN),
+    "TritonEvent": struct(*GIVEN, "error", **GIVEN, error=str),
+    "TritonError": struct(error=str),
+    "TritonServer": struct(name=str, version=str, extensions=[str]),
+    "TritonModel": struct(name=str, versions=[str], platform=str, inputs=TENSORS, outputs=TENSORS),
+    "TritonIndex": schema_of([struct("reason", name=str, version=str, state=str, reason=str)]),
+    "TritonStats": struct(
+        model_stats=[
+            struct(
+                name=str,
+                version=str,
+                inference_count=int,
+                execution_count=int,
+                inference_stats=struct(success=COUNT, fail=COUNT, cancel=COUNT),
+            )
+        ]
+    ),
+}
+
+
+def describe(config: Config) -> ApiDescription:
+    about = "Triton's generate extension on KServe v2. The end of the body is the end of a stream."
+    api = ApiDescription("Triton", about, config.model, SCHEMAS, content("TritonError"), [TRITON.errors])
+    events, request = content("TritonEvent", TritonStream.media_type), "TritonRequest"
+    for model in MODELS:
+        api.infer(f"{model}/generate", "Continue a prompt", "TritonAnswer", request)
+        piecewise = "Continue a prompt, piece by piece"
+        api.infer(f"{model}/generate_stream", piecewise, events, request)
+        api.add("get", model, "What the model takes and gives", "TritonModel")
+        api.add("get", f"{model}/ready", "Whether the model is ready", NOTHING)
+        api.add("get", f"{model}/stats", "How many requests came to which end", "TritonStats")
+        api.add("post", f"{model}/infer", "Not served: always 404", None)
+        api.add("get", f"{model}/config", "Not served: always 404", None)
+    api.add("get", "/v2/models/stats", "The same of every model, of which there is one", "TritonStats")
+    for path in ("/v2", "/v2/"):
+        api.add("get", path, "Who answers", "TritonServer")
+    api.add("get", "/v2/health/live", "Whether the server lives", NOTHING)
+    api.add("get", "/v2/health/ready", "Whether the server is ready", NOTHING)
+    api.add("post", "/v2/repository/index", "The model that is here", "TritonIndex")
+    return api

@@ -11,8 +11,7 @@ from functools import partial
 
 from lmi.apis.openai.calls.converted_calls import PythonCallList, TaggedCall, Tags
 from lmi.apis.openai.calls.json_calls import JsonCall, JsonCallList, JsonCalls, MistralCalls, NamedCall
-from lmi.apis.openai.calls.reader import CallReader, Part, Text, ToolCalls
-from lmi.apis.openai.reasoning import cut
+from lmi.apis.openai.calls.reader import CallReader, Part, Text, ToolCalls, cut
 from lmi.apis.openai.tools import Tools
 
 

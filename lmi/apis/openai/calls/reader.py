@@ -107,3 +107,18 @@ def read_name(call: CallReader, text: str, stop: str, head: re.Pattern[str]) -> 
     found = None if at < 0 else head.fullmatch(call.text)
     call.has_begun, call.is_broken = found is not None, found is None
     return None if found is None else ToolCall(found[1]), rest
+
+
+def cut(text: str, *marks: str) -> tuple[str, str, str]:
+    """Return the text of a stream before the first of the marks, that mark, and the rest.
+
+    The rest is the text behind the mark. Without a mark it is the end of the text that may be the beginning of one.
+    """
+    found = [(at, mark) for mark in marks if (at := text.find(mark)) >= 0]
+    if found:
+        at, mark = min(found)
+        return text[:at], mark, text[at + len(mark) :]
+    longest = min(max(map(len, marks), default=1) - 1, len(text))
+    ends = (num for num in range(longest, 0, -1) if any(mark.startswith(text[-num:]) for mark in marks))
+    at = len(text) - next(ends, 0)
+    return text[:at], "", text[at:]
