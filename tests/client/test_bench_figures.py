@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from lmi.cli import lmi
 from lmi.client.bench.dialects import DIALECTS, Ask
 from lmi.client.bench.figures import Targets, figures_of, quantile, report_of, table_of
-from lmi.client.bench.load import LOST, Load, Sample, Served, client_of, merged, of_file, synthetic
+from lmi.client.bench.load import LOST, Load, Sample, client_of, merged, of_file, synthetic
 from lmi.client.bench.page import page_of
 
 FAST = Sample(0.0, 1.0, "200", [0.25, 0.5, 1.0], 4)
@@ -26,19 +26,19 @@ FAILED = [Sample(0.0, 2.0, "503"), Sample(0.5, 1.0, LOST, [0.75])]
 
 def test_the_figures_of_a_round() -> None:
     figures = figures_of([[FAST, SLOW, *FAILED]], Targets())
-    assert (figures.num_requests, figures.num_ok, figures.seconds) == (4, 2, 4.0)
-    assert figures.outcomes == {"200": 2, "503": 1, LOST: 1}
-    assert (figures.num_tokens, figures.counted_by, figures.tokens_per_s) == (6, "events and usage", 1.5)
-    assert figures.first_s == {"mean": 1.125, "p50": 0.25, "p90": 2.0, "p99": 2.0}
-    assert figures.gap_s == {"mean": pytest.approx(1.75 / 3), "p50": 0.5, "p90": 1.0, "p99": 1.0}
-    assert figures.end_s == {"mean": 2.0, "p50": 1.0, "p90": 3.0, "p99": 3.0}
+    assert (figures["num_requests"], figures["num_ok"], figures["seconds"]) == (4, 2, 4.0)
+    assert figures["outcomes"] == {"200": 2, "503": 1, LOST: 1}
+    assert (figures["num_tokens"], figures["counted_by"], figures["tokens_per_s"]) == (6, "events and usage", 1.5)
+    assert figures["first_s"] == {"mean": 1.125, "p50": 0.25, "p90": 2.0, "p99": 2.0}
+    assert figures["gap_s"] == {"mean": pytest.approx(1.75 / 3), "p50": 0.5, "p90": 1.0, "p99": 1.0}
+    assert figures["end_s"] == {"mean": 2.0, "p50": 1.0, "p90": 3.0, "p99": 3.0}
 
 
 def test_the_time_between_rounds_does_not_count() -> None:
     later = Sample(100.0, 101.0, "200", [], None)
     figures = figures_of([[FAST], [later]], Targets())
-    assert (figures.seconds, figures.requests_per_s, figures.first_s["mean"]) == (2.0, 1.0, 0.25)
-    assert figures_of([[later]], Targets()).counted_by == "nothing"
+    assert (figures["seconds"], figures["requests_per_s"], figures["first_s"]["mean"]) == (2.0, 1.0, 0.25)
+    assert figures_of([[later]], Targets())["counted_by"] == "nothing"
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_the_time_between_rounds_does_not_count() -> None:
     ],
 )
 def test_goodput_counts_answers_that_hold_every_target(targets: Targets, num_good: int) -> None:
-    assert figures_of([[FAST, SLOW, *FAILED]], targets).goodput_per_s == num_good / 4.0
+    assert figures_of([[FAST, SLOW, *FAILED]], targets)["goodput_per_s"] == num_good / 4.0
 
 
 def test_a_quantile_is_one_of_the_values() -> None:
@@ -62,8 +62,9 @@ def test_a_quantile_is_one_of_the_values() -> None:
     assert math.isnan(quantile([], 0.5))
 
 
-def served(url: str, *rounds: list[Sample]) -> Served:
-    return Served(url, Load(client_of(url, {}), DIALECTS["lmi"], ""), list(rounds), {"lmi-front-0 (7)": 1.5})
+def served(url: str, *rounds: list[Sample]) -> Load:
+    cpu_s = {"lmi-front-0 (7)": 1.5}
+    return Load(url, client_of(url, {}), DIALECTS["lmi"], "", rounds=list(rounds), cpu_s=cpu_s)
 
 
 def test_a_ratio_is_the_median_over_the_rounds() -> None:

@@ -1,7 +1,4 @@
-"""What `lmi bench` does with its settings: warm-up, rounds in which the servers take turns, and what comes of them.
-
-A line shows how far they are.
-"""
+"""What `lmi bench` does with its settings: warm-up, rounds in which the servers take turns, and what comes of them."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ import orjson
 
 from lmi.client.bench.dialects import DIALECTS, Ask
 from lmi.client.bench.figures import Targets, report_of, table_of
-from lmi.client.bench.load import Load, Sample, Served, client_of, first_model, of_file, synthetic
+from lmi.client.bench.load import Load, Sample, client_of, first_model, of_file, synthetic
 from lmi.client.bench.page import page_of
 from lmi.client.talk import headers_of
 
@@ -35,18 +32,16 @@ def bench(settings: dict[str, Any]) -> int:
         from lmi.client.bench.picture import write_picture  # before the load, where Pillow is missing
     extra = settings["body"] = _object("--body", settings["body"])
     servers = [
-        Served(
+        Load(
             url,
-            Load(
-                client_of(url, headers_of(api_key)),
-                DIALECTS[settings["dialect"]],
-                settings["model"],
-                is_streamed=not settings["is_whole"],
-                num_streams=settings["num_streams"],
-                rate=settings["rate"],
-                timeout_s=settings["timeout_s"],
-                extra=extra,
-            ),
+            client_of(url, headers_of(api_key)),
+            DIALECTS[settings["dialect"]],
+            settings["model"],
+            is_streamed=not settings["is_whole"],
+            num_streams=settings["num_streams"],
+            rate=settings["rate"],
+            timeout_s=settings["timeout_s"],
+            extra=extra,
         )
         for url in urls
     ]
@@ -83,7 +78,7 @@ def _asks(settings: dict[str, Any]) -> Iterator[Ask]:
     return synthetic(*(settings[name] for name in names))
 
 
-async def run(servers: Sequence[Served], asks: Iterator[Ask], num_warmup: int, num_requests: int, rounds: int) -> None:
+async def run(servers: Sequence[Load], asks: Iterator[Ask], num_warmup: int, num_requests: int, rounds: int) -> None:
     """Run the rounds. In each, every server is asked the same, the first one first in every other round.
 
     Raises ClickException for a server that answers none of the warm-up, or lists no model where it must be named.
@@ -91,8 +86,8 @@ async def run(servers: Sequence[Served], asks: Iterator[Ask], num_warmup: int, n
     shown = asyncio.create_task(_show(servers, rounds * num_requests))
     try:
         for server in servers:
-            if server.load.dialect.needs_model and not server.load.model:
-                server.load.model = await first_model(server.load.client)
+            if server.dialect.needs_model and not server.model:
+                server.model = await first_model(server.client)
         warmup = list(itertools.islice(asks, num_warmup))
         for server in servers:
             await _warm_up(server, warmup)
@@ -103,33 +98,32 @@ async def run(servers: Sequence[Served], asks: Iterator[Ask], num_warmup: int, n
     finally:
         shown.cancel()
         for server in servers:
-            await server.load.client.aclose()
+            await server.client.aclose()
 
 
-async def _warm_up(server: Served, asks: Sequence[Ask]) -> None:
-    outcomes = {sample.outcome for sample in await server.load.run(iter(asks))}
+async def _warm_up(server: Load, asks: Sequence[Ask]) -> None:
+    outcomes = {sample.outcome for sample in await server.run(iter(asks))}
     if outcomes and "200" not in outcomes:
         raise click.ClickException(f"{server.url} answers no request of the warm-up: {', '.join(sorted(outcomes))}")
 
 
-async def _show(servers: Sequence[Served], num_requests: int) -> None:
+async def _show(servers: Sequence[Load], num_requests: int) -> None:
     """Keep one line on a terminal up to date."""
     seen: list[list[Sample]] = [[] for _ in servers]
     for server, samples in zip(servers, seen, strict=True):
-        server.load.on_sample = samples.append
+        server.on_sample = samples.append
     if not sys.stderr.isatty():
         return
     try:
         while True:
             await asyncio.sleep(SHOW_EVERY_S)
-            click.echo(
-                "\r\033[K" + "  ".join(map(_line, servers, seen, itertools.repeat(num_requests))), err=True, nl=False
-            )
+            lines = map(_line, servers, seen, itertools.repeat(num_requests))
+            click.echo("\r\033[K" + "  ".join(lines), err=True, nl=False)
     finally:
         click.echo("\r\033[K", err=True, nl=False)
 
 
-def _line(server: Served, samples: list[Sample], num_requests: int) -> str:
+def _line(server: Load, samples: list[Sample], num_requests: int) -> str:
     num_failed = sum(not sample.is_ok for sample in samples)
     num_tokens = sum(sample.num_tokens for sample in samples)
     return (

@@ -9,10 +9,10 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
-from lmi.client.bench.load import Sample, Served
+from lmi.client.bench.load import Load, Sample
 
 SHARES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 Json = dict[str, Any]
@@ -34,24 +34,6 @@ class Targets:
         return sample.is_ok and all(not seen or most is None or statistics.fmean(seen) <= most for seen, most in pairs)
 
 
-@dataclass(frozen=True)
-class Figures:
-    """What some requests of one server came to. Latencies are those of whole answers: mean, p50, p90, p99."""
-
-    num_requests: int
-    num_ok: int
-    outcomes: dict[str, int]  # number of requests by status, or why they have no whole answer
-    seconds: float
-    num_tokens: int
-    counted_by: str  # usage, events, both, or nothing: the server does not report it
-    tokens_per_s: float
-    requests_per_s: float
-    goodput_per_s: float
-    first_s: dict[str, float]
-    gap_s: dict[str, float]
-    end_s: dict[str, float]
-
-
 def quantile(values: Iterable[float], share: float) -> float:
     """Return the smallest value that at least this share of them does not exceed; NaN if there is none."""
     ordered = sorted(values)
@@ -65,8 +47,12 @@ def summary(values: Sequence[float]) -> dict[str, float]:
     return {"mean": statistics.fmean(values)} | {name: quantile(values, share) for name, share in SHARES.items()}
 
 
-def figures_of(rounds: Sequence[Sequence[Sample]], targets: Targets) -> Figures:
-    """Return the figures of some rounds. The time between them does not count. Raises ValueError if one is empty."""
+def figures_of(rounds: Sequence[Sequence[Sample]], targets: Targets) -> Json:
+    """Return the figures of some rounds. The time between them does not count. Raises ValueError if one is empty.
+
+    Latencies are those of whole answers: mean, p50, p90, p99. `outcomes` counts requests by status, or why they have no
+    whole answer. `counted_by` is usage, events, both, or nothing: the server does not report its tokens.
+    """
     samples = [sample for one in rounds for sample in one]
     good = [sample for sample in samples if sample.is_ok]
     seconds = sum(max(one.end_s for one in part) - min(one.due_s for one in part) for part in rounds)
@@ -76,21 +62,21 @@ def figures_of(rounds: Sequence[Sequence[Sample]], targets: Targets) -> Figures:
         for sample in good
         if sample.times_s or sample.num_reported is not None
     }
-    return Figures(
-        num_requests=len(samples),
-        num_ok=len(good),
-        outcomes=dict(sorted(Counter(sample.outcome for sample in samples).items())),
-        seconds=seconds,
-        num_tokens=num_tokens,
-        counted_by=" and ".join(sorted(counted_by)) or "nothing",
-        tokens_per_s=num_tokens / seconds,
-        requests_per_s=len(good) / seconds,
-        goodput_per_s=sum(map(targets.hold, samples)) / seconds,
+    return {
+        "num_requests": len(samples),
+        "num_ok": len(good),
+        "outcomes": dict(sorted(Counter(sample.outcome for sample in samples).items())),
+        "seconds": seconds,
+        "num_tokens": num_tokens,
+        "counted_by": " and ".join(sorted(counted_by)) or "nothing",
+        "tokens_per_s": num_tokens / seconds,
+        "requests_per_s": len(good) / seconds,
+        "goodput_per_s": sum(map(targets.hold, samples)) / seconds,
         **{name: summary([value for sample in good for value in sample.latencies_s[name]]) for name in LATENCIES},
-    )
+    }
 
 
-def report_of(settings: Json, servers: Sequence[Served], targets: Targets) -> Json:
+def report_of(settings: Json, servers: Sequence[Load], targets: Targets) -> Json:
     """Return settings, the figures of each server, of all rounds and of each, and the ratios of two servers.
 
     A ratio is the median over the rounds of the second server's figure by the first one's; None where one has none.
@@ -99,8 +85,8 @@ def report_of(settings: Json, servers: Sequence[Served], targets: Targets) -> Js
     found = [
         {
             "url": server.url,
-            "total": asdict(figures_of(server.rounds, targets)),
-            "rounds": list(map(asdict, part)),
+            "total": figures_of(server.rounds, targets),
+            "rounds": part,
             "cpu_s": server.cpu_s,
             "samples": server.rounds,
         }
@@ -110,10 +96,10 @@ def report_of(settings: Json, servers: Sequence[Served], targets: Targets) -> Js
     return report | {"ratios": _ratios(*parts)} if len(servers) == 2 else report
 
 
-def _ratios(first: list[Figures], second: list[Figures]) -> dict[str, float | None]:
-    pairs = [(_flat(asdict(one)), _flat(asdict(other))) for one, other in zip(first, second, strict=True)]
+def _ratios(first: list[Json], second: list[Json]) -> dict[str, float | None]:
+    pairs = list(zip(map(_flat, first), map(_flat, second), strict=True))
     ratios = {}
-    for name in _flat(asdict(first[0])):
+    for name in pairs[0][0]:
         found = [other[name] / one[name] for one, other in pairs if one.get(name) and name in other]
         ratios[name] = statistics.median(found) if found else None
     return ratios

@@ -1,22 +1,28 @@
-"""The load: what clients ask, in a closed or an open loop, and what each of them saw."""
+"""The load: what clients ask a server, in a closed or an open loop, what each of them saw, and what the server used."""
 
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import itertools
+import os
 import random
+import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import click
 import httpx2
 import orjson
 
 from lmi.client.bench.dialects import Ask, Dialect
-from lmi.client.bench.processes import cpu_of
+from lmi.http.listener import owners
+from lmi.shared import linux
 
 LOST, TIMEOUT, BROKEN = "lost", "timeout", "broken"  # outcomes of requests that have no whole answer
 WORDS = "time river stone light paper green seven window garden music horse winter letter bridge cloud table".split()
@@ -50,8 +56,9 @@ class Sample:
 
 @dataclass
 class Load:
-    """How to ask one server. A load is open if it has a rate, else closed."""
+    """How to ask one server, and what came of each round. A load is open if it has a rate, else closed."""
 
+    url: str
     client: httpx2.AsyncClient
     dialect: Dialect
     model: str
@@ -61,6 +68,14 @@ class Load:
     timeout_s: float = 600.0
     extra: dict[str, Any] = field(default_factory=dict)  # further fields of each body
     on_sample: Callable[[Sample], None] = lambda sample: None
+    rounds: list[list[Sample]] = field(default_factory=list)
+    cpu_s: dict[str, float] = field(default_factory=dict)  # of its processes in the rounds, if it is on this machine
+
+    async def round(self, asks: Sequence[Ask], seed: int) -> None:
+        before_s = cpu_of(self.url)
+        self.rounds.append(await self.run(iter(asks), seed))
+        for name, until_s in cpu_of(self.url).items():
+            self.cpu_s[name] = self.cpu_s.get(name, 0.0) + until_s - before_s.get(name, 0.0)
 
     async def run(self, asks: Iterator[Ask], seed: int = 0) -> list[Sample]:
         """Ask until `asks` ends. `seed` is that of the times at which an open load asks."""
@@ -124,24 +139,33 @@ class Load:
         return "200" if has_end else BROKEN
 
 
-@dataclass
-class Served:
-    """A server, what its requests saw in each round, and the CPU seconds of its processes if it is on this machine."""
-
-    url: str
-    load: Load
-    rounds: list[list[Sample]] = field(default_factory=list)
-    cpu_s: dict[str, float] = field(default_factory=dict)
-
-    async def round(self, asks: Sequence[Ask], seed: int) -> None:
-        before_s = cpu_of(self.url)
-        self.rounds.append(await self.load.run(iter(asks), seed))
-        for name, until_s in cpu_of(self.url).items():
-            self.cpu_s[name] = self.cpu_s.get(name, 0.0) + until_s - before_s.get(name, 0.0)
-
-
 def _reported(dialect: Dialect, answer: Any) -> int | None:
     return dialect.num_tokens_of(answer[0] if isinstance(answer, list) else answer)
+
+
+def cpu_of(url: str) -> dict[str, float]:
+    """Return the CPU seconds so far of the processes that listen at `url` and of their descendants, by name and pid.
+
+    Nothing if the host is not this machine, or if the processes are another user's.
+    """
+    parts = urlsplit(url)
+    if not _is_local(parts.hostname or ""):
+        return {}
+    found = {}
+    listeners = owners(parts.port or (443 if parts.scheme == "https" else 80))
+    for pid in {one for listener in listeners for one in [listener, *linux.descendants(listener)]}:
+        with suppress(OSError):  # it has ended, or is another user's
+            name = Path(f"/proc/{pid}/comm").read_text().strip()
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            ticks = int(fields[11]) + int(fields[12])  # in user and system mode, as of proc(5)
+            found[f"{name} ({pid})"] = ticks / os.sysconf("SC_CLK_TCK")
+    return found
+
+
+def _is_local(host: str) -> bool:
+    with suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return host in ("localhost", socket.gethostname())
 
 
 def merged(body: dict[str, Any], extra: dict[str, Any]) -> dict[str, Any]:
