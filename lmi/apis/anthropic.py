@@ -1,8 +1,5 @@
 """Anthropic's Messages: `{"max_tokens": 8, "messages": [{"role": "user", "content": "Hi"}]}`.
 
-    {"id": "msg_…", "type": "message", "role": "assistant", "model": "m", "content": [{"type": "text", "text": "Hi"}],
-     "stop_reason": "end_turn", "stop_sequence": null, "usage": {"input_tokens": 4, …}}
-
 Blocks become the messages that chat templates expect: the result of a tool is a message of its own, and thoughts and
 calls are fields of the assistant's. A tool with `defer_loading` is described where a result refers to it, and not
 before: so the prompt grows at its end alone. Source: the types of Anthropic's client.
@@ -106,7 +103,7 @@ def _read_output_config(given: dict[str, Any]) -> AskedGuide:
 
 def _messages(given: Given, deferred: Tools) -> list[dict[str, Any]]:
     messages = chat_schema.listed_messages(given)
-    system = chat_schema.content_text("system", given.get("system"), is_needed=False)
+    system = chat_schema.content("system", given.get("system"), is_needed=False, has_images=False)
     said = [{"role": "system", "content": system}] if system else []
     for name, message in messages:
         said += _read_message(name, an_object(name, message), deferred)

@@ -1,17 +1,8 @@
 """The dynamic batch, which replaces the LMI API with `option.rolling_batch=disable`: several inputs in one body.
 
-Each input of `{"inputs": ["...", "..."], "parameters": {...}}` is one request. All share the parameters, which mean the
-same as in the rolling-batch schema. Only details have no effect. The answer is a list, or lines that hold the new text
-of each input. Indents, separators and escapes are those of the reference. The best sequence of an input is its answer.
-
-    [
-      {
-        "generated_text":"..."
-      }
-    ]
-    {"outputs": ["This", ""]}
-
-Source: LMI handlers' inference API schema (v0.28.0 page), second half.
+Each input of `{"inputs": ["...", "..."], "parameters": {...}}` is one request, and all share the parameters. The answer
+is a list with the best sequence of each, or lines such as `{"outputs": ["This", ""]}` with its new text. Indents,
+separators and escapes are those of the reference. Source: LMI handlers' inference API schema (v0.28.0), second half.
 """
 
 from __future__ import annotations

@@ -1,9 +1,5 @@
 """TGI's API, as Text Generation Inference 3.3 has it: names, rules and defaults, and the bytes of its answers.
 
-    {"inputs": "...", "parameters": {...}, "stream": false}
-    {"generated_text":"...","details":{"finish_reason":"length","generated_tokens":8,"seed":null,"prefill":[],...}}
-    data:{"index":1,"token":{"id":304,"text":" a","logprob":-0.5,"special":false},"generated_text":null,"details":null}
-
 Each of temperature, top_k, top_p and typical_p turns sampling on, and stop strings stay in the text. A temperature of 0
 means greedy decoding here, while TGI refuses it. The most probable of several sequences is the answer.
 """

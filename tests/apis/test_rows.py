@@ -127,7 +127,7 @@ def _openai(schema: Any, body: dict[str, Any], given: dict[str, Any]) -> Parsed[
 
 
 def _triton(given: dict[str, Any]) -> Parsed[Any]:
-    read = triton.reader(OutputFormat.JSON)
+    read = partial(triton.read, output_format=OutputFormat.JSON)
     return triton.parse(read(json.dumps({"text_input": "hi"} | given).encode(), None, MODEL))
 
 

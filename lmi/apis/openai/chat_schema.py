@@ -192,11 +192,9 @@ def _message(name: str, value: object) -> dict[str, Any]:
     role = fields.get("role")
     if not isinstance(role, str) or role not in ROLES:
         raise InvalidParameter(f"{name}.role", "one of " + ", ".join(ROLES), role)
-    read = content if role in ("user", "tool") else content_text
-    known: dict[str, Any] = {
-        "role": "system" if role == "developer" else role,
-        "content": read(f"{name}.content", fields.get("content"), is_needed=role != "assistant"),
-    }
+    is_needed, has_images = role != "assistant", role in ("user", "tool")
+    said = content(f"{name}.content", fields.get("content"), is_needed=is_needed, has_images=has_images)
+    known: dict[str, Any] = {"role": "system" if role == "developer" else role, "content": said}
     for key in ("name", "tool_call_id", "reasoning_content"):  # passed to templates unchanged
         if fields.get(key) is not None:
             known[key] = text(f"{name}.{key}", fields[key])
@@ -205,23 +203,20 @@ def _message(name: str, value: object) -> dict[str, Any]:
     return known
 
 
-def content_text(name: str, value: object, *, is_needed: bool) -> str:
-    """Read a text, or a list of text parts, which newlines join."""
+def content(name: str, value: object, *, is_needed: bool = True, has_images: bool = True) -> str | list[str | Image]:
+    """Read a text, or a list of parts, which may be images where the message may have them."""
     if isinstance(value, str):
         return value
     if value is None and not is_needed:
         return ""
     if not isinstance(value, list):
         raise InvalidParameter(name, "a string or a list of text parts", value)
-    return "\n".join(_text_part(f"{name}[{n}]", an_object(f"{name}[{n}]", part)) for n, part in enumerate(value))
-
-
-def content(name: str, value: object, *, is_needed: bool) -> str | list[str | Image]:
-    """Read a text, or a list of parts, which may be images."""
-    if not isinstance(value, list):
-        return content_text(name, value, is_needed=is_needed)
-    parts = {f"{name}[{n}]": an_object(f"{name}[{n}]", part) for n, part in enumerate(value)}
-    return joined([_part(place, part) for place, part in parts.items()])
+    parts = []
+    for n, item in enumerate(value):
+        place, part = f"{name}[{n}]", an_object(f"{name}[{n}]", item)
+        is_image = has_images and part.get("type") in IMAGE_PARTS
+        parts.append(read_image(place, part) if is_image else _text_part(place, part))
+    return joined(parts)
 
 
 def joined(parts: Sequence[str | Image]) -> str | list[str | Image]:
@@ -230,17 +225,12 @@ def joined(parts: Sequence[str | Image]) -> str | list[str | Image]:
     return "\n".join(texts) if len(texts) == len(parts) else list(parts)
 
 
-def _part(name: str, part: dict[str, Any]) -> str | Image:
-    return read_image(name, part) if part.get("type") in IMAGE_PARTS else _text_part(name, part)
-
-
 def _text_part(name: str, part: dict[str, Any]) -> str:
     kind = part.get("type")
     if not isinstance(kind, str) or kind not in TEXT_PARTS:
         raise Unsupported(name, f"messages are text alone, given a part of type {shorten(kind)}")
     field = "refusal" if kind == "refusal" else "text"
-    said: str = text(f"{name}.{field}", part.get(field))
-    return said
+    return str(text(f"{name}.{field}", part.get(field)))
 
 
 def read_image(place: str, part: dict[str, Any]) -> Image:

@@ -1,8 +1,5 @@
 """Answers of completions and chats, and the parts that other answers share with them.
 
-    {"id": "cmpl-…", "object": "text_completion", "created": 1, "model": "m", "choices": [{"index": 0, "text": " upon",
-     "logprobs": null, "finish_reason": "length"}], "usage": {"prompt_tokens": 1, "completion_tokens": 1, …}}
-
 A stream of a chat sends the role first, then the text, then the finish reason in a separate delta, whose content is
 empty as in vLLM, because clients read it from every delta. Sources: OpenAI's API reference; the fields that its client
 reads; `reasoning_content` is DeepSeek's.

@@ -8,9 +8,8 @@ from __future__ import annotations
 import enum
 import re
 
-from lmi.apis.openai.calls.json_calls import ForcedCall
 from lmi.apis.openai.calls.parsers import PARSERS
-from lmi.apis.openai.calls.reader import AnswerPart, Arguments, Text, Thought, ToolCall, ToolCalls, cut
+from lmi.apis.openai.calls.reader import AnswerPart, Arguments, Part, Text, Thought, ToolCall, ToolCalls, cut
 from lmi.apis.openai.schema import HARMONY, OpenAIFormat
 
 START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
@@ -50,6 +49,23 @@ class AnswerParts:
         if is_last:
             parts += self._calls.flush()
         return parts
+
+
+class ForcedCall:
+    """The whole answer is the arguments of one call, whose function the request names."""
+
+    def __init__(self, name: str) -> None:
+        self._name: str | None = name
+
+    def feed(self, text: str) -> list[Part]:
+        if not text:
+            return []
+        begun: list[Part] = [] if self._name is None else [ToolCall(self._name)]
+        self._name = None
+        return [*begun, Arguments(text)]
+
+    def flush(self) -> list[Part]:
+        return []
 
 
 class _Place(enum.Enum):

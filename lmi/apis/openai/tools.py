@@ -109,7 +109,7 @@ def tool_call_form(choice: ToolChoice, parser: str | None) -> str | None:
 def call_guide(choice: ToolChoice, tools: Tools, is_parallel: bool) -> GuidedDecodingParams:
     """Return a guide for the arguments of a named function, or for a list of calls (one call unless parallel)."""
     if choice.function is not None:
-        return json_schema("tools", _parameters(tools[choice.function]) or {"type": "object"})
+        return json_schema("tools", _parameters(tools[choice.function]))
     definitions: dict[str, Any] = {}
     calls = [_call_schema(name, tool, definitions) for name, tool in tools.items()]
     wanted: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"anyOf": calls}}
@@ -120,7 +120,7 @@ def call_guide(choice: ToolChoice, tools: Tools, is_parallel: bool) -> GuidedDec
 
 def _call_schema(name: str, tool: Mapping[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
     """Return the schema of one function's call. Its definitions move to the root, where references look for them."""
-    parameters = dict(_parameters(tool) or {"type": "object"})
+    parameters = dict(_parameters(tool))
     for key, definition in an_object("tools.parameters.$defs", parameters.pop("$defs", {})).items():
         if definitions.setdefault(key, definition) != definition:
             raise InvalidParameter("tools", "without two definitions of one name", key)
@@ -132,6 +132,5 @@ def _call_schema(name: str, tool: Mapping[str, Any], definitions: dict[str, Any]
     }
 
 
-def _parameters(tool: Mapping[str, Any]) -> dict[str, Any] | None:
-    parameters: dict[str, Any] | None = tool["function"].get("parameters")
-    return parameters
+def _parameters(tool: Mapping[str, Any]) -> dict[str, Any]:
+    return tool["function"].get("parameters") or {"type": "object"}

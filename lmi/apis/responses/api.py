@@ -1,8 +1,5 @@
 """Answers of OpenAI's Responses: items of thoughts, text and calls, whole or as events; its row and description.
 
-    {"id": "resp_…", "object": "response", "status": "completed", "output": [{"type": "message", "role": "assistant",
-     "content": [{"type": "output_text", "text": "Hi", …}], …}], "usage": {…}, …}
-
 A stream begins with the response without items, tells of each item when it begins, grows and ends, and ends with the
 whole response.
 """

@@ -18,7 +18,7 @@ from lmi.apis.base.formatter import ErrorFields, named_event
 from lmi.apis.base.guides import CONTRACT_NAME, AskedGuide, an_object, check_levels, json_schema
 from lmi.apis.base.parameters import ROWS, Given, Parameter, ParameterTable, named
 from lmi.apis.base.readers import Message, Parsed, choice, refused, text
-from lmi.apis.openai.chat_schema import CHAT, chat_request, content, content_text, parsed_arguments
+from lmi.apis.openai.chat_schema import CHAT, chat_request, content, parsed_arguments
 from lmi.apis.openai.schema import CANNOT, SHARED, TOOLS, WITHOUT_EFFECT, OpenAIFormat, anything, hidden
 from lmi.apis.openai.tools import flat_tools, tool_choice
 from lmi.errors import InvalidParameter, Unsupported, shorten
@@ -208,14 +208,13 @@ def _join(said: list[dict[str, Any]], message: dict[str, Any]) -> None:
 
 def _message(place: str, item: dict[str, Any]) -> dict[str, Any]:
     role = ROLES[choice(tuple(ROLES))(f"{place}.role", item.get("role"))]
-    read = content if role == "user" else content_text
-    return {"role": role, "content": read(f"{place}.content", item.get("content"), is_needed=True)}
+    return {"role": role, "content": content(f"{place}.content", item.get("content"), has_images=role == "user")}
 
 
 def _thought(place: str, item: dict[str, Any]) -> dict[str, Any]:
     """Read thoughts as they were told, else their summary. What only another server can decrypt has no effect."""
-    said = item.get("content") or item.get("summary")
-    return {"role": "assistant", "content": "", "reasoning_content": content_text(place, said, is_needed=False)}
+    said = content(place, item.get("content") or item.get("summary"), is_needed=False, has_images=False)
+    return {"role": "assistant", "content": "", "reasoning_content": said}
 
 
 def _call(place: str, item: dict[str, Any]) -> dict[str, Any]:
@@ -226,7 +225,7 @@ def _call(place: str, item: dict[str, Any]) -> dict[str, Any]:
 
 
 def _result(place: str, item: dict[str, Any]) -> dict[str, Any]:
-    said = content(f"{place}.output", item.get("output"), is_needed=True)
+    said = content(f"{place}.output", item.get("output"))
     return {"role": "tool", "content": said, "tool_call_id": text(f"{place}.call_id", item.get("call_id"))}
 
 

@@ -1,7 +1,5 @@
 """Answers of Triton's generate extension, its rows and their description.
 
-    {"id":"42","model_name":"demo","model_version":"1","text_output":" Paris."}
-
 A stream has an event for each Delta, and only the end of the body ends it, because clients read every line that is not
 empty as such an object. The bytes are Triton's: keys sorted, no spaces, UTF-8 not escaped. Like a tensor, an output of
 one element is a scalar. Sources: extension_generate.md; the outputs of vllm_backend and of TensorRT-LLM's models.
@@ -11,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from orjson import OPT_NON_STR_KEYS, OPT_SORT_KEYS, dumps
@@ -119,7 +118,7 @@ TRITON: Api[TritonFormat] = Api(
     paths=tuple(f"{model}/generate" for model in MODELS),
     prefixes=("/v2",),
     default_format=lambda model: TritonFormat(),
-    read=schema.reader(OutputFormat.JSON),
+    read=partial(schema.read, output_format=OutputFormat.JSON),
     parse=schema.parse,
     formatter=lambda parsed: (EVENTS if parsed.request.is_streaming else WHOLE).formatter(parsed),
     errors=ErrorRules(EVENTS.write_error, (Row(GenerationFailed, 500),), schema.INPUTS.wire_names()),
@@ -128,7 +127,7 @@ TRITON_STREAM = replace(
     TRITON,
     name="triton_stream",
     paths=tuple(f"{model}/generate_stream" for model in MODELS),
-    read=schema.reader(OutputFormat.SSE),
+    read=partial(schema.read, output_format=OutputFormat.SSE),
 )
 
 # The description, for /openapi.json.

@@ -8,7 +8,7 @@ extension_generate.md; the inputs of vllm_backend, and of TensorRT-LLM's ensembl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -209,22 +209,19 @@ INPUTS = ParameterTable(
 )
 
 
-def reader(output_format: OutputFormat) -> Callable[[bytes, str | None, ModelConfig], Message[TritonFormat]]:
-    """Make the `read` of one of the two URLs: JSON for generate, SSE for generate_stream."""
-
-    def read(body: bytes, content_type: str | None, model: ModelConfig) -> Message[TritonFormat]:
-        """Decode a body of any content type. Raises MalformedRequest."""
-        body = body.removeprefix(BOM)
-        readers.check_values(body)
-        try:
-            fields = readers.read_object(body)
-        except MalformedRequest as error:
-            raise MalformedRequest(f"failed to parse the request JSON buffer: {error}") from None
-        head = {"id": _id(fields)} if fields.get("id", "") != "" else {}
-        head |= {"model_name": model.name, "model_version": model.version}
-        return Message(fields, TritonFormat(output_format=output_format, head=head))
-
-    return read
+def read(
+    body: bytes, content_type: str | None, model: ModelConfig, *, output_format: OutputFormat
+) -> Message[TritonFormat]:
+    """Decode a body of any content type. Raises MalformedRequest."""
+    body = body.removeprefix(BOM)
+    readers.check_values(body)
+    try:
+        fields = readers.read_object(body)
+    except MalformedRequest as error:
+        raise MalformedRequest(f"failed to parse the request JSON buffer: {error}") from None
+    head = {"id": _id(fields)} if fields.get("id", "") != "" else {}
+    head |= {"model_name": model.name, "model_version": model.version}
+    return Message(fields, TritonFormat(output_format=output_format, head=head))
 
 
 def _id(fields: dict[str, Any]) -> str:

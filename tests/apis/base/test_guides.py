@@ -103,7 +103,7 @@ def test_every_field_that_carries_a_schema_is_looked_through(api: Any, body: dic
 
 def test_triton_s_guide_is_looked_through_too() -> None:
     body = {"text_input": "a", "guided_decoding_guide_type": "json_schema", "guided_decoding_guide": json.dumps(FAR)}
-    message = triton.reader(OutputFormat.JSON)(json.dumps(body).encode(), None, MODEL)
+    message = triton.read(json.dumps(body).encode(), None, MODEL, output_format=OutputFormat.JSON)
     with pytest.raises(InvalidParameter, match=r"^input 'guided_decoding_guide' must be .*\$ref"):
         triton.parse(message)
 

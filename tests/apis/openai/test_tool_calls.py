@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmi.apis.openai.calls.json_calls import ForcedCall
 from lmi.apis.openai.calls.parsers import PARSERS
 from lmi.apis.openai.calls.reader import Arguments, Part, Text, ToolCall, ToolCalls
+from lmi.apis.openai.parts import ForcedCall
 from lmi.settings.kinds import TOOL_CALL_FORMS
 
 CALL = '{"name": "f", "arguments": {"a": [1, {"b": "}"}]}}'

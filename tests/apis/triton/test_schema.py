@@ -25,7 +25,7 @@ J, S = OutputFormat.JSON, OutputFormat.SSE
 
 def _parse(fields: dict[str, Any], url: OutputFormat = J) -> Parsed[triton.TritonFormat]:
     body = json.dumps({"text_input": "hi"} | fields).encode()
-    return triton.parse(triton.reader(url)(body, None, MODEL))
+    return triton.parse(triton.read(body, None, MODEL, output_format=url))
 
 
 def _request(fields: dict[str, Any], url: OutputFormat = J) -> GenerationRequest:
@@ -172,7 +172,7 @@ def test_a_wrong_type_or_range_is_refused_with_the_name(name: str, value: Any) -
         body = json.dumps(({"text_input": "hi"} if name != "text_input" else {}) | others | fields).encode()
         for url in (J, S):
             with pytest.raises(InvalidRequest, match=rf"input '{name}'") as caught:
-                triton.parse(triton.reader(url)(body, None, MODEL))
+                triton.parse(triton.read(body, None, MODEL, output_format=url))
             assert caught.value.status == 400
 
 
@@ -329,7 +329,7 @@ def test_any_json_gives_a_request_or_a_refusal(
     if packed:
         body["sampling_parameters"] = packed
     try:
-        parsed = triton.parse(triton.reader(url)(json.dumps(body).encode(), None, MODEL))
+        parsed = triton.parse(triton.read(json.dumps(body).encode(), None, MODEL, output_format=url))
     except InvalidRequest as error:
         assert str(error).isprintable() and len(str(error)) < 400
         return
@@ -342,12 +342,12 @@ def test_a_value_nested_deeper_than_python_prints_is_refused_like_any_other(name
     nested = b"[" * 1000 + b"]" * 1000
     for body in (b'{"%b": %b}', b'{"parameters": {"%b": %b}}'):
         with pytest.raises(LmiError):
-            triton.parse(triton.reader(J)(body % (name.encode(), nested), None, MODEL))
+            triton.parse(triton.read(body % (name.encode(), nested), None, MODEL, output_format=J))
 
 
 def test_errors_of_the_body_are_malformed_and_others_are_of_their_kind() -> None:
     for body in (b"", b"x", b"[]", b'{"text_input": "hi", }', b'{"text_input": NaN}', b"\xff"):
         with pytest.raises(MalformedRequest, match="^failed to parse the request JSON buffer: "):
-            triton.reader(J)(body, None, MODEL)
+            triton.read(body, None, MODEL, output_format=J)
     with pytest.raises(Unsupported):
         _parse({"stop": True})

@@ -9,8 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from lmi.apis.openai.calls.converted_calls import PythonCallList, TaggedCall, Tags
-from lmi.apis.openai.calls.json_calls import JsonCall, JsonCallList, JsonCalls, MistralCalls, NamedCall
+from lmi.apis.openai.calls import forms
 from lmi.apis.openai.calls.reader import CallReader, Part, Text, ToolCalls, cut
 from lmi.apis.openai.tools import Tools
 
@@ -104,7 +103,7 @@ class MarkedCalls:
 
 PYTHON_START, PYTHON_END = "<|python_start|>", "<|python_end|>"  # of Llama 4
 TAGS = {
-    "qwen3_xml": Tags(
+    "qwen3_xml": forms.Tags(
         head=r"\s*<function=([^<>\s]+)",
         stop=">",
         opening="<parameter=",
@@ -112,7 +111,7 @@ TAGS = {
         closing="</parameter>",
         end="</function>",
     ),
-    "glm45": Tags(
+    "glm45": forms.Tags(
         head=r"\s*([\w.:-]+)\s*",
         stop="<",
         opening="<arg_key>",
@@ -120,7 +119,7 @@ TAGS = {
         closing="</arg_value>",
         end="</tool_call>",
     ),
-    "minimax_m2": Tags(
+    "minimax_m2": forms.Tags(
         head=r"\s*<invoke name=\"([^\"]+)\"",
         stop=">",
         opening="<parameter name=",
@@ -138,35 +137,37 @@ KIMI_HEAD = r"\s*(?:functions\.)?([\w.-]+?)(?::\d+)?\s*<\|tool_call_argument_beg
 
 
 def _deepseek(form: str, *closings: str) -> ToolCalls:
-    reader = partial(NamedCall, DEEPSEEK_HEAD[form])
+    reader = partial(forms.NamedCall, DEEPSEEK_HEAD[form])
     return MarkedCalls(("<｜tool▁calls▁begin｜>",), reader, (*closings, *DEEPSEEK_END), DEEPSEEK_BEGIN)
 
 
 def _tagged(form: str, tools: Tools, opening: str, closing: str) -> ToolCalls:
-    return MarkedCalls((opening,), partial(TaggedCall, TAGS[form], tools), (closing,))
+    return MarkedCalls((opening,), partial(forms.TaggedCall, TAGS[form], tools), (closing,))
 
 
 # For the tools of a request, which types of arguments may come from.
 PARSERS: dict[str, Callable[[Tools], ToolCalls]] = {
-    "hermes": lambda tools: MarkedCalls(("<tool_call>",), JsonCall, ("</tool_call>",)),
-    "json": lambda tools: JsonCalls(),
+    "hermes": lambda tools: MarkedCalls(("<tool_call>",), forms.JsonCall, ("</tool_call>",)),
+    "json": lambda tools: forms.JsonCalls(),
     "deepseek_v3": lambda tools: _deepseek("deepseek_v3", "```"),
     "deepseek_v31": lambda tools: _deepseek("deepseek_v31"),
     "glm45": lambda tools: _tagged("glm45", tools, "<tool_call>", "</tool_call>"),
-    "granite": lambda tools: MarkedCalls(("<|tool_call|>", "<tool_call>"), JsonCallList),
-    "granite-20b-fc": lambda tools: MarkedCalls(("<function_call>",), JsonCall),
-    "jamba": lambda tools: MarkedCalls(("<tool_calls>",), JsonCallList, ("</tool_calls>",)),
+    "granite": lambda tools: MarkedCalls(("<|tool_call|>", "<tool_call>"), forms.JsonCallList),
+    "granite-20b-fc": lambda tools: MarkedCalls(("<function_call>",), forms.JsonCall),
+    "jamba": lambda tools: MarkedCalls(("<tool_calls>",), forms.JsonCallList, ("</tool_calls>",)),
     "kimi_k2": lambda tools: MarkedCalls(
         ("<|tool_calls_section_begin|>",),
-        partial(NamedCall, KIMI_HEAD),
+        partial(forms.NamedCall, KIMI_HEAD),
         ("<|tool_call_end|>", "<|tool_calls_section_end|>"),
         "<|tool_call_begin|>",
     ),
-    "lfm2": lambda tools: MarkedCalls(("<|tool_call_start|>[",), PythonCallList, ("<|tool_call_end|>",)),
+    "lfm2": lambda tools: MarkedCalls(("<|tool_call_start|>[",), forms.PythonCallList, ("<|tool_call_end|>",)),
     "minimax_m2": lambda tools: _tagged("minimax_m2", tools, "<minimax:tool_call>", "</minimax:tool_call>"),
-    "mistral": lambda tools: MarkedCalls(("[TOOL_CALLS]",), MistralCalls),
-    "phi4_mini_json": lambda tools: MarkedCalls(("functools",), JsonCallList),
-    "pythonic": lambda tools: MarkedCalls((PYTHON_START + "[", "["), PythonCallList, (PYTHON_END,), open_answer=True),
+    "mistral": lambda tools: MarkedCalls(("[TOOL_CALLS]",), forms.MistralCalls),
+    "phi4_mini_json": lambda tools: MarkedCalls(("functools",), forms.JsonCallList),
+    "pythonic": lambda tools: MarkedCalls(
+        (PYTHON_START + "[", "["), forms.PythonCallList, (PYTHON_END,), open_answer=True
+    ),
     "qwen3_xml": lambda tools: _tagged("qwen3_xml", tools, "<tool_call>", "</tool_call>"),
     "seed_oss": lambda tools: _tagged("qwen3_xml", tools, "<seed:tool_call>", "</seed:tool_call>"),
 }
