@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout, suppress
+from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
+from lmi.cli import run
 from tests.scripted import Host, host
-from tests.system.container import ENVIRON, ROOT, free_port
+from tests.system.container import free_port
 
 
 @pytest.fixture(scope="module")
@@ -24,13 +24,20 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
         yield server
 
 
-def bench(folder: Path, *words: str) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
+class Done(NamedTuple):
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def bench(folder: Path, *words: str) -> tuple[Done, dict[str, Any]]:
     """Run the command with a file of one prompt. Returns what it printed, and its JSON."""
     (folder / "prompts").write_text("say abcdefgh\n")
     found = folder / "found.json"
-    command = [sys.executable, "-P", "-m", "lmi", "bench", "--prompts", str(folder / "prompts"), "--json", str(found)]
-    environ = ENVIRON | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run([*command, *words], env=environ, capture_output=True, text=True, timeout=120, cwd=folder)
+    given = ["bench", "--prompts", str(folder / "prompts"), "--json", str(found), *words]
+    with chdir(folder), redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as err:
+        code = run(given)
+    done = Done(code, out.getvalue(), err.getvalue())
     return done, json.loads(found.read_text()) if found.exists() else {}
 
 
@@ -87,12 +94,13 @@ def answering(answer: bytes) -> Iterator[int]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def serve() -> None:
-            while True:
-                connection, _ = listener.accept()
-                with connection, connection.makefile("rb") as request:
-                    head = b"".join(iter(request.readline, b"\r\n"))
-                    request.read(int(head.lower().split(b"content-length:")[1].split(b"\r\n")[0]))
-                    connection.sendall(answer)
+            with suppress(OSError):  # until the listener is closed
+                while True:
+                    connection, _ = listener.accept()
+                    with connection, connection.makefile("rb") as request:
+                        head = b"".join(iter(request.readline, b"\r\n"))
+                        request.read(int(head.lower().split(b"content-length:")[1].split(b"\r\n")[0]))
+                        connection.sendall(answer)
 
         threading.Thread(target=serve, daemon=True).start()
         yield int(listener.getsockname()[1])
