@@ -6,14 +6,13 @@ import json
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout, suppress
-from io import StringIO
+from contextlib import chdir, contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
-from lmi.cli import run
+from tests.commands import Done, lmi
 from tests.scripted import Host, host
 from tests.system.container import free_port
 
@@ -24,20 +23,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
         yield server
 
 
-class Done(NamedTuple):
-    returncode: int
-    stdout: str
-    stderr: str
-
-
 def bench(folder: Path, *words: str) -> tuple[Done, dict[str, Any]]:
     """Run the command with a file of one prompt. Returns what it printed, and its JSON."""
     (folder / "prompts").write_text("say abcdefgh\n")
     found = folder / "found.json"
-    given = ["bench", "--prompts", str(folder / "prompts"), "--json", str(found), *words]
-    with chdir(folder), redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as err:
-        code = run(given)
-    done = Done(code, out.getvalue(), err.getvalue())
+    with chdir(folder):
+        done = lmi("bench", "--prompts", str(folder / "prompts"), "--json", str(found), *words)
     return done, json.loads(found.read_text()) if found.exists() else {}
 
 

@@ -1,9 +1,8 @@
-"""`lmi chat`, `lmi complete`, `lmi run-batch` and `lmi bench` as a person types them, against a whole server."""
+"""`lmi chat`, `lmi complete`, `lmi run-batch` and `lmi bench` against a whole server."""
 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.commands import lmi
 from tests.served import Server, serve
 from tests.system.container import ROOT, free_port
 
@@ -24,10 +24,14 @@ def server() -> Iterator[Server]:
         yield server
 
 
-def lmi(*words: str, typed: str = "", key: str = f"{KEY},another") -> subprocess.CompletedProcess[str]:
-    environ = {**os.environ, "LMI_API_KEY": key}
+@pytest.fixture(autouse=True)
+def key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LMI_API_KEY", f"{KEY},another")
+
+
+def talk(*words: str, typed: str = "") -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-P", "-m", "lmi", *words]
-    return subprocess.run(command, input=typed, env=environ, capture_output=True, text=True, timeout=120, cwd=ROOT)
+    return subprocess.run(command, input=typed, capture_output=True, text=True, timeout=120, cwd=ROOT)
 
 
 def url_of(server: Server) -> str:
@@ -47,16 +51,16 @@ def test_a_chat_remembers_what_was_said(server: Server) -> None:
         message = asked(server, "chat/completions", {"messages": said})["message"]
         said.append({"role": "assistant", "content": message["content"]})  # type: ignore[index]
     words = ("--url", url_of(server), "--system-prompt", "Be brief.", "--temperature", "0")
-    done = lmi("chat", *words, typed="Who are you?\n\nAnd I?\n")
+    done = talk("chat", *words, typed="Who are you?\n\nAnd I?\n")
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"{said[2]['content']}\n{said[4]['content']}\n"
 
 
-@pytest.mark.parametrize("folder", ["", "/v1", "/v1/"])
+@pytest.mark.parametrize("folder", ["", "/v1/"])
 def test_a_text_is_continued_and_the_url_may_name_v1(server: Server, folder: str) -> None:
     text = asked(server, "completions", {"prompt": "The quick", "max_tokens": 5})["text"]
     words = ("--max-tokens", "5", "--temperature", "0", "-q", "The quick")
-    done = lmi("complete", "--url", url_of(server) + folder, *words)
+    done = talk("complete", "--url", url_of(server) + folder, *words)
     assert (done.returncode, done.stdout) == (0, f"{text}\n"), done.stderr
 
 
@@ -68,12 +72,12 @@ def test_a_text_is_continued_and_the_url_may_name_v1(server: Server, folder: str
     ],
 )
 def test_a_refusal_is_one_line(server: Server, words: list[str], said: str) -> None:
-    done = lmi("chat", "--url", url_of(server), "-q", "Hello", *words)
+    done = talk("chat", "--url", url_of(server), "-q", "Hello", *words)
     assert done.returncode == 1 and done.stderr.startswith(said) and len(done.stderr.splitlines()) == 1
 
 
 def test_where_no_server_answers_the_command_says_how_to_start_one() -> None:
-    done = lmi("chat", "--url", f"http://127.0.0.1:{free_port()}")
+    done = talk("chat", "--url", f"http://127.0.0.1:{free_port()}")
     assert done.returncode == 1 and "no server answers at" in done.stderr and "`lmi serve` starts one" in done.stderr
 
 
