@@ -515,14 +515,6 @@ def test_with_the_scope_of_a_request_no_two_requests_share_cache(tmp_path: Path)
     assert len({*salts[:-1]}) == 5 and salts[-1] == salts[-2] and None not in salts
 
 
-@pytest.mark.parametrize("salt", ["", 5, ["a"], "a/b", "a@b", "a\\b", "a\0b", "x" * 129])
-@pytest.mark.parametrize("ask", [chat, complete])
-def test_a_salt_that_is_none_is_refused_by_name(able: Host, ask: Any, salt: Any) -> None:
-    status, answer = ask(able, "say a", cache_salt=salt)
-    assert (status, answer["error"]["param"], answer["error"]["type"]) == (400, "cache_salt", "invalid_request_error")
-    assert "1 to 128 characters" in answer["error"]["message"]
-
-
 def test_metrics_and_the_log_tell_how_much_of_the_prompts_was_cached(
     able: Host, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -144,17 +144,6 @@ def test_info_tells_the_limits_that_hold(tgi: Host) -> None:
     assert fields["max_concurrent_requests"] >= 1000 and fields["kernels"] == "scripted"
 
 
-def test_a_client_that_leaves_ends_its_generation(tgi: Host) -> None:
-    num_cancelled = len(tgi.executor.cancelled)
-    connection = http.client.HTTPConnection("127.0.0.1", tgi.port, timeout=60)
-    connection.request("POST", "/generate_stream", json.dumps({"inputs": "hang ab"}))
-    response = connection.getresponse()
-    assert response.read(5) == b"data:"
-    response.close()
-    connection.close()
-    wait_until(lambda: len(tgi.executor.cancelled) > num_cancelled and tgi.executor.num_active == 0)
-
-
 def test_a_full_server_says_429_and_one_without_an_engine_503(tmp_path: Path) -> None:
     with host(tmp_path) as served:
         served.server_block.frontends[0].num_sequences += 10_000
