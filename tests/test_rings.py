@@ -70,8 +70,8 @@ STILL = {
 # Lines of Python. A room may shrink freely. To grow, it changes its row in the same commit, which says why.
 MAX_LINES = {
     "lmi/adapters": 870,
-    "lmi/apis": 6270,
-    "lmi/client": 1080,
+    "lmi/apis": 6040,
+    "lmi/client": 1040,
     "lmi/engine": 1510,
     "lmi/executor": 910,
     "lmi/gateway": 2230,

@@ -11,6 +11,7 @@ import math
 import time
 import uuid
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Iterable
 from itertools import accumulate
 from typing import Any, ClassVar
@@ -233,28 +234,6 @@ class CompletionLines(OpenAILines, CompletionStream):
     pass
 
 
-class MessageSplitter:
-    """Splits one sequence's text into the fields of deltas."""
-
-    def __init__(self, format: OpenAIFormat, prompt: str) -> None:
-        self._parts = AnswerParts(format, prompt)
-        self.num_calls = 0
-
-    def feed(self, text: str, is_last: bool) -> list[dict[str, Any]]:
-        """Return the fields of the next deltas, one dict for each."""
-        return [self._fields(part) for part in self._parts.feed(text, is_last)]
-
-    def _fields(self, part: AnswerPart) -> dict[str, Any]:
-        if isinstance(part, Thought):
-            return {"reasoning_content": part.text}
-        if isinstance(part, Text):
-            return {"content": part.text}
-        if isinstance(part, Arguments):
-            return {"tool_calls": [{"index": self.num_calls - 1, "function": {"arguments": part.text}}]}
-        self.num_calls += 1
-        return {"tool_calls": [{"index": self.num_calls - 1} | new_call(part.name)]}
-
-
 class ChatWhole(OpenAIWhole):
     kind = "chat.completion"
     id_prefix = "chatcmpl-"
@@ -283,15 +262,17 @@ class ChatStream(OpenAIStream):
 
     def __init__(self, parsed: Parsed[OpenAIFormat]) -> None:
         super().__init__(parsed)
-        self._splitters: dict[int, MessageSplitter] = {}
+        self._parts: dict[int, AnswerParts] = {}  # by index
+        self._num_calls = Counter[int]()  # by index
 
     def _choices(self, delta: Delta) -> list[dict[str, Any]]:
         deltas: list[dict[str, Any]] = []
-        if delta.index not in self._splitters:
-            self._splitters[delta.index] = MessageSplitter(self._format, delta.prompt)
+        if delta.index not in self._parts:
+            self._parts[delta.index] = AnswerParts(self._format, delta.prompt)
             deltas.append({"role": "assistant", "content": "", **self._prompt_ids(delta)})
-        splitter, num_opening = self._splitters[delta.index], len(deltas)
-        deltas += splitter.feed(text_of(delta.tokens), delta.finish_reason is not None)
+        num_opening = len(deltas)
+        parts = self._parts[delta.index].feed(text_of(delta.tokens), delta.finish_reason is not None)
+        deltas += [self._fields(delta.index, part) for part in parts]
         tokens = shown_tokens(delta.tokens, delta.finish_reason) if self._format.has_log_probs else []
         is_told = tokens or (self._format.has_token_ids and delta.finish_reason is None)
         if is_told and len(deltas) == num_opening:
@@ -300,12 +281,22 @@ class ChatStream(OpenAIStream):
         if tokens:
             choices[num_opening]["logprobs"] = log_prob_fields(tokens, self._format)
         if delta.finish_reason is not None:
-            choices.append(
-                choice(delta.index, {"content": ""}, chat_reason(delta.finish_reason, splitter.num_calls > 0))
-            )
+            reason = chat_reason(delta.finish_reason, self._num_calls[delta.index] > 0)
+            choices.append(choice(delta.index, {"content": ""}, reason))
         if self._format.has_token_ids:
             choices[num_opening] |= self._ids(delta.tokens)
         return choices
+
+    def _fields(self, index: int, part: AnswerPart) -> dict[str, Any]:
+        """Return the fields of the delta that tells a part."""
+        if isinstance(part, Thought):
+            return {"reasoning_content": part.text}
+        if isinstance(part, Text):
+            return {"content": part.text}
+        if isinstance(part, Arguments):
+            return {"tool_calls": [{"index": self._num_calls[index] - 1, "function": {"arguments": part.text}}]}
+        self._num_calls[index] += 1
+        return {"tool_calls": [{"index": self._num_calls[index] - 1} | new_call(part.name)]}
 
     def _chunk(self, choice: dict[str, Any], beside: bytes = b"") -> bytes:
         """Return the record of a choice. The prompt's ids stand beside the choices, as in vLLM."""

@@ -190,16 +190,10 @@ def message(body: bytes, model: ModelConfig, stream_format: OutputFormat | None 
     if not isinstance(is_streaming, bool | None):
         raise MalformedRequest(f"stream must be true or false, given {shorten(is_streaming)}")
     if is_streaming:
-        format = replace(format, output_format=_stream_format(fields.get("output_formatter"), model, stream_format))
+        wanted = () if stream_format is None else (fields.get("output_formatter"), model.output_formatter)
+        named = (form for name in wanted for form in STREAMS if form == name)  # json is not a format of a stream
+        format = replace(format, output_format=next(named, stream_format or OutputFormat.SSE))
     return Message(fields, format)
-
-
-def _stream_format(wanted: object, model: ModelConfig, usual: OutputFormat | None) -> OutputFormat:
-    """Choose the request's format, else the configured one, else the usual one. json is not a format of a stream."""
-    if usual is None:
-        return OutputFormat.SSE
-    named = (form for name in (wanted, model.output_formatter) for form in STREAMS if form == name)
-    return next(named, usual)
 
 
 def parse(message: Message[OpenAIFormat]) -> Parsed[OpenAIFormat]:

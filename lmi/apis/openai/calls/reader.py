@@ -10,32 +10,28 @@ from typing import Protocol
 MAX_HEAD = 256  # characters before the arguments of a call
 
 
-@dataclass(frozen=True, slots=True)
-class Text:
+@dataclass(frozen=True)
+class Piece:
+    text: str
+
+
+class Text(Piece):
     """Text outside calls."""
 
-    text: str
 
-
-@dataclass(frozen=True, slots=True)
-class Thought:
+class Thought(Piece):
     """Text of the model's thoughts, which stand before the answer."""
 
-    text: str
+
+class Arguments(Piece):
+    """A further piece of the JSON of the last call's arguments."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ToolCall:
     """The beginning of a call."""
 
     name: str
-
-
-@dataclass(frozen=True, slots=True)
-class Arguments:
-    """A further piece of the JSON of the last call's arguments."""
-
-    text: str
 
 
 Part = Text | ToolCall | Arguments
