@@ -179,8 +179,6 @@ BLOCK_TYPES = {Text: "text", Thought: "thinking", ToolCall: "tool_use", Argument
 
 
 class MessageFormatter(OpenAIFormatter):
-    """Writes what whole messages and streams share."""
-
     kind = "message"
     id_prefix = "msg_"
 
@@ -203,8 +201,6 @@ class MessageFormatter(OpenAIFormatter):
 
 
 class MessageWhole(MessageFormatter):
-    """The answer as one object."""
-
     media_type = JSON
     is_streaming = False
 
@@ -223,8 +219,6 @@ class MessageWhole(MessageFormatter):
 
 
 class MessageStream(MessageFormatter):
-    """The answer as events."""
-
     media_type = SSE
     is_streaming = True
 

@@ -126,8 +126,6 @@ def _check_together(given: Given, *, is_streamed: bool, is_greedy: bool) -> None
 
 
 class TgiWhole(WholeFormatter[TgiFormat]):
-    """The whole answer."""
-
     def _whole(self, answers: list[Answer]) -> bytes:
         best, *others = ranked(self._request, answers)
         whole: dict[str, Any] = {"generated_text": self._full_text(best.text)}

@@ -76,7 +76,6 @@ class Talk:
 
 
 def _advice(error: Exception) -> str:
-    """Return what may help where a server was not reached."""
     if "CERTIFICATE_VERIFY_FAILED" in str(error):
         return "SSL_CERT_FILE=FILE names the certificates to trust"
     if isinstance(error, httpx2.RemoteProtocolError):

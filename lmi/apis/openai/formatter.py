@@ -90,8 +90,6 @@ class OpenAIFormatter(Formatter[OpenAIFormat]):
 
 
 class OpenAIWhole(OpenAIFormatter, WholeFormatter[OpenAIFormat]):
-    """The answer as one object."""
-
     def __init__(self, parsed: Parsed[OpenAIFormat]) -> None:
         super().__init__(parsed)
         self._last: dict[int, Delta] = {}  # by index
@@ -132,8 +130,6 @@ class OpenAIWhole(OpenAIFormatter, WholeFormatter[OpenAIFormat]):
 
 
 class OpenAIStream(OpenAIFormatter):
-    """The answer as server-sent events."""
-
     media_type = SSE
     is_streaming = True
     opening = b"data: "
@@ -167,8 +163,6 @@ class OpenAIStream(OpenAIFormatter):
 
 
 class OpenAILines(OpenAIStream):
-    """The answer as lines."""
-
     media_type = JSONLINES
     opening = b""
     closing = b"\n"
@@ -288,7 +282,6 @@ class ChatStream(OpenAIStream):
         return choices
 
     def _fields(self, index: int, part: AnswerPart) -> dict[str, Any]:
-        """Return the fields of the delta that tells a part."""
         if isinstance(part, Thought):
             return {"reasoning_content": part.text}
         if isinstance(part, Text):
@@ -374,7 +367,6 @@ def shown_tokens(tokens: list[Token], finish_reason: AnswerEnd | None) -> list[T
 
 
 def name_of(token: Token, format: OpenAIFormat) -> str:
-    """Return what log-probs call a token."""
     return f"token_id:{token.id}" if format.names_tokens_by_id else token.spelling
 
 

@@ -36,8 +36,6 @@ BESIDE: dict[str, dict[str, Any]] = {"message": {"logprobs": []}}  # a text
 
 
 class ItemsStream(OpenAIFormatter):
-    """The answer as events."""
-
     media_type = SSE
     is_streaming = True
     kind = "response"

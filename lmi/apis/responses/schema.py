@@ -87,7 +87,6 @@ class ResponseState:
         }
 
     def event(self, kind: str, **fields: Any) -> bytes:
-        """Return the record of the next event."""
         data = {"type": kind, "sequence_number": self.num_events, **fields}
         self.num_events += 1
         return named_event(kind, data)

@@ -37,8 +37,6 @@ OUTPUTS = {  # besides text_output, under the names of a model's metadata
 
 
 class TritonWhole(WholeFormatter[TritonFormat]):
-    """One object, the whole body."""
-
     def _whole(self, answers: list[Answer]) -> bytes:
         num_input_tokens = answers[0].num_prompt_tokens
         if self._format.num_answers < len(answers):
@@ -66,16 +64,12 @@ class TritonWhole(WholeFormatter[TritonFormat]):
 
 
 class TritonOneEvent(TritonWhole):
-    """The whole answer as the only event of a stream."""
-
     media_type = f"{SSE}; charset=utf-8"
     opening = b"data: "
     closing = b"\n\n"
 
 
 class TritonStream(TritonOneEvent):
-    """An event for each Delta of the only sequence."""
-
     is_streaming = True
 
     def __init__(self, parsed: Parsed[TritonFormat]) -> None:

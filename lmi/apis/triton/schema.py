@@ -120,7 +120,6 @@ def said(name: str) -> str:
 
 
 def tensor(name: str, row: Parameter) -> dict[str, object]:
-    """Describe an input in the metadata of the model."""
     return {"name": name, "datatype": _datatype(row), "shape": [-1 if _is_list(row) else 1]}
 
 

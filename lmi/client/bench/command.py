@@ -108,7 +108,6 @@ async def _warm_up(server: Load, asks: Sequence[Ask]) -> None:
 
 
 async def _show(servers: Sequence[Load], num_requests: int) -> None:
-    """Keep one line on a terminal up to date."""
     seen: list[list[Sample]] = [[] for _ in servers]
     for server, samples in zip(servers, seen, strict=True):
         server.on_sample = samples.append

@@ -41,7 +41,6 @@ def quantile(values: Iterable[float], share: float) -> float:
 
 
 def summary(values: Sequence[float]) -> dict[str, float]:
-    """Return mean and percentiles; nothing of no values."""
     if not values:
         return {}
     return {"mean": statistics.fmean(values)} | {name: quantile(values, share) for name, share in SHARES.items()}

@@ -99,7 +99,6 @@ class Load:
         return list(await asyncio.gather(*running))
 
     async def ask(self, ask: Ask, due_s: float) -> Sample:
-        """Send one request and read its answer to the end."""
         sample = Sample(due_s)
         try:
             async with asyncio.timeout(self.timeout_s):

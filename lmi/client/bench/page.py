@@ -59,7 +59,6 @@ def plots_of(report: dict[str, Any]) -> list[Plot]:
 
 
 def page_of(report: dict[str, Any]) -> str:
-    """Return the page of a report of `report_of`."""
     servers = report["servers"]
     keys = [
         f'<span><svg viewBox="0 0 28 8" aria-hidden="true"><path class="{kind}" d="M0 4H28"/></svg> '

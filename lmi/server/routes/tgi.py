@@ -40,7 +40,6 @@ async def info(exchange: Exchange, service: Service) -> None:
 
 
 async def check_health(exchange: Exchange, models: Models) -> None:
-    """Answer 200 without a body if an engine can serve, else 503."""
     status, _ = health.health(models)
     if status < 300:
         await exchange.send_whole(200, "text/plain", b"")

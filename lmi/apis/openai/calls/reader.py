@@ -11,19 +11,19 @@ MAX_HEAD = 256  # characters before the arguments of a call
 
 
 @dataclass(frozen=True)
-class Piece:
+class TextPart:
     text: str
 
 
-class Text(Piece):
+class Text(TextPart):
     """Text outside calls."""
 
 
-class Thought(Piece):
+class Thought(TextPart):
     """Text of the model's thoughts, which stand before the answer."""
 
 
-class Arguments(Piece):
+class Arguments(TextPart):
     """A further piece of the JSON of the last call's arguments."""
 
 
@@ -39,8 +39,6 @@ AnswerPart = Thought | Part
 
 
 class ToolCalls(Protocol):
-    """`feed` text, and `flush` at the end of the answer."""
-
     def feed(self, text: str) -> Sequence[AnswerPart]: ...
 
     def flush(self) -> Sequence[AnswerPart]: ...
@@ -80,7 +78,6 @@ class CallReader:
 
     @property
     def left(self) -> str:
-        """The text that was read and not passed on."""
         return "" if self.has_begun else self.text
 
     def feed(self, text: str) -> tuple[list[Part], str]:
