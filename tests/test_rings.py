@@ -70,7 +70,7 @@ STILL = {
 # Lines of Python. A room may shrink freely. To grow, it changes its row in the same commit, which says why.
 MAX_LINES = {
     "lmi/adapters": 870,
-    "lmi/apis": 6020,
+    "lmi/apis": 5990,
     "lmi/client": 1040,
     "lmi/engine": 1510,
     "lmi/executor": 910,

@@ -178,9 +178,18 @@ ENDS = {AnswerEnd.LENGTH: "max_tokens", AnswerEnd.EOS_TOKEN: "end_turn", AnswerE
 BLOCK_TYPES = {Text: "text", Thought: "thinking", ToolCall: "tool_use", Arguments: "tool_use"}
 
 
-class MessageFormatter(OpenAIFormatter):
+class MessageStream(OpenAIFormatter):
+    media_type = SSE
+    is_streaming = True
     kind = "message"
     id_prefix = "msg_"
+
+    def __init__(self, parsed: Parsed[OpenAIFormat]) -> None:
+        super().__init__(parsed)
+        self._parts: AnswerParts | None = None
+        self._index = -1  # of the last block
+        self._open = ""  # the type of the open block
+        self._has_calls = False
 
     def _usage(self) -> dict[str, Any]:
         """Return the numbers of tokens. Those of the prompt that were cached count apart."""
@@ -194,40 +203,6 @@ class MessageFormatter(OpenAIFormatter):
     def _message(self, content: list[dict[str, Any]], end: dict[str, Any]) -> dict[str, Any]:
         head = {"id": self._id, "type": self.kind, "role": "assistant", "model": self._format.model}
         return head | {"content": content} | end | {"usage": self._usage()}
-
-    @classmethod
-    def error(cls, error: ErrorFields) -> bytes:
-        return dumps(_error(error))
-
-
-class MessageWhole(MessageFormatter):
-    media_type = JSON
-    is_streaming = False
-
-    def __init__(self, parsed: Parsed[OpenAIFormat]) -> None:
-        super().__init__(parsed)
-        self._texts: list[str] = []
-
-    def feed(self, delta: Delta) -> list[bytes]:
-        self._count(delta)
-        self._texts.append(text_of(delta.tokens))
-        if delta.finish_reason is None:
-            return []
-        content = _content(AnswerParts(self._format, delta.prompt).feed("".join(self._texts), is_last=True))
-        has_calls = any(block["type"] == "tool_use" for block in content)
-        return [dumps(self._message(content, _end(delta, has_calls)))]
-
-
-class MessageStream(MessageFormatter):
-    media_type = SSE
-    is_streaming = True
-
-    def __init__(self, parsed: Parsed[OpenAIFormat]) -> None:
-        super().__init__(parsed)
-        self._parts: AnswerParts | None = None
-        self._index = -1  # of the last block
-        self._open = ""  # the type of the open block
-        self._has_calls = False
 
     def feed(self, delta: Delta) -> list[bytes]:
         self._count(delta)
@@ -256,12 +231,33 @@ class MessageStream(MessageFormatter):
         return [*records, event("content_block_delta", index=self._index, delta=_delta(part))]
 
     def _close(self) -> list[bytes]:
-        is_open, self._open = bool(self._open), ""
-        return [event("content_block_stop", index=self._index)] if is_open else []
+        return [event("content_block_stop", index=self._index)] if self._open else []
 
     @classmethod
     def error(cls, error: ErrorFields) -> bytes:
         return named_event("error", _error(error))
+
+
+class MessageWhole(MessageStream):
+    media_type = JSON
+    is_streaming = False
+
+    def __init__(self, parsed: Parsed[OpenAIFormat]) -> None:
+        super().__init__(parsed)
+        self._texts: list[str] = []
+
+    def feed(self, delta: Delta) -> list[bytes]:
+        self._count(delta)
+        self._texts.append(text_of(delta.tokens))
+        if delta.finish_reason is None:
+            return []
+        content = _content(AnswerParts(self._format, delta.prompt).feed("".join(self._texts), is_last=True))
+        has_calls = any(block["type"] == "tool_use" for block in content)
+        return [dumps(self._message(content, _end(delta, has_calls)))]
+
+    @classmethod
+    def error(cls, error: ErrorFields) -> bytes:
+        return dumps(_error(error))
 
 
 def event(kind: str, **fields: object) -> bytes:

@@ -67,20 +67,18 @@ OPENAI_TEXT_LINES = _at_invocations(OPENAI_COMPLETIONS, schema.read, "prompt")
 # The description, for /openapi.json.
 CHAT_EXAMPLE = {"messages": [{"role": "user", "content": "say Hello"}], "max_completion_tokens": 8}
 EXAMPLE = {"prompt": "What is the capital of France?", "max_tokens": 8, "temperature": 0}
-TEXT_PART = asked({"type": ("text",), "text": str}, "type", "text")
-SAYS = either(str, [TEXT_PART], None)
+SAYS = either(str, [asked({"type": ("text",), "text": str}, "type", "text")], None)
 MESSAGES = {
     **array(asked({"role": chat_schema.ROLES, "content": SAYS, "tool_calls": or_null([dict])}, "role")),
     "minItems": 1,
 }
-PROMPTS = array(either(str, int, [int]))
 ABOUT_TOKENS: dict[str, Form] = {
     "model": str | None,
     "tools": or_null([dict]),
     **dict.fromkeys(("add_special_tokens", "add_generation_prompt", "return_token_strs"), bool),
 }
 TOKENS = (errors.InvalidRequest, errors.UnknownAdapter, errors.UnknownModel, errors.GenerationFailed)
-PROMPT = either({"type": "string", "minLength": 1}, {**PROMPTS, "minItems": 1})
+PROMPT = either({"type": "string", "minLength": 1}, {**array(either(str, int, [int])), "minItems": 1})
 CACHED = struct(cached_tokens=int)
 USAGE = struct(prompt_tokens=int, completion_tokens=int, total_tokens=int, prompt_tokens_details=CACHED)
 TOKEN: dict[str, Form] = {"token": str, "logprob": float | None, "bytes": [int]}

@@ -108,15 +108,13 @@ async def _warm_up(server: Load, asks: Sequence[Ask]) -> None:
 
 
 async def _show(servers: Sequence[Load], num_requests: int) -> None:
-    seen: list[list[Sample]] = [[] for _ in servers]
-    for server, samples in zip(servers, seen, strict=True):
-        server.on_sample = samples.append
+    """Keep one line on a terminal up to date."""
     if not sys.stderr.isatty():
         return
     try:
         while True:
             await asyncio.sleep(SHOW_EVERY_S)
-            lines = map(_line, servers, seen, itertools.repeat(num_requests))
+            lines = [_line(server, server.seen, num_requests) for server in servers]
             click.echo("\r\033[K" + "  ".join(lines), err=True, nl=False)
     finally:
         click.echo("\r\033[K", err=True, nl=False)

@@ -9,7 +9,7 @@ import os
 import random
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -67,7 +67,7 @@ class Load:
     rate: float | None = None  # requests per second
     timeout_s: float = 600.0
     extra: dict[str, Any] = field(default_factory=dict)  # further fields of each body
-    on_sample: Callable[[Sample], None] = lambda sample: None
+    seen: list[Sample] = field(default_factory=list)  # also of the warm-up, and of the round that runs
     rounds: list[list[Sample]] = field(default_factory=list)
     cpu_s: dict[str, float] = field(default_factory=dict)  # of its processes in the rounds, if it is on this machine
 
@@ -110,7 +110,7 @@ class Load:
         except ValueError:  # what should be JSON is not
             sample.outcome = BROKEN
         sample.end_s = time.perf_counter()
-        self.on_sample(sample)
+        self.seen.append(sample)
         return sample
 
     async def _read(self, ask: Ask, sample: Sample) -> str:

@@ -49,19 +49,15 @@ class JsonCall(CallReader):
         self._num_released = 0
 
     def feed(self, text: str) -> tuple[list[Part], str]:
-        parts: list[Part] = []
-        start = len(self.text)
+        position = len(self.text)
         self.text += text
-        position = start
         while position < len(self.text) and not (self.is_over or self.is_broken):
             self._read(position, self.text[position])
             position += 1
         rest, self.text = self.text[position:], self.text[:position]
         if self.is_over and not self._can_begin:
             self.is_over, self.is_broken = False, True
-        if not self.is_broken:
-            parts = self._release()
-        return parts, rest
+        return [] if self.is_broken else self._release(), rest
 
     def _read(self, at: int, char: str) -> None:
         was_quoted, depth = bool(self._brackets.quote), self._brackets.read(char)
@@ -349,41 +345,32 @@ class JsonCalls:
     def feed(self, text: str) -> list[Part]:
         self._held += text
         parts: list[Part] = []
-        while self._held and not self._is_text and self._step(parts):
-            pass
+        while self._held and not self._is_text and (reader := self._reader or self._next_call()) is not None:
+            self._reader = reader
+            new, self._held = reader.feed(self._held)
+            parts += new
+            if reader.is_broken:
+                self._held, self._is_text = self._before + reader.text + self._held, True
+            if reader.is_broken or reader.is_over:
+                self._num_calls += reader.is_over
+                self._reader = None
         if self._is_text and self._held:
             parts.append(Text(self._held))
             self._held = ""
         return parts
 
-    def _step(self, parts: list[Part]) -> bool:
-        if self._reader is None:
-            return self._find_call()
-        new, self._held = self._reader.feed(self._held)
-        parts += new
-        if self._reader.is_broken:
-            self._held = self._before + self._reader.text + self._held
-            self._is_text = True
-        if self._reader.is_broken or self._reader.is_over:
-            self._num_calls += self._reader.is_over
-            self._reader = None
-        return True
-
-    def _find_call(self) -> bool:
-        """Find the beginning of the next call. Returns False if the text has none, or not yet."""
+    def _next_call(self) -> JsonCall | None:
+        """Return a reader of the next call, None if the text has none, or not yet."""
         start = self._held.find("{")
         before = self._held if start < 0 else self._held[:start]
-        is_first = not self._num_calls
         bare = before.strip()
-        allowed = ("", "[", PYTHON_TAG, PYTHON_TAG + "[") if is_first else ("", ",", ";", "]")
-        if bare not in allowed and not (start < 0 and any(mark.startswith(bare) for mark in allowed)):
+        allowed = (",", ";", "]") if self._num_calls else ("[", PYTHON_TAG, PYTHON_TAG + "[")
+        if bare and bare not in allowed and not (start < 0 and any(mark.startswith(bare) for mark in allowed)):
             self._is_text = True
-            return False
-        if start < 0:
-            return False
+        if start < 0 or self._is_text:
+            return None
         self._before, self._held = before, self._held[start:]
-        self._reader = JsonCall()
-        return True
+        return JsonCall()
 
     def flush(self) -> list[Part]:
         if self._reader is not None:
