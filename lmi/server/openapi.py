@@ -1,6 +1,6 @@
 """/openapi.json: every route of this server with its settings, in OpenAPI 3.1, which generators read.
 
-Each API has a module. The schemas of requests are made from the tables that read them, so the two cannot differ.
+Each API has a `describe`. The schemas of requests are made from the tables that read them, so the two cannot differ.
 tests/server/test_openapi.py compares the rest with the server: the document has exactly the routes of the server, each
 example is answered, and schemathesis finds no answer that is not described.
 """

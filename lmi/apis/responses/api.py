@@ -198,11 +198,9 @@ USAGE = struct(
 PLACE: dict[str, Form] = {"item_id": str, "output_index": int, "content_index": int}
 MORE: dict[str, Form] = PLACE | {"item": OUTPUT, "part": PART, "response": "Response", "logprobs": [dict]}
 MORE |= dict.fromkeys(("delta", "text", "arguments", "name"), str)
-OF_RESPONSE = ("created", "in_progress", "completed", "incomplete", "failed")
 OF_ITEM = ("output_item.added", "output_item.done", "content_part.added", "content_part.done")
-NAMES = (*(f"response.{name}" for name in (*OF_RESPONSE, *OF_ITEM)),)
+NAMES = tuple(f"response.{name}" for name in ("created", *STATUS, "failed", *OF_ITEM))
 NAMES += tuple(f"{name}.{end}" for name in EVENTS.values() for end in ("delta", "done"))
-REPEATED: dict[str, Form] = {name: Schema() for name in schema.SETTINGS}
 SCHEMAS = {
     "ResponseRequest": asked(FIELDS, "input", example=EXAMPLE),
     "Response": struct(
@@ -216,7 +214,7 @@ SCHEMAS = {
         error=or_null(struct(code=str, message=str)),
         incomplete_details=or_null(struct(reason={"const": "max_output_tokens"})),
         usage=or_null(USAGE),
-        **REPEATED,
+        **{name: Schema() for name in schema.SETTINGS},
     ),
     "ResponseEvent": struct(*MORE, type=NAMES, sequence_number=int, **MORE),
 }
