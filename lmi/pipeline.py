@@ -29,8 +29,6 @@ from lmi.errors import (
 from lmi.executor import EngineInfo, FinishReason, LoraConfig, OutputConfig, Request, Result
 from lmi.settings.config import ModelConfig
 from lmi.text.answer import AnswerText, prompt_tokens
-from lmi.text.chat_template import ChatTemplate
-from lmi.text.forgery import Forgery
 from lmi.text.tokenizer import Tokenizer
 from lmi.types import AnswerEnd, Delta, GenerationRequest
 
@@ -52,16 +50,16 @@ class Pipeline:
 
     def __init__(self, tokenizer: Tokenizer, engines: Engines, model: ModelConfig) -> None:
         """Make the pipeline of a model as it is set. Raises ModelUnusable or BadConfiguration for its template."""
+        from lmi.chats.prompts import ChatPrompts
+
         self._tokenizer = tokenizer
         self._engines = engines
-        self._chat_template = ChatTemplate.load(model.path, tokenizer.special_tokens, model.chat_template)
+        self._chats = ChatPrompts.of(model, tokenizer)
         self._prefix_cache_scope = model.prefix_cache_scope
-        specials = () if model.special_tokens_in_content else (text for text, _ in tokenizer.special_texts.values())
-        self._forgery = Forgery(specials)
 
     @property
     def has_chat_template(self) -> bool:
-        return self._chat_template is not None
+        return self._chats is not None
 
     async def generate(self, requests: Sequence[GenerationRequest], take: Take) -> None:
         """Pass the Deltas of the answer to `take`. Raises LmiError, before the first Delta or after some.
@@ -205,17 +203,11 @@ class Pipeline:
 
     async def _text(self, request: GenerationRequest, image_placeholder: str = "") -> tuple[str, list[int]]:
         """Return the text of a prompt, and the places in it where the content of a chat spells special tokens."""
-        chat, template, forgery = request.chat, self._chat_template, self._forgery
-        if chat is None:
+        if request.chat is None:
             return request.prompt, []
-        if template is None:
+        if self._chats is None:
             raise Unsupported("messages", "this model has no chat template, and option.chat_template gives none")
-
-        def render() -> tuple[str, list[int]]:
-            said = {name: forgery.mark(getattr(chat, name)) for name in ("messages", "tools", "variables")}
-            return forgery.unmark(template.render(replace(chat, **said), image_placeholder))
-
-        return await asyncio.to_thread(render)
+        return await asyncio.to_thread(self._chats.render, request.chat, image_placeholder)
 
     def _engine_request(
         self, request: GenerationRequest, prompt_ids: list[int], bad_words: list[tuple[int, ...]], info: EngineInfo

@@ -35,7 +35,9 @@ LAYERS = (
     {"lmi.cli"},
     {"lmi.__main__"},
 )
-ANNEX_FOLDERS = {"lmi.adapters", "lmi.models", "lmi.sessions", "lmi.sources", "lmi.tracing", "lmi.user_code"}
+ANNEX_FOLDERS = {
+    f"lmi.{name}" for name in "adapters chats description models sessions sources tracing user_code".split()
+}
 LAYER = {part: number for number, layer in enumerate(LAYERS) for part in layer}
 ENGINES = {"torch", "vllm", "tensorrt_llm", "xgrammar", "llguidance", "safetensors"}
 # What a handler may import from lmi: the contract, the layers below it, and the names of an adapter's files.
@@ -195,7 +197,10 @@ UNUSED_AT_START = {
     "lmi.supervisor.supervisor": CLIENTS | SERVING | {"asyncio", "ssl", "http.client", "click", "lmi.engine"},
     "lmi.engine.worker": CLIENTS | SERVING | {"click", "importlib.metadata", "lmi.settings.handler"},
     "lmi.server.app": CLIENTS
-    | {"lmi.server.openapi", "lmi.models.registry", "lmi.settings.resolve", "click", "lmi.tracing", "opentelemetry"},
+    | {
+        *("jinja2", "lmi.chats", "lmi.description", "lmi.models.registry", "lmi.settings.resolve", "click"),
+        *("lmi.tracing", "opentelemetry"),
+    },
 }
 
 

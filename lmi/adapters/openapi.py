@@ -7,9 +7,9 @@ from dataclasses import replace
 from lmi.adapters import routes
 from lmi.adapters.choice import ALIAS
 from lmi.adapters.registry import AdapterUnusable, NameTaken, NotRegistered
-from lmi.apis.base.openapi import PAGE, STRING, ApiDescription, Schema, asked, content, parameter, struct
 from lmi.apis.base.readers import JSON_SCHEMAS, boolean, text
 from lmi.apis.openai.api import OPENAI_CHAT
+from lmi.description.parts import PAGE, STRING, ApiDescription, Schema, asked, content, parameter, struct
 from lmi.errors import DeadlineExceeded, InvalidRequest, OutOfMemory, Overloaded
 from lmi.settings.config import Config
 from lmi.shared.desired_state import NAME_PATTERN

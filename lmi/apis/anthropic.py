@@ -18,16 +18,16 @@ from orjson import dumps
 from lmi import errors
 from lmi.apis.base.api import Api, ErrorRules, Forms, Row
 from lmi.apis.base.formatter import JSON, SSE, ErrorFields, named_event, text_of
-from lmi.apis.base.guides import CONTRACT_NAME, AskedGuide, an_object, check_levels, json_schema
-from lmi.apis.base.openapi import ApiDescription, Form, Schema, array, asked, content, either, or_null, struct, taken
 from lmi.apis.base.parameters import Given, Parameter, ParameterTable, named, rows
 from lmi.apis.base.readers import Message, Parsed, boolean, choice, takes, text
+from lmi.apis.guides import CONTRACT_NAME, AskedGuide, an_object, check_levels, json_schema
 from lmi.apis.openai import chat_schema
 from lmi.apis.openai.calls.reader import AnswerPart, Arguments, Text, Thought, ToolCall
 from lmi.apis.openai.formatter import OpenAIFormatter
 from lmi.apis.openai.parts import AnswerParts
 from lmi.apis.openai.schema import SHARED, TOOLS, OpenAIFormat, anything, default_format, hidden
 from lmi.apis.openai.tools import ToolChoice, Tools, flat_tools, function_choice, mode_choice
+from lmi.description.parts import ApiDescription, Form, Schema, array, asked, content, either, or_null, struct, taken
 from lmi.errors import InvalidParameter, Unsupported, shorten
 from lmi.settings.config import Config
 from lmi.types import AnswerEnd, Delta

@@ -15,12 +15,12 @@ from orjson import Fragment, dumps
 
 from lmi.apis.base.api import Api
 from lmi.apis.base.formatter import JSON
-from lmi.apis.base.openapi import ApiDescription, asked, content, either, struct, taken
 from lmi.apis.base.parameters import Parameter, ParameterTable, named
 from lmi.apis.base.readers import Message, Parsed, check_values, choice, integer, refused
 from lmi.apis.openai.api import OPENAI_CHAT, OPENAI_CHAT_ERRORS, PROMPT
 from lmi.apis.openai.formatter import OpenAIFormatter
 from lmi.apis.openai.schema import SHARED, OpenAIFormat, anything, hidden, message, prompts_of
+from lmi.description.parts import ApiDescription, asked, content, either, struct, taken
 from lmi.executor import PoolingParams, SamplingConfig
 from lmi.settings.config import Config, ModelConfig
 from lmi.types import Delta, GenerationRequest

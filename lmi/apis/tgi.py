@@ -16,10 +16,10 @@ from lmi import errors
 from lmi.apis.base import parameters
 from lmi.apis.base.api import Api, ErrorRules, Forms, Row
 from lmi.apis.base.formatter import NO_TOKEN, SSE, ErrorFields, Formatter, WholeFormatter, joined
-from lmi.apis.base.guides import tgi_grammar
-from lmi.apis.base.openapi import NOTHING, ApiDescription, Form, asked, content, either, or_null, struct, taken
 from lmi.apis.base.parameters import ROWS, Given, Parameter, ParameterTable, in_parameters, rows
 from lmi.apis.base.readers import Message, Parsed, boolean, check_types, check_values, integer, number, read_object
+from lmi.apis.guides import tgi_grammar
+from lmi.description.parts import NOTHING, ApiDescription, Form, asked, content, either, or_null, struct, taken
 from lmi.errors import InvalidParameter, MalformedRequest, Unsupported, shorten
 from lmi.settings.config import Config, ModelConfig
 from lmi.types import Answer, AnswerEnd, AnswerFormat, Delta, OutputFormat, Token, ranked

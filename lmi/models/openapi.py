@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lmi.apis.base.openapi import PAGE, ApiDescription, Form, asked, content, struct
+from lmi.description.parts import PAGE, ApiDescription, Form, asked, content, struct
 from lmi.errors import Conflict, DeadlineExceeded, InvalidRequest, OutOfMemory, Overloaded
 from lmi.settings.config import Config
 from lmi.shared.desired_state import NAME_PATTERN

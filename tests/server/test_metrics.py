@@ -13,11 +13,11 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from lmi.description.document import document
 from lmi.runtime import ServerRuntime
 from lmi.server import metrics
 from lmi.server.front_end import FrontEnd
 from lmi.server.models import Models
-from lmi.server.openapi import document
 from lmi.server.service import Service
 from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig
 from lmi.shared.state import STATUS_CODES, Block, Phase

@@ -141,7 +141,7 @@ def test_a_slow_tokenizer_that_cannot_be_converted_names_the_file_and_the_need(t
 def test_neither_torch_nor_transformers_is_loaded(tmp_path: Path) -> None:
     folder = save(tmp_path, sentencepiece_backend())
     script = (
-        "import sys; from lmi.text import answer, chat_template, tokenizer; "
+        "import sys; from lmi.chats import template; from lmi.text import answer, tokenizer; "
         "tokenizer.Tokenizer.load(sys.argv[1]); print({'torch', 'transformers'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", script, folder], capture_output=True, text=True, check=True)

@@ -10,7 +10,6 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lmi.apis.base.guides import GUIDED
 from lmi.apis.base.readers import (
     MAX_STOP_SEQUENCES,
     MAX_WORDS,
@@ -104,12 +103,11 @@ ROWS = named(
     Parameter("adapter", text, "The LoRA adapter that answers.", ("",), ("lora_config",)),
     Parameter("logits_post_processor_name", text, "The function of `option.logits_post_processors` to use."),
     Parameter("cache_salt", cache_salt, "Only requests with the same salt share cached prompts."),
-    *(Parameter(name, read, "The structure that the answer must have.") for name, read in GUIDED.items()),
 )
 SAMPLING = tuple(row.name for row in ROWS.values() if row.samples)
 
 
-def rows(names: str, **others: str) -> dict[str, Parameter]:
+def rows(names: str = "", **others: str) -> dict[str, Parameter]:
     """Return the rows of these names, and `others` that have the name of their keyword on the wire."""
     return {name: ROWS[name] for name in names.split()} | {wire: ROWS[name] for wire, name in others.items()}
 

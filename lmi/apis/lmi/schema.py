@@ -12,9 +12,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from lmi.apis.base import parameters, readers
-from lmi.apis.base.guides import GUIDED, asked_guide
 from lmi.apis.base.parameters import ROWS, Given, Parameter, ParameterTable, in_parameters, named, rows
 from lmi.apis.base.readers import Message, Parsed, takes
+from lmi.apis.guides import GUIDED, asked_guide
 from lmi.errors import MalformedRequest, shorten
 from lmi.settings.config import ModelConfig, SamplingDefaults
 from lmi.types import AnswerFormat, OutputFormat
@@ -44,7 +44,10 @@ PARAMETERS = ParameterTable(
         "do_sample max_new_tokens seed temperature top_k top_p min_p typical_p repetition_penalty presence_penalty "
         "frequency_penalty min_tokens truncate stop_sequences stop_token_ids bad_sequences include_stop_str_in_output "
         "skip_special_tokens spaces_between_special_tokens return_full_text details n best_of length_penalty "
-        "early_stopping no_repeat_ngram_size logits_post_processor_name cache_salt " + " ".join(GUIDED),
+        "early_stopping no_repeat_ngram_size logits_post_processor_name cache_salt"
+    )
+    | GUIDED
+    | rows(
         num_beams="beam_width",
         ignore_eos_token="ignore_eos",
         prompt_logprobs="num_prompt_log_probs",

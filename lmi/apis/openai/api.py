@@ -9,10 +9,10 @@ from functools import partial
 from lmi import errors
 from lmi.apis.base.api import Api, ErrorRules, Forms, Row
 from lmi.apis.base.formatter import SSE
-from lmi.apis.base.openapi import ApiDescription, Form, Schema, array, asked, content, either, or_null, struct, taken
 from lmi.apis.base.readers import JSON_SCHEMAS, Message
 from lmi.apis.openai import chat_schema, formatter, schema
 from lmi.apis.openai.schema import OpenAIFormat
+from lmi.description.parts import ApiDescription, Form, Schema, array, asked, content, either, or_null, struct, taken
 from lmi.settings.config import Config
 from lmi.types import OutputFormat
 

@@ -14,9 +14,9 @@ from typing import Any
 import msgspec
 import orjson
 
-from lmi.apis.base.guides import CONTRACT_NAME, AskedGuide, an_object, asked_guide, check_levels
 from lmi.apis.base.parameters import Given, Parameter, ParameterTable, named
 from lmi.apis.base.readers import Message, Parsed, boolean, check_size, integer, text
+from lmi.apis.guides import CONTRACT_NAME, AskedGuide, an_object, asked_guide, check_levels
 from lmi.apis.openai import schema
 from lmi.apis.openai.schema import HARMONY, OpenAIFormat, anything
 from lmi.apis.openai.tools import ToolChoice, Tools, call_guide, nested_tools, tool_call_form, tool_choice

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lmi.apis.base import readers
-from lmi.apis.base.guides import GUIDED, an_object, asked_guide, structured_outputs
 from lmi.apis.base.parameters import ROWS, SAMPLING, Given, Parameter, ParameterTable, named, request_of, rows
 from lmi.apis.base.readers import Message, Parsed, boolean, takes, text
+from lmi.apis.guides import GUIDED, an_object, asked_guide, structured_outputs
 from lmi.apis.openai.tools import Tools
 from lmi.errors import InvalidParameter, MalformedRequest, Unsupported, shorten
 from lmi.executor import DEFAULT_PRIORITY
@@ -94,11 +94,10 @@ def anything(name: str, value: object) -> object:
 SHARED: dict[str, Parameter] = rows(
     "n seed top_p presence_penalty frequency_penalty top_k min_p repetition_penalty ignore_eos min_tokens "
     "stop_token_ids skip_special_tokens spaces_between_special_tokens include_stop_str_in_output cache_salt "
-    "use_beam_search length_penalty early_stopping logits_post_processor_name " + " ".join(GUIDED),
-    bad_words="bad_sequences",
-    truncate_prompt_tokens="truncate",
-    max_tokens="max_new_tokens",
+    "use_beam_search length_penalty early_stopping logits_post_processor_name"
 )
+SHARED |= GUIDED
+SHARED |= rows(bad_words="bad_sequences", truncate_prompt_tokens="truncate", max_tokens="max_new_tokens")
 SHARED |= named(
     Parameter("model", text, "The model or adapter that answers; left out, the server's own.", fields=("lora_config",)),
     Parameter("stream", boolean, "Whether the answer comes token by token."),

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from lmi.apis.base.guides import an_object, check_levels, check_references, json_schema
 from lmi.apis.base.readers import text
+from lmi.apis.guides import an_object, check_levels, check_references, json_schema
 from lmi.errors import InvalidParameter, Unsupported
 from lmi.executor import GuidedDecodingParams
 

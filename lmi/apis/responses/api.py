@@ -14,7 +14,6 @@ from orjson import dumps
 
 from lmi.apis.base.api import Api, Forms
 from lmi.apis.base.formatter import JSON, SSE, ErrorFields, text_of
-from lmi.apis.base.openapi import ApiDescription, Form, Schema, array, asked, content, either, or_null, struct, taken
 from lmi.apis.base.readers import Parsed
 from lmi.apis.openai.api import CACHED, OPENAI_CHAT, OPENAI_CHAT_ERRORS
 from lmi.apis.openai.calls.reader import AnswerPart, Arguments, Text, Thought, ToolCall
@@ -23,6 +22,7 @@ from lmi.apis.openai.parts import AnswerParts
 from lmi.apis.openai.schema import OpenAIFormat
 from lmi.apis.responses import schema
 from lmi.apis.responses.schema import ResponseFormat
+from lmi.description.parts import ApiDescription, Form, Schema, array, asked, content, either, or_null, struct, taken
 from lmi.settings.config import Config
 from lmi.types import AnswerEnd, AnswerFormat, Delta
 

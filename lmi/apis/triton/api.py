@@ -16,10 +16,10 @@ from orjson import OPT_NON_STR_KEYS, OPT_SORT_KEYS, dumps
 
 from lmi.apis.base.api import Api, ErrorRules, Forms, Row
 from lmi.apis.base.formatter import SSE, ErrorFields, WholeFormatter, text_of
-from lmi.apis.base.openapi import NOTHING, ApiDescription, Form, Schema, asked, content, either, schema_of, struct
 from lmi.apis.base.readers import JSON_SCHEMAS, Parsed
 from lmi.apis.triton import schema
 from lmi.apis.triton.schema import TritonFormat
+from lmi.description.parts import NOTHING, ApiDescription, Form, Schema, asked, content, either, schema_of, struct
 from lmi.errors import GenerationFailed
 from lmi.settings.config import Config
 from lmi.types import Answer, AnswerEnd, Delta, OutputFormat, Token, ranked

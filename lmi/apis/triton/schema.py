@@ -16,9 +16,9 @@ from typing import Any
 import orjson
 
 from lmi.apis.base import readers
-from lmi.apis.base.guides import json_schema
 from lmi.apis.base.parameters import ROWS, Parameter, ParameterTable, request_of, rows
 from lmi.apis.base.readers import Message, Parsed, Reader, takes
+from lmi.apis.guides import json_schema
 from lmi.errors import InvalidParameter, InvalidRequest, MalformedRequest, Unsupported, shorten
 from lmi.executor import GuidedDecodingParams, GuideType
 from lmi.executor.checks import MAX_INT

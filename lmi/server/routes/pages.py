@@ -45,7 +45,7 @@ async def page(exchange: Exchange, models: Models, *, name: str = "") -> None:
 
 
 async def openapi(exchange: Exchange, models: Models) -> None:
-    from lmi.server.openapi import document
+    from lmi.description.document import document
 
     await exchange.send_json(document(models.config))
 

@@ -11,8 +11,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lmi.apis import tgi
-from lmi.apis.base.guides import GRAMMARS
 from lmi.apis.base.readers import Parsed
+from lmi.apis.guides import GRAMMARS
 from lmi.errors import InvalidRequest, LmiError, MalformedRequest
 from lmi.executor import GuidedDecodingParams, GuideType, SamplingConfig
 from lmi.settings.config import ModelConfig

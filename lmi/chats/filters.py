@@ -1,4 +1,4 @@
-"""The filters and tests of chat templates under the limits of `template_limits.py`, and those that no template names.
+"""The filters and tests of chat templates under the limits of `limits.py`, and those that no template names.
 
 Each is Jinja's own, after what it may take was spent. Those that take long, and that no chat template uses, are away.
 `BoundedTree` puts the others, in whose names there is a blank, where a template makes values or takes time.
@@ -15,11 +15,11 @@ from jinja2 import filters as plain
 from jinja2 import nodes, pass_context, pass_environment, pass_eval_context
 from jinja2.visitor import NodeTransformer
 
+from lmi.chats.limits import MAX_BITS, Budget, check_count, check_names, check_search, num_units, replaced
 from lmi.errors import GenerationFailed
-from lmi.text.template_limits import MAX_BITS, Budget, check_count, check_names, check_search, num_units, replaced
 
 if TYPE_CHECKING:
-    from lmi.text.chat_template import TemplateEnvironment
+    from lmi.chats.template import TemplateEnvironment
 
 WITHOUT = ("pprint", "striptags", "urlize", "wordwrap", "xmlattr")  # filters that take long and no chat template uses
 MEASURED = ("capitalize", "e", "escape", "forceescape", "lower", "string", "upper")

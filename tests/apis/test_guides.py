@@ -9,7 +9,7 @@ import pytest
 
 from lmi.apis import batch as dynamic_batch
 from lmi.apis import tgi
-from lmi.apis.base.guides import asked_guide, json_schema
+from lmi.apis.guides import asked_guide, json_schema
 from lmi.apis.lmi import schema as lmi
 from lmi.apis.openai import chat_schema as openai_chat
 from lmi.apis.openai import schema as openai

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmi.text.chat_template import ChatTemplate
-from lmi.text.forgery import MARK, Forgery
+from lmi.chats.prompts import MARK, Forgery
+from lmi.chats.template import ChatTemplate
 from lmi.text.tokenizer import Tokenizer
 from lmi.types import Chat
 from tests.scripted import host

@@ -1,8 +1,7 @@
 """/openapi.json: every route of this server with its settings, in OpenAPI 3.1, which generators read.
 
-Each API has a `describe`. The schemas of requests are made from the tables that read them, so the two cannot differ.
-tests/server/test_openapi.py compares the rest with the server: the document has exactly the routes of the server, each
-example is answered, and schemathesis finds no answer that is not described.
+Each API has a module. The schemas of requests are made from the tables that read them, so the two cannot differ. Tests
+compare the rest with the server: its routes, what it answers to each example, and whatever schemathesis finds.
 """
 
 from __future__ import annotations
@@ -13,11 +12,11 @@ from typing import Any
 
 from lmi.adapters import openapi as adapters
 from lmi.apis import anthropic, embeddings, tgi
-from lmi.apis.base.openapi import STRING, ApiDescription, Content, Form, Operation, content, struct
-from lmi.apis.lmi import openapi as lmi
 from lmi.apis.openai import api as openai
 from lmi.apis.responses import api as responses
 from lmi.apis.triton import api as triton
+from lmi.description import invocations
+from lmi.description.parts import STRING, ApiDescription, Content, Form, Operation, content, struct
 from lmi.models import openapi as models
 from lmi.server.metrics import MEDIA_TYPE
 from lmi.server.routes import pages
@@ -26,7 +25,7 @@ from lmi.settings.config import Config
 
 def document(config: Config) -> dict[str, Any]:
     """Return the whole document, as JSON's objects."""
-    apis = [lmi.describe(config), adapters.describe(config), models.describe(config), server(config)]
+    apis = [invocations.describe(config), adapters.describe(config), models.describe(config), server(config)]
     if not config.is_user_code:
         apis[1:1] = [each.describe(config) for each in (openai, responses, anthropic, embeddings, tgi, triton)]
     paths: dict[str, dict[str, Operation]] = {}

@@ -1,16 +1,14 @@
 from __future__ import annotations
 
-import json
 import threading
 import tracemalloc
-from pathlib import Path
 from typing import Any
 
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from lmi.errors import BadConfiguration, GenerationFailed, InvalidParameter, InvalidRequest, ModelUnusable, Unsupported
-from lmi.text.chat_template import ChatTemplate
+from lmi.chats.template import ChatTemplate
+from lmi.errors import GenerationFailed, InvalidParameter, InvalidRequest, ModelUnusable, Unsupported
 from lmi.types import Chat
 from tests.text.small_tokenizers import byte_level_backend
 
@@ -244,42 +242,6 @@ def test_one_template_renders_in_many_threads() -> None:
         thread.join()
     assert set(texts) == {template.render(TALK)}
     assert len(texts) == 8
-
-
-def test_a_template_is_found_where_models_keep_it(tmp_path: Path) -> None:
-    assert ChatTemplate.load(tmp_path, {}) is None
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": "of the config"}))
-    assert render(tmp_path) == "of the config"
-    named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "with tools"}]
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
-    assert (render(tmp_path), render(tmp_path, tools=[{}])) == ("plain", "with tools")
-    (tmp_path / "chat_template.jinja").write_text("of its own file")
-    assert render(tmp_path) == "of its own file"
-
-
-def test_the_option_overrides_the_model(tmp_path: Path) -> None:
-    (tmp_path / "chat_template.jinja").write_text("of the model")
-    (tmp_path / "other.jinja").write_text("other")
-    assert render(tmp_path, override="other.jinja") == "other"
-    assert render(tmp_path, override=str(tmp_path / "other.jinja")) == "other"
-    assert render(tmp_path, override="{{ 'inline' }}") == "inline"
-    with pytest.raises(BadConfiguration, match=r"nowhere\.jinja"):
-        render(tmp_path, override="nowhere.jinja")
-
-
-def test_a_broken_template_is_named_in_one_line(tmp_path: Path) -> None:
-    (tmp_path / "chat_template.jinja").write_text("a\n{% for %}")
-    with pytest.raises(ModelUnusable, match=r"chat_template\.jinja: .*line 2"):
-        render(tmp_path)
-    (tmp_path / "other.jinja").write_text("a\n{% for %}")
-    with pytest.raises(ModelUnusable, match=rf"^{tmp_path}/other\.jinja: .*line 2"):
-        render(tmp_path, override="other.jinja")
-
-
-def render(folder: Path, override: str | None = None, tools: list[dict[str, Any]] | None = None) -> str:
-    template = ChatTemplate.load(folder, SPECIAL, override)
-    assert template is not None
-    return template.render(Chat(messages=MESSAGES, tools=tools))
 
 
 IMAGE = object()  # any part that is no text

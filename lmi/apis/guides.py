@@ -13,6 +13,7 @@ from urllib.parse import unquote
 
 import orjson
 
+from lmi.apis.base.parameters import Parameter, named
 from lmi.apis.base.readers import MAX_WORDS, Reader, boolean, choice, strings, takes, text
 from lmi.errors import InvalidParameter
 from lmi.executor import GuidedDecodingParams, GuideType
@@ -177,13 +178,14 @@ KINDS: dict[str, Reader] = {
     "grammar": grammar,
     "json_object": json_object,
 }
-GUIDED: dict[str, Reader] = {
-    "response_format": response_format,
-    "guided_json": json_schema,
-    "guided_regex": regex,
-    "guided_choice": choices,
-    "guided_grammar": grammar,
-}
+HELP = "The structure that the answer must have."
+GUIDED = named(
+    Parameter("response_format", response_format, HELP),
+    Parameter("guided_json", json_schema, HELP),
+    Parameter("guided_regex", regex, HELP),
+    Parameter("guided_choice", choices, HELP),
+    Parameter("guided_grammar", grammar, HELP),
+)
 
 
 def asked_guide(given: Mapping[str, Any], prefix: str = "") -> AskedGuide:

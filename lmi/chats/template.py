@@ -1,22 +1,21 @@
 """Renders messages to a prompt, with the model's Jinja template.
 
 The sandbox, filters and globals are those of transformers' `apply_chat_template`, and so is the result. A template is
-code from the model folder, so its time and memory have limits (`template_limits.py`). A rendering may take seconds up
+code from the model folder, so its time and memory have limits (`limits.py`). A rendering may take seconds up
 to the limit, so callers run it in a thread. It knows no tokenizer and no wire format.
 """
 
 from __future__ import annotations
 
-import json
+import itertools
 import math
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import cached_property
-from pathlib import Path
 from types import BuiltinMethodType, MethodType
-from typing import Any, Self
+from typing import Any
 
 import jinja2
 import jinja2.ext
@@ -26,8 +25,10 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
 from jinja2.utils import Namespace
 
+from lmi.chats.filters import BoundedTree, Filters
+from lmi.chats.limits import ASKING, BoundedFormatter, Budget, OutOfRoom, check_method, num_units
+from lmi.chats.prompts import MAX_TEMPLATE_CHARS
 from lmi.errors import (
-    BadConfiguration,
     GenerationFailed,
     InvalidParameter,
     InvalidRequest,
@@ -36,19 +37,17 @@ from lmi.errors import (
     Unsupported,
     cause_line,
 )
-from lmi.text import message_forms
-from lmi.text.message_forms import Messages
-from lmi.text.template_filters import BoundedTree, Filters
-from lmi.text.template_limits import ASKING, BoundedFormatter, Budget, OutOfRoom, check_method, num_units
 from lmi.types import Chat
 
 MAX_PROMPT_CHARS = 64 << 20
 MAX_RENDER_S = 2.0
 MAX_COPIES = 16  # that a template may make of its messages; a template that makes more is at fault itself
-MAX_TEMPLATE_CHARS = 256 << 10
 PROBE = "Is this text there?"  # written by a template that takes the form of a content
 END = "\ufdd1 "  # of a message that is continued: a noncharacter, and a space that is lost where a template trims
 MAX_SHORT_CHARS = 1000  # of a form of dates, and of the message of an exception
+
+
+Messages = Sequence[Mapping[str, Any]]
 
 
 class ChatTemplate:
@@ -75,20 +74,6 @@ class ChatTemplate:
         except (RecursionError, MemoryError, SyntaxError, ValueError, OverflowError) as error:
             raise ModelUnusable(f"{source or 'chat template'}: too deep or too large: {cause_line(error)}") from error
 
-    @classmethod
-    def load(cls, folder: str | Path, special_tokens: Mapping[str, str], override: str | None = None) -> Self | None:
-        """Load `override` (a file, or the template itself), else the model's template. Returns None without either."""
-        folder = Path(folder)
-        if override is not None:
-            is_text = "{{" in override or "{%" in override or "\n" in override
-            file = next((file for file in (folder / override, Path(override)) if not is_text and file.is_file()), None)
-            if not is_text and file is None:
-                raise BadConfiguration(f"option.chat_template: neither a template nor a file: {override}")
-            text = override if file is None else _read_text(file)
-            return cls({"default": text}, special_tokens, source=str(file or "option.chat_template"))
-        templates, file = _templates_in(folder)
-        return cls(templates, special_tokens, source=str(file)) if templates else None
-
     def render(self, chat: Chat, image_placeholder: str = "") -> str:
         """Return the prompt. An image is written by the template, or else `image_placeholder` stands for it.
 
@@ -99,8 +84,8 @@ class ChatTemplate:
         if chat.continue_final_message:
             said = messages[-1]["content"]
             messages = [*messages[:-1], {**messages[-1], "content": said + ([END] if isinstance(said, list) else END)}]
-        if not message_forms.are_in_turns(messages):
-            messages = message_forms.in_turns(messages, self._refused_late)
+        if not are_in_turns(messages):
+            messages = in_turns(messages, self._refused_late)
         text = self._render(replace(chat, messages=self._in_its_form(messages, image_placeholder)))
         if not chat.continue_final_message:
             return text
@@ -115,12 +100,12 @@ class ChatTemplate:
         takes_texts, takes_parts = self._forms
         has_images = any(isinstance(message.get("content"), list) for message in messages)
         if takes_parts and (has_images or not takes_texts):
-            return message_forms.of_parts(messages)
+            return of_parts(messages)
         if not has_images:
             return messages
         if not placeholder:
             raise Unsupported("messages", "the chat template takes no images")
-        return message_forms.of_texts(messages, placeholder)
+        return of_texts(messages, placeholder)
 
     @cached_property
     def _forms(self) -> tuple[bool, bool]:
@@ -135,7 +120,7 @@ class ChatTemplate:
                 return False
             return PROBE in text and "'text'" not in text  # else it wrote the list itself
 
-        return is_written(PROBE), is_written(message_forms.parts(PROBE))
+        return is_written(PROBE), is_written(parts(PROBE))
 
     @cached_property
     def _refused_late(self) -> set[str]:
@@ -185,6 +170,59 @@ class ChatTemplate:
         return "".join(chunks)
 
 
+def are_in_turns(messages: Messages) -> bool:
+    """Whether the system speaks only at the beginning, and the user once in each turn."""
+    roles = [message.get("role") for message in messages]
+    return "system" not in roles[1:] and ("user", "user") not in itertools.pairwise(roles)
+
+
+def in_turns(messages: Messages, refused: Container[str]) -> Messages:
+    """Return the messages without late ones of the system and second ones of the user, if these are `refused`.
+
+    The message before says the same, so that the prompt grows at its end alone. After an answer the user says it.
+    """
+    said: list[Mapping[str, Any]] = []
+    for message in messages:
+        role, last = message["role"], said[-1]["role"] if said else None
+        if role == "system" and last is not None and role in refused:
+            role, is_joined = "user", last != "assistant"
+        else:
+            is_joined = role == last == "user" and role in refused
+        if is_joined:
+            said[-1] = {**said[-1], "content": _joined(said[-1].get("content"), message.get("content"))}
+        else:
+            said.append({**message, "role": role})
+    return said
+
+
+def _joined(first: object, second: object) -> object:
+    both: list[Any] = [part for each in (first, second) for part in (each if isinstance(each, list) else [each or ""])]
+    return both if isinstance(first, list) or isinstance(second, list) else "\n".join(both)
+
+
+def of_parts(messages: Messages) -> Messages:
+    """Return messages whose contents are lists of parts, as templates of models with images take them."""
+    return [{**message, "content": parts(message.get("content"))} for message in messages]
+
+
+def parts(content: object) -> list[dict[str, str]]:
+    said = content if isinstance(content, list) else [content or ""]
+    return [{"type": "text", "text": part} if isinstance(part, str) else {"type": "image"} for part in said]
+
+
+def of_texts(messages: Messages, placeholder: str) -> Messages:
+    """Return messages whose contents are texts, with a placeholder for each image."""
+    numbers = itertools.count(1)
+    return [{**message, "content": _text(message.get("content"), placeholder, numbers)} for message in messages]
+
+
+def _text(content: object, placeholder: str, numbers: Iterator[int]) -> object:
+    if not isinstance(content, list):
+        return content
+    said = (part if isinstance(part, str) else placeholder.replace("{n}", str(next(numbers))) for part in content)
+    return "\n".join(said)
+
+
 def _is_large(values: object, max_units: int) -> bool:
     """Whether a request's own values would fill a budget."""
     try:
@@ -192,35 +230,6 @@ def _is_large(values: object, max_units: int) -> bool:
     except OutOfRoom:
         return True
     return False
-
-
-def _templates_in(folder: Path) -> tuple[dict[str, str], Path]:
-    """Return the folder's templates by name, and their file. chat_template.jinja goes before tokenizer_config.json."""
-    file = folder / "chat_template.jinja"
-    if file.is_file():
-        named = {extra.stem: _read_text(extra) for extra in sorted(folder.glob("additional_chat_templates/*.jinja"))}
-        return named | {"default": _read_text(file)}, file
-    for file in (folder / "tokenizer_config.json", folder / "chat_template.json"):
-        try:
-            config = json.loads(file.read_bytes()) if file.is_file() else {}
-        except ValueError as error:
-            raise ModelUnusable(f"{file}: {cause_line(error)}") from error
-        value = config.get("chat_template") if isinstance(config, dict) else None
-        if isinstance(value, str):
-            return {"default": value}, file
-        if isinstance(value, list) and value:
-            return {item["name"]: item["template"] for item in value}, file
-    return {}, file
-
-
-def _read_text(file: Path) -> str:
-    try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ModelUnusable(f"{file}: {cause_line(error)}") from error
-    if len(text) > MAX_TEMPLATE_CHARS:
-        raise ModelUnusable(f"{file}: over {MAX_TEMPLATE_CHARS} characters")
-    return text
 
 
 class TemplateEnvironment(ImmutableSandboxedEnvironment):

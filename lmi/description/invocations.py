@@ -7,7 +7,12 @@ schemas, or user code.
 from __future__ import annotations
 
 from lmi.apis.base.formatter import JSON, JSONLINES, SSE
-from lmi.apis.base.openapi import (
+from lmi.apis.base.readers import JSON_SCHEMAS, adapter
+from lmi.apis.batch import DYNAMIC_BATCH
+from lmi.apis.lmi.api import LMI
+from lmi.apis.lmi.schema import PARAMETERS
+from lmi.apis.table import BY_ROUTE
+from lmi.description.parts import (
     ApiDescription,
     Form,
     Schema,
@@ -20,11 +25,6 @@ from lmi.apis.base.openapi import (
     struct,
     taken,
 )
-from lmi.apis.base.readers import JSON_SCHEMAS, adapter
-from lmi.apis.batch import DYNAMIC_BATCH
-from lmi.apis.lmi.api import LMI
-from lmi.apis.lmi.schema import PARAMETERS
-from lmi.apis.table import BY_ROUTE
 from lmi.http.exchange import CUSTOM_ATTRIBUTES, TIMEOUT, TIMEOUT_MS
 from lmi.sessions.http import CLOSE, HEADER, ID, MAX_ID_CHARS, NEW_SESSION
 from lmi.settings.config import Config

@@ -1,0 +1,129 @@
+"""The prompts of chats: the model's template writes them, and what content spells of special tokens stays text.
+
+A special token, such as `<|im_start|>`, is a template's to write; in content it would forge a role. So content is
+marked before the template renders it: a character that no text should have breaks each spelling, also one that two
+contents spell together. The marks of the rendered text show the tokenizer which spellings it should encode as text.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from lmi.errors import BadConfiguration, ModelUnusable, cause_line
+from lmi.settings.config import ModelConfig
+from lmi.text.tokenizer import Tokenizer
+from lmi.types import Chat
+
+MAX_TEMPLATE_CHARS = 256 << 10
+MARK = "\ufdd0"  # one of Unicode's noncharacters; content that has it nevertheless has two for one while it is marked
+MARKS = re.compile(f"{MARK}{MARK}?")
+
+
+class ChatPrompts:
+    """Writes the prompts of one model's chats."""
+
+    def __init__(self, templates: dict[str, str], source: str, model: ModelConfig, tokenizer: Tokenizer) -> None:
+        from lmi.chats.template import ChatTemplate  # with Jinja, which a model without a template does not need
+
+        self._template = ChatTemplate(templates, tokenizer.special_tokens, source=source)
+        specials = () if model.special_tokens_in_content else (text for text, _ in tokenizer.special_texts.values())
+        self._forgery = Forgery(specials)
+
+    @classmethod
+    def of(cls, model: ModelConfig, tokenizer: Tokenizer) -> ChatPrompts | None:
+        """Return None for a model without a template. Raises ModelUnusable or BadConfiguration for a broken one."""
+        templates, source = _find_templates(Path(model.path), model.chat_template)
+        return cls(templates, source, model, tokenizer) if templates else None
+
+    def render(self, chat: Chat, image_placeholder: str) -> tuple[str, list[int]]:
+        """Return the prompt, and the places in it where content spells special tokens. It may take seconds."""
+        said = {name: self._forgery.mark(getattr(chat, name)) for name in ("messages", "tools", "variables")}
+        return self._forgery.unmark(self._template.render(replace(chat, **said), image_placeholder))
+
+
+def _find_templates(folder: Path, override: str | None) -> tuple[dict[str, str], str]:
+    """Return templates by name, and what an error calls their source.
+
+    `override` (a file, or the template itself) goes before chat_template.jinja, and that before tokenizer_config.json.
+    """
+    if override is not None:
+        if "{{" in override or "{%" in override or "\n" in override:
+            return {"default": override}, "option.chat_template"
+        file = next((file for file in (folder / override, Path(override)) if file.is_file()), None)
+        if file is None:
+            raise BadConfiguration(f"option.chat_template: neither a template nor a file: {override}")
+        return {"default": _read_text(file)}, str(file)
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        named = {extra.stem: _read_text(extra) for extra in sorted(folder.glob("additional_chat_templates/*.jinja"))}
+        return named | {"default": _read_text(file)}, str(file)
+    for file in (folder / "tokenizer_config.json", folder / "chat_template.json"):
+        try:
+            config = json.loads(file.read_bytes()) if file.is_file() else {}
+        except ValueError as error:
+            raise ModelUnusable(f"{file}: {cause_line(error)}") from error
+        value = config.get("chat_template") if isinstance(config, dict) else None
+        if isinstance(value, str):
+            return {"default": value}, str(file)
+        if isinstance(value, list) and value:
+            return {item["name"]: item["template"] for item in value}, str(file)
+    return {}, ""
+
+
+def _read_text(file: Path) -> str:
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelUnusable(f"{file}: {cause_line(error)}") from error
+    if len(text) > MAX_TEMPLATE_CHARS:
+        raise ModelUnusable(f"{file}: over {MAX_TEMPLATE_CHARS} characters")
+    return text
+
+
+class Forgery:
+    """Marks what spells one of some special tokens, or begins to at its end."""
+
+    def __init__(self, specials: Iterable[str]) -> None:
+        texts = sorted(specials, key=len, reverse=True)
+        self._spelling = re.compile("|".join(map(re.escape, texts))) if texts else None
+        self._beginnings = {text[:length] for text in texts for length in range(1, len(text))}
+        self._longest = max(map(len, self._beginnings), default=0)
+
+    def mark(self, value: Any) -> Any:
+        """Return a JSON value with marks in its texts."""
+        if self._spelling is None:
+            return value
+        if isinstance(value, str):
+            return self._marked(value, self._spelling)
+        if isinstance(value, dict):
+            return {self.mark(name): self.mark(each) for name, each in value.items()}
+        return [self.mark(each) for each in value] if isinstance(value, (list, tuple)) else value
+
+    def unmark(self, text: str) -> tuple[str, list[int]]:
+        """Return a text without marks, and the places between its characters where they were."""
+        if self._spelling is None or MARK not in text:
+            return text, []
+        places: list[int] = []
+        pieces, length, start = [], 0, 0
+        for found in MARKS.finditer(text):
+            pieces.append(text[start : found.start()] + found[0][1:])
+            length, start = length + len(pieces[-1]), found.end()
+            if len(found[0]) == 1:
+                places.append(length)
+        return "".join([*pieces, text[start:]]), places
+
+    def _marked(self, text: str, spelling: re.Pattern[str]) -> str:
+        text = text.replace(MARK, 2 * MARK)
+        pieces, start, found = [], 0, spelling.search(text)
+        while found is not None:  # spellings may overlap
+            inside = found.start() + 1
+            pieces.append(text[start:inside])
+            start, found = inside, spelling.search(text, inside)
+        longest = min(self._longest, len(text))
+        is_beginning = any(text[-length:] in self._beginnings for length in range(1, longest + 1))
+        return MARK.join([*pieces, text[start:], *([""] if is_beginning else [])])
