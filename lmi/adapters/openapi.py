@@ -9,8 +9,9 @@ from lmi.adapters.choice import ALIAS
 from lmi.adapters.registry import AdapterUnusable, NameTaken, NotRegistered
 from lmi.apis.base.readers import JSON_SCHEMAS, boolean, text
 from lmi.apis.openai.api import OPENAI_CHAT
-from lmi.description.parts import PAGE, STRING, ApiDescription, Schema, asked, content, parameter, struct
+from lmi.description.parts import STRING, ApiDescription, Schema, asked, content, parameter, struct
 from lmi.errors import DeadlineExceeded, InvalidRequest, OutOfMemory, Overloaded
+from lmi.models.openapi import PAGE
 from lmi.settings.config import Config
 from lmi.shared.desired_state import NAME_PATTERN
 

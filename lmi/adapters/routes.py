@@ -15,10 +15,10 @@ from starlette.exceptions import HTTPException
 from lmi.adapters.choice import alias
 from lmi.adapters.files import is_enabled
 from lmi.adapters.registry import AdapterRegistry, NameTaken
-from lmi.apis.base.outline import page
 from lmi.apis.base.readers import Reader, boolean, read_object, refused, text
 from lmi.errors import InvalidParameter, InvalidRequest, Unavailable, shorten, without_paths
 from lmi.http.exchange import Exchange
+from lmi.models.routes import page
 from lmi.server.service import Service
 from lmi.shared.desired_state import Adapter, State, check_name
 

@@ -16,7 +16,6 @@ from typing import Any
 from lmi import errors
 from lmi.apis.base.api import ErrorRules
 from lmi.apis.base.formatter import JSON, SSE
-from lmi.apis.base.outline import LIMIT, MAX_ITEMS, TOKEN
 from lmi.apis.base.parameters import Parameter
 from lmi.apis.base.readers import JSON_SCHEMAS
 from lmi.settings.config import ModelConfig
@@ -104,12 +103,6 @@ def taken(table: Mapping[str, Parameter]) -> dict[str, Schema]:
 def parameter(place: str, name: str, form: Form, description: str = "") -> Schema:
     described = {"name": name, "in": place, "schema": schema_of(form)}
     return {**described, "description": description} if description else described
-
-
-PAGE = (  # the parameters of a list in pages
-    parameter("query", LIMIT, {"type": "integer", "minimum": 1, "maximum": MAX_ITEMS}),
-    parameter("query", TOKEN, {"type": "string", "pattern": "^[0-9]{1,9}$"}),
-)
 
 
 def content(form: Form, *media_types: str, end: str = "") -> Content:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
-from lmi.apis.base.outline import BodyOutline
+from lmi.apis.base.readers import BodyOutline
 from lmi.apis.openai.api import OPENAI_CHAT
 from lmi.apis.openai.schema import UNNAMED
 from lmi.apis.table import BY_FIELD

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from lmi.description.parts import PAGE, ApiDescription, Form, asked, content, struct
+from lmi.description.parts import ApiDescription, Form, asked, content, parameter, struct
 from lmi.errors import Conflict, DeadlineExceeded, InvalidRequest, OutOfMemory, Overloaded
+from lmi.models.routes import LIMIT, MAX_ITEMS, TOKEN
 from lmi.settings.config import Config
 from lmi.shared.desired_state import NAME_PATTERN
 
@@ -11,6 +12,10 @@ ABOUT = "The models of the server. With multi_model=true they are loaded and unl
 OFF = "which this server does not: multi_model is off"
 LOADING = (InvalidRequest, Conflict, Overloaded, DeadlineExceeded, OutOfMemory)
 STATUS = ("READY", "PENDING", "FAILED")
+PAGE = (  # the parameters of a list in pages
+    parameter("query", LIMIT, {"type": "integer", "minimum": 1, "maximum": MAX_ITEMS}),
+    parameter("query", TOKEN, {"type": "string", "pattern": "^[0-9]{1,9}$"}),
+)
 GROUP = struct(
     device=struct(deviceType=str, deviceId=int),
     minWorkers=int,

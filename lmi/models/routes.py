@@ -5,15 +5,14 @@ A server with one model describes that one as the reference does, and loads and 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 from starlette.exceptions import HTTPException
 
-from lmi.apis.base.outline import page
 from lmi.errors import InvalidParameter, InvalidRequest, MalformedRequest, UnknownModel, shorten
 from lmi.http.exchange import Exchange
 from lmi.models.choice import SeveralModels
@@ -29,6 +28,10 @@ if TYPE_CHECKING:
 HOW = "this server has one model: multi_model=true or SAGEMAKER_MULTI_MODEL=true lets models come and go"
 FIELDS = ("model_name", "url")
 LISTED = ("modelName", "modelUrl", "status")
+MAX_ITEMS = 100  # of a page
+LIMIT, TOKEN = "limit", "next_page_token"
+
+T = TypeVar("T")
 
 
 async def collection(exchange: Exchange, models: Models) -> None:
@@ -145,6 +148,24 @@ def _text(given: Mapping[str, object], name: str) -> str:
     if not isinstance(value, str) or not value:
         raise InvalidParameter(name, "a text that is not empty", value)
     return value
+
+
+def page(items: Sequence[T], query: Mapping[str, str]) -> tuple[list[T], dict[str, str]]:
+    """Return the items of a page, and `nextPageToken` if there are more. Raises InvalidParameter for a bad token.
+
+    A limit that is not a number from 1 to 100 counts as 100. The token is the number of items before the page.
+    """
+    limit, token = query.get(LIMIT, ""), query.get(TOKEN) or "0"
+    if not _is_number(token):
+        raise InvalidParameter(TOKEN, "a number that an earlier answer gave", token)
+    num_items = int(limit) if _is_number(limit) and 1 <= int(limit) <= MAX_ITEMS else MAX_ITEMS
+    start = int(token)
+    end = start + num_items
+    return list(items[start:end]), {"nextPageToken": str(end)} if end < len(items) else {}
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= 9
 
 
 SERVER_ROUTES = [("/models", ["GET", "POST"], collection), ("/models/{model}", ["GET", "DELETE"], member)]

@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from lmi.apis.base.outline import LEFT_OUT, PROMPTS, BodyOutline
+from lmi.apis.base.readers import LEFT_OUT, PROMPTS, BodyOutline
 from lmi.errors import LmiError, shorten
 from lmi.http.exchange import Exchange, Header
 from lmi.server.service import Service

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from lmi.apis.base.outline import page
 from lmi.errors import InvalidParameter, Unavailable
 from lmi.models.choice import SeveralModels
 from lmi.models.registry import ModelRegistry
+from lmi.models.routes import page
 from lmi.runtime import ServerRuntime
 from lmi.server.front_end import FrontEnd
 from lmi.server.models import WATCH_S, Models

@@ -10,18 +10,20 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import msgspec
 import orjson
 
-from lmi.apis.base.outline import UNREADABLE, BodyOutline
 from lmi.errors import InvalidParameter, MalformedRequest, Unsupported, shorten
 from lmi.executor import DEFAULT_PRIORITY, PRIORITY_STEPS
 from lmi.executor.checks import MAX_INT, int_fault, range_fault
 from lmi.settings.config import SamplingDefaults
 from lmi.types import Format, GenerationRequest
 
+LEFT_OUT = (msgspec.Raw(), msgspec.Raw(b"null"))
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+PROMPTS = ("inputs", "messages", "prompt")  # by which the bodies of one path differ
 MAX_STOP_SEQUENCES = 16
 MAX_WORDS = 1024  # stop_token_ids, bad words
 MAX_WORD_BYTES = 1024
@@ -46,6 +48,37 @@ def takes(schema: dict[str, Any]) -> Callable[[Typed], Typed]:
         return reader
 
     return note
+
+
+class BodyOutline(msgspec.Struct):
+    """The fields that are looked at before a schema reads a body. They stay raw, so a long prompt costs little time."""
+
+    inputs: msgspec.Raw = msgspec.Raw()
+    messages: msgspec.Raw = msgspec.Raw()
+    prompt: msgspec.Raw = msgspec.Raw()
+    text_input: msgspec.Raw = msgspec.Raw()
+    input: msgspec.Raw = msgspec.Raw()
+    model: msgspec.Raw = msgspec.Raw()
+    request_type: msgspec.Raw = msgspec.field(name="requestType", default=msgspec.Raw())
+
+    @classmethod
+    def of(cls, body: bytes) -> Self | None:
+        """Return the outline of a body, or None if it is not the JSON of an object. Its schema reports the fault."""
+        try:
+            return msgspec.json.decode(body, type=cls)
+        except UNREADABLE:
+            return None
+
+    def has(self, field: str) -> bool:
+        """Whether the body has the field. null means "left out"."""
+        return getattr(self, field) not in LEFT_OUT
+
+    def value(self, field: str) -> object:
+        """Return the value of a field, or None if it is left out or cannot be read."""
+        try:
+            return msgspec.json.decode(getattr(self, field))
+        except UNREADABLE:
+            return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from lmi.apis.base.api import AnyApi
-from lmi.apis.base.outline import BodyOutline
-from lmi.apis.base.readers import boolean
+from lmi.apis.base.readers import BodyOutline, boolean
 from lmi.apis.openai.api import OPENAI_CHAT, OPENAI_COMPLETIONS
 from lmi.apis.openai.schema import PROMPT_IDS
 from lmi.errors import InvalidParameter, UnknownModel, shorten
