@@ -2,9 +2,8 @@
 
     GenerationRequest --tokenizer--> Request ==engine socket==> Result --answer text--> Delta
 
-Nothing here knows a wire format or a device. A bad request is refused before it is submitted, so it cannot affect other
-requests. Every sequence ends with a Delta that has a finish reason, or the request ends with an LmiError. On every way
-out the stream is closed, which sends Cancel unless the engine has finished.
+Every sequence ends with a Delta that has a finish reason, or the request ends with an LmiError. On every way out the
+stream is closed, which sends Cancel unless the engine has finished.
 """
 
 from __future__ import annotations
@@ -15,17 +14,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 
+from lmi import errors
 from lmi.capabilities import check_request
 from lmi.engine.client import Engines
-from lmi.errors import (
-    DeadlineExceeded,
-    EngineLost,
-    GenerationFailed,
-    InvalidParameter,
-    Overloaded,
-    Unsupported,
-    shorten,
-)
 from lmi.executor import EngineInfo, FinishReason, LoraConfig, OutputConfig, Request, Result
 from lmi.settings.config import ModelConfig
 from lmi.text.answer import AnswerText, prompt_tokens
@@ -81,13 +72,13 @@ class Pipeline:
         _check_countable(request)
         text, forged = await self._text(request)
         if len(text) > MAX_TEXT_CHARS:
-            raise InvalidParameter("inputs", f"at most {MAX_TEXT_CHARS} characters", f"{len(text)} characters")
+            raise errors.InvalidParameter("inputs", f"at most {MAX_TEXT_CHARS} characters", f"{len(text)} characters")
         return await self._tokenizer.encode_async(text, add_special_tokens=add_special_tokens, forged=forged)
 
     async def detokenize(self, ids: Sequence[int]) -> str:
         """Return the text of token ids, special ones included. Raises InvalidParameter for an id that is no token."""
         if (worst := max(ids, default=0)) >= self._tokenizer.vocab_size:
-            raise InvalidParameter("tokens", f"ids below {self._tokenizer.vocab_size}", worst)
+            raise errors.InvalidParameter("tokens", f"ids below {self._tokenizer.vocab_size}", worst)
         return await asyncio.to_thread(self._tokenizer.decode, ids)
 
     def token_name(self, token_id: int) -> str:
@@ -107,11 +98,11 @@ class Pipeline:
         """
         info = await self._engines.ready(request.adapter)
         if request.images and not info.capabilities.max_images:
-            image = request.images[0]
-            raise Unsupported(image.place, f"messages are text alone, given a part of type {shorten(image.kind)}")
+            kind = errors.shorten(request.images[0].kind)
+            raise errors.Unsupported(request.images[0].place, f"messages are text alone, given a part of type {kind}")
         prompt, forged = await self._text(request, info.image_placeholder)
         if request.is_beam_search and request.guided_decoding is not None:
-            raise Unsupported("guided_decoding_params", "a beam search follows no structure")
+            raise errors.Unsupported("guided_decoding_params", "a beam search follows no structure")
         prompt_ids = await self._encode(request, prompt, forged, info)
         submitted = self._engine_request(request, prompt_ids, spelled[request.bad_sequences], info)
         check_request(submitted, info)
@@ -141,7 +132,7 @@ class Pipeline:
         try:
             try:
                 await stream.forward(take_any)
-            except (EngineLost, Overloaded):  # once, since a request may be what ends an engine
+            except (errors.EngineLost, errors.Overloaded):  # once, since a request may be what ends an engine
                 other = None if stream.has_begun else self._engines.submit_elsewhere(stream, submitted, request.origin)
                 if other is None:
                     raise
@@ -206,7 +197,7 @@ class Pipeline:
         if request.chat is None:
             return request.prompt, []
         if self._chats is None:
-            raise Unsupported("messages", "this model has no chat template, and option.chat_template gives none")
+            raise errors.Unsupported("messages", "this model has no chat template, and option.chat_template gives none")
         return await asyncio.to_thread(self._chats.render, request.chat, image_placeholder)
 
     def _engine_request(
@@ -242,7 +233,7 @@ class Pipeline:
 
 def _check_countable(request: GenerationRequest) -> None:
     if request.images:
-        raise Unsupported(request.images[0].place, "an engine that reads the image knows how many tokens it has")
+        raise errors.Unsupported(request.images[0].place, "an engine that reads the image knows how many tokens it has")
 
 
 def _salted(requests: Sequence[GenerationRequest], scope: str) -> Sequence[GenerationRequest]:
@@ -292,7 +283,8 @@ class Sequences:
         """Return a Delta for each beam of a search that has ended. Raises GenerationFailed if beams are missing."""
         deltas = [delta for beam in beams_of(result) if (delta := self.read(beam)) is not None]
         if result.is_final and self.open_texts:
-            raise GenerationFailed(f"the engine found only {len(deltas)} of {len(deltas) + len(self.open_texts)} beams")
+            num_asked = len(deltas) + len(self.open_texts)
+            raise errors.GenerationFailed(f"the engine found only {len(deltas)} of {num_asked} beams")
         return deltas
 
 
@@ -325,9 +317,9 @@ def read_result(answer: AnswerText, result: Result) -> Delta:
     log_probs = result.log_probs[0] if result.log_probs else None
     top = result.top_log_probs[0] if result.top_log_probs else None
     if reason is FinishReason.TIMED_OUT:
-        raise DeadlineExceeded("the engine's time for this request ran out")
+        raise errors.DeadlineExceeded("the engine's time for this request ran out")
     if reason is FinishReason.CANCELLED:
-        raise EngineLost("the engine gave up this request because it is shutting down")
+        raise errors.EngineLost("the engine gave up this request because it is shutting down")
     tokens = answer.feed(ids, log_probs, top, reason)
     if answer.stopped:
         return Delta(tokens, AnswerEnd.STOP_SEQUENCE, stop_reason=answer.stop_string)

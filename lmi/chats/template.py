@@ -1,8 +1,7 @@
 """Renders messages to a prompt, with the model's Jinja template.
 
 The sandbox, filters and globals are those of transformers' `apply_chat_template`, and so is the result. A template is
-code from the model folder, so its time and memory have limits (`limits.py`). A rendering may take seconds up
-to the limit, so callers run it in a thread. It knows no tokenizer and no wire format.
+code from the model folder, so its time and memory have limits (`limits.py`).
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import threading
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import cached_property
@@ -25,18 +24,10 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
 from jinja2.utils import Namespace
 
+from lmi import errors
 from lmi.chats.filters import BoundedTree, Filters
 from lmi.chats.limits import ASKING, BoundedFormatter, Budget, OutOfRoom, check_method, num_units
 from lmi.chats.prompts import MAX_TEMPLATE_CHARS
-from lmi.errors import (
-    GenerationFailed,
-    InvalidParameter,
-    InvalidRequest,
-    LmiError,
-    ModelUnusable,
-    Unsupported,
-    cause_line,
-)
 from lmi.types import Chat
 
 MAX_PROMPT_CHARS = 64 << 20
@@ -45,7 +36,6 @@ MAX_COPIES = 16  # that a template may make of its messages; a template that mak
 PROBE = "Is this text there?"  # written by a template that takes the form of a content
 END = "\ufdd1 "  # of a message that is continued: a noncharacter, and a space that is lost where a template trims
 MAX_SHORT_CHARS = 1000  # of a form of dates, and of the message of an exception
-
 
 Messages = Sequence[Mapping[str, Any]]
 
@@ -58,7 +48,7 @@ class ChatTemplate:
         templates: Mapping[str, str],
         special_tokens: Mapping[str, str],
         *,
-        source: str = "",
+        source: str = "chat template",
         max_render_s: float = MAX_RENDER_S,
         max_prompt_chars: int = MAX_PROMPT_CHARS,
     ) -> None:
@@ -70,9 +60,9 @@ class ChatTemplate:
             self._templates = {name: self._environment.compile_bounded(text) for name, text in templates.items()}
         except jinja2.TemplateError as error:
             place = f", line {error.lineno}" if isinstance(error, jinja2.TemplateSyntaxError) else ""
-            raise ModelUnusable(f"{source or 'chat template'}: {cause_line(error)}{place}") from error
+            raise errors.ModelUnusable(f"{source}: {errors.cause_line(error)}{place}") from error
         except (RecursionError, MemoryError, SyntaxError, ValueError, OverflowError) as error:
-            raise ModelUnusable(f"{source or 'chat template'}: too deep or too large: {cause_line(error)}") from error
+            raise errors.ModelUnusable(f"{source}: too deep or too large: {errors.cause_line(error)}") from error
 
     def render(self, chat: Chat, image_placeholder: str = "") -> str:
         """Return the prompt. An image is written by the template, or else `image_placeholder` stands for it.
@@ -92,7 +82,7 @@ class ChatTemplate:
         prompt, mark, behind = text.rpartition(END.strip())
         if not mark:
             rule = "false where the chat template leaves out the last message"
-            raise InvalidParameter("continue_final_message", rule, True)
+            raise errors.InvalidParameter("continue_final_message", rule, True)
         return prompt if behind.startswith(" ") else prompt.rstrip()
 
     def _in_its_form(self, messages: Messages, placeholder: str) -> Messages:
@@ -104,7 +94,7 @@ class ChatTemplate:
         if not has_images:
             return messages
         if not placeholder:
-            raise Unsupported("messages", "the chat template takes no images")
+            raise errors.Unsupported("messages", "the chat template takes no images")
         return of_texts(messages, placeholder)
 
     @cached_property
@@ -114,10 +104,7 @@ class ChatTemplate:
             return True, False
 
         def is_written(content: object) -> bool:
-            try:
-                text = self._render(Chat(messages=[{"role": "user", "content": content}]))
-            except LmiError:
-                return False
+            text = self._try([{"role": "user", "content": content}]) or ""
             return PROBE in text and "'text'" not in text  # else it wrote the list itself
 
         return is_written(PROBE), is_written(parts(PROBE))
@@ -128,35 +115,34 @@ class ChatTemplate:
 
         def is_refused(role: str) -> bool:
             said = [{"role": each, "content": "Hi"} for each in ("user", role, "assistant", "user")]
-            try:
-                self._render(Chat(messages=self._in_its_form(said, "")))
-            except InvalidRequest:
-                return True
-            return False
+            return self._try(self._in_its_form(said, "")) is None
 
         return {role for role in ("system", "user") if is_refused(role)}
+
+    def _try(self, messages: Messages) -> str | None:
+        """Return the text of some messages, or None if the template does not take them."""
+        try:
+            return self._render(Chat(messages=messages))
+        except errors.LmiError:
+            return None
 
     def _render(self, chat: Chat) -> str:
         template = self._templates.get("tool_use") if chat.tools else None
         template = template or self._templates.get("default") or next(iter(self._templates.values()))
-        known = {
-            "messages": chat.messages,
-            "tools": chat.tools,
-            "documents": None,
-            "add_generation_prompt": chat.add_generation_prompt,
-        }
+        known = {"messages": chat.messages, "tools": chat.tools, "add_generation_prompt": chat.add_generation_prompt}
         try:
-            return self._write(template, {**chat.variables, **self._special_tokens, **known})
+            return self._write(template, {**chat.variables, **self._special_tokens, "documents": None, **known})
         except OutOfRoom as error:
             if _is_large((chat.messages, chat.tools, chat.variables), self._max_prompt_chars // MAX_COPIES):
-                raise InvalidRequest(f"the messages are too long for the chat template: {error}") from error
+                raise errors.InvalidRequest(f"the messages are too long for the chat template: {error}") from error
             raise
-        except GenerationFailed:
+        except errors.GenerationFailed:
             raise
         except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
-            raise InvalidRequest(f"the chat template does not take these messages: {cause_line(error)}") from error
+            fault = errors.cause_line(error)
+            raise errors.InvalidRequest(f"the chat template does not take these messages: {fault}") from error
         except (RecursionError, MemoryError) as error:
-            raise GenerationFailed("the chat template used up the stack or the memory") from error
+            raise errors.GenerationFailed("the chat template used up the stack or the memory") from error
 
     def _write(self, template: jinja2.Template, variables: Mapping[str, Any]) -> str:
         self._environment.begin()
@@ -213,14 +199,15 @@ def parts(content: object) -> list[dict[str, str]]:
 def of_texts(messages: Messages, placeholder: str) -> Messages:
     """Return messages whose contents are texts, with a placeholder for each image."""
     numbers = itertools.count(1)
-    return [{**message, "content": _text(message.get("content"), placeholder, numbers)} for message in messages]
 
+    def text(content: object) -> object:
+        if not isinstance(content, list):
+            return content
+        return "\n".join(
+            each if isinstance(each, str) else placeholder.replace("{n}", str(next(numbers))) for each in content
+        )
 
-def _text(content: object, placeholder: str, numbers: Iterator[int]) -> object:
-    if not isinstance(content, list):
-        return content
-    said = (part if isinstance(part, str) else placeholder.replace("{n}", str(next(numbers))) for part in content)
-    return "\n".join(said)
+    return [{**message, "content": text(message.get("content"))} for message in messages]
 
 
 def _is_large(values: object, max_units: int) -> bool:
@@ -337,5 +324,5 @@ def raise_exception(message: object) -> None:
 
 def strftime_now(form: str) -> str:
     if len(form) > MAX_SHORT_CHARS:
-        raise GenerationFailed(f"the chat template writes a date in a form of over {MAX_SHORT_CHARS} characters")
+        raise errors.GenerationFailed(f"the chat template writes a date in a form of over {MAX_SHORT_CHARS} characters")
     return datetime.now().strftime(form)
