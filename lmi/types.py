@@ -1,7 +1,6 @@
-"""The types of the front end, between those of the wire and those of the engine.
+"""The types of the front end: a schema turns bytes into a GenerationRequest, a formatter turns Deltas into bytes.
 
-A schema turns bytes into a GenerationRequest, the pipeline turns engine Results into Deltas, and a formatter turns
-Deltas into bytes. Where a word is needed it is that of the LMI API. The types do no I/O.
+Where a word is needed it is that of the LMI API.
 """
 
 from __future__ import annotations
@@ -14,14 +13,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from lmi.executor import (
-    DEFAULT_PRIORITY,
-    GuidedDecodingParams,
-    PoolingParams,
-    RequestPerfMetrics,
-    SamplingConfig,
-    Tensor,
-)
+from lmi.executor import GuidedDecodingParams, PoolingParams, RequestPerfMetrics, SamplingConfig, Tensor
+from lmi.executor.request import DEFAULT_PRIORITY
 
 
 class AnswerEnd(enum.StrEnum):
@@ -154,7 +147,6 @@ class GenerationRequest:
 
     @property
     def num_sequences(self) -> int:
-        """The number of sequences in the answer."""
         return self.sampling.num_return_sequences
 
     @property
@@ -243,20 +235,6 @@ class Answer:
             self.prefill = delta.prefill
         if delta.finish_reason is not None:
             self.text = "".join(token.text for token in self.tokens)
-
-
-class Answers:
-    """The sequences of requests that are answered together, joined from Deltas as they arrive."""
-
-    def __init__(self, num_sequences: int) -> None:
-        self.all = [Answer() for _ in range(num_sequences)]
-        self._num_open = num_sequences
-
-    def add(self, delta: Delta) -> bool:
-        """Add a Delta. Returns True if it was the last of all sequences."""
-        self.all[delta.index].add(delta)
-        self._num_open -= delta.finish_reason is not None
-        return self._num_open == 0
 
 
 def ranked(request: GenerationRequest, answers: Sequence[Answer]) -> list[Answer]:

@@ -142,7 +142,7 @@ class TgiWhole(WholeFormatter[TgiFormat]):
             "finish_reason": answer.finish_reason,
             "generated_tokens": len(answer.tokens),
             "seed": self._request.sampling.seed,
-            "prefill": [_prompt_token(token) for token in self._answers.all[0].prefill or ()],
+            "prefill": [_prompt_token(token) for token in self._answers[0].prefill or ()],
             "tokens": [_token(token) for token in answer.tokens],
         }
         if self._request.num_top_log_probs:

@@ -1,7 +1,6 @@
 """The text of one answer: token ids of the engine become Tokens with text.
 
-`AnswerText` joins the detokenizer and the stop strings, and decides the text at the end: the end token and a stop token
-have no text, and the last Token gets the text that was held back. It knows no sockets and no wire format.
+The end token and a stop token have no text, and the last Token gets the text that was held back.
 """
 
 from __future__ import annotations
@@ -62,16 +61,14 @@ class AnswerText:
         for n, token_id in enumerate(ids):
             if self.stopped:
                 break
-            text = piece = self._detokenizer.feed(token_id) if n < num_spoken else ""
+            piece = self._detokenizer.feed(token_id) if n < num_spoken else ""
+            log_prob = None if log_probs is None else log_probs[n]
+            token = Token(token_id, piece, log_prob, token_id in self._special_ids)
             if self._stop is not None:
-                text = self._without_stop(self._stop, text)
-            tokens.append(
-                Token(token_id, text, None if log_probs is None else log_probs[n], token_id in self._special_ids)
-            )
-            if self._stop is not None:
-                tokens[n].raw_text = piece
+                token.text, token.raw_text = self._without_stop(self._stop, piece), piece
             if top is not None:
-                tokens[n].top = [_lone_token(self._tokenizer, item.token_id, item.log_prob) for item in top[n]]
+                token.top = [_lone_token(self._tokenizer, item.token_id, item.log_prob) for item in top[n]]
+            tokens.append(token)
         if ids:
             self._last_id = ids[-1]
         if finish_reason is not NOT_FINISHED:

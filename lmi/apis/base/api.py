@@ -1,9 +1,6 @@
 """What an API is: how it reads a body, how it answers, and which status and body each error has there.
 
-A row holds a few functions. `read` decodes the body and chooses the format of its answer, `parse` checks its requests,
-`formatter` writes their answer, and `errors` writes errors. Nothing here does I/O.
-
-    bytes --read--> Message[Format] --parse--> Parsed[Format] --formatter--> Formatter[Format] --> bytes
+bytes --read--> Message[Format] --parse--> Parsed[Format] --formatter--> Formatter[Format] --> bytes
 """
 
 from __future__ import annotations

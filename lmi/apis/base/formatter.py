@@ -1,7 +1,6 @@
 """The interface of formatters, which turn the Deltas of one answer into records, each sent as one body message.
 
-They know nothing of HTTP statuses, sockets or engines. orjson writes strings and floats, so NaN and infinities become
-null.
+orjson writes strings and floats, so NaN and infinities become null.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import ClassVar, Generic, NamedTuple
 from orjson import dumps
 
 from lmi.apis.base.readers import Parsed
-from lmi.types import Answer, Answers, Delta, Format, Token
+from lmi.types import Answer, Delta, Format, Token
 
 NO_TOKEN = Token(id=-1, text="", is_special=True)
 """Replaces the last token if an answer ends without one. The reference writes an empty step this way."""
@@ -112,10 +111,13 @@ class WholeFormatter(Formatter[Format]):
 
     def __init__(self, parsed: Parsed[Format]) -> None:
         super().__init__(parsed)
-        self._answers = Answers(parsed.num_sequences)
+        self._answers = [Answer() for _ in range(parsed.num_sequences)]
+        self._num_running = parsed.num_sequences
 
     def feed(self, delta: Delta) -> list[bytes]:
-        return [self._whole(self._answers.all)] if self._answers.add(delta) else []
+        self._answers[delta.index].add(delta)
+        self._num_running -= delta.finish_reason is not None
+        return [] if self._num_running else [self._whole(self._answers)]
 
     @abstractmethod
     def _whole(self, answers: list[Answer]) -> bytes: ...

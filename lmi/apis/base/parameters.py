@@ -10,18 +10,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lmi.apis.base.readers import (
-    MAX_STOP_SEQUENCES,
-    MAX_WORDS,
-    Reader,
-    boolean,
-    cache_salt,
-    integer,
-    number,
-    strings,
-    text,
-    token_ids,
-)
+from lmi.apis.base import readers
+from lmi.apis.base.readers import MAX_STOP_SEQUENCES, MAX_WORDS, Reader, boolean, integer, number, strings, text
 from lmi.errors import InvalidParameter, Unsupported, shorten
 from lmi.executor import MAX_PENALTY, MAX_SEED, MAX_TEMPERATURE, REPETITION_PENALTIES, SamplingConfig
 from lmi.types import GenerationRequest
@@ -59,7 +49,7 @@ def named(*parameters: Parameter) -> dict[str, Parameter]:
     return {row.name: row for row in parameters}
 
 
-_PENALTY = number(-MAX_PENALTY, MAX_PENALTY)
+PENALTY, TOKEN_IDS = number(-MAX_PENALTY, MAX_PENALTY), readers.token_ids(MAX_WORDS)
 ROWS = named(
     Parameter("do_sample", boolean, "Whether tokens are drawn; otherwise the likeliest one is taken.", (False,)),
     Parameter("seed", integer(0, MAX_SEED), "Makes the same request draw the same tokens again.", samples=True),
@@ -73,8 +63,8 @@ ROWS = named(
         "typical_p", number(0, 1, low_open=True), "Draw from typical tokens that sum to this.", (1,), samples=True
     ),
     Parameter("repetition_penalty", number(*REPETITION_PENALTIES), "Over 1, tokens so far become less likely.", (1,)),
-    Parameter("presence_penalty", _PENALTY, "Over 0, tokens that the answer has become less likely.", (0,)),
-    Parameter("frequency_penalty", _PENALTY, "Over 0, tokens become less likely each time the answer has them.", (0,)),
+    Parameter("presence_penalty", PENALTY, "Over 0, tokens that the answer has become less likely.", (0,)),
+    Parameter("frequency_penalty", PENALTY, "Over 0, tokens become less likely each time the answer has them.", (0,)),
     Parameter("no_repeat_ngram_size", integer(0), "No sequence of so many tokens comes twice.", (0,)),
     Parameter("min_tokens", integer(0), "The answer does not end before it has so many tokens.", (0,)),
     Parameter("max_new_tokens", integer(1), "The answer ends after so many tokens.", fields=("max_tokens",)),
@@ -85,7 +75,7 @@ ROWS = named(
     Parameter("length_penalty", number(0), "Over 1, a search prefers long answers; below 1, short ones.", (1,)),
     Parameter("early_stopping", boolean, "Whether a search ends with enough complete answers.", (False,)),
     Parameter("stop_sequences", strings(MAX_STOP_SEQUENCES), "Texts that end the answer.", ((),)),
-    Parameter("stop_token_ids", token_ids(MAX_WORDS), "Tokens that end the answer.", ((),), ("stop_words", "end_ids")),
+    Parameter("stop_token_ids", TOKEN_IDS, "Tokens that end the answer.", ((),), ("stop_words", "end_ids")),
     Parameter("bad_sequences", strings(MAX_WORDS), "Texts that the answer must not have.", ((),), ("bad_words",)),
     Parameter("ignore_eos", boolean, "Whether the answer goes on after the model's end token.", (False,)),
     Parameter("truncate", integer(1), "Keep only so many tokens of the prompt, its last ones."),
@@ -102,7 +92,7 @@ ROWS = named(
     ),
     Parameter("adapter", text, "The LoRA adapter that answers.", ("",), ("lora_config",)),
     Parameter("logits_post_processor_name", text, "The function of `option.logits_post_processors` to use."),
-    Parameter("cache_salt", cache_salt, "Only requests with the same salt share cached prompts."),
+    Parameter("cache_salt", readers.cache_salt, "Only requests with the same salt share cached prompts."),
 )
 SAMPLING = tuple(row.name for row in ROWS.values() if row.samples)
 

@@ -31,8 +31,8 @@ MAX_SALT_CHARS = 128
 MAX_IGNORED = 32  # lines for the log of one request
 NOT_IN_SALT = frozenset("@/\\\0")
 MAX_VALUES_BYTES = 1 << 20
-"""The limit for a body without its prompt. A text may fill a whole body, but sixty megabytes of small values take ten
-seconds to create and free, and the front end answers no other request meanwhile."""
+"""Of a body without its prompt. A text may fill a whole body, but sixty megabytes of small values take ten seconds to
+create and free, and the front end answers no other request meanwhile."""
 
 Reader = Callable[[str, object], Any]
 Typed = TypeVar("Typed", bound=Reader)
@@ -106,12 +106,10 @@ class Parsed(Generic[Format]):
 
     @property
     def num_sequences(self) -> int:
-        """The number of sequences in the answer to all requests."""
         return sum(request.num_sequences for request in self.requests)
 
     @property
     def num_places(self) -> int:
-        """The number of places in the queue that all requests take."""
         return sum(request.num_places for request in self.requests)
 
     @property
@@ -122,10 +120,7 @@ class Parsed(Generic[Format]):
 
 
 def check_values(body: bytes, max_texts: int = 0) -> None:
-    """Raise MalformedRequest if a body without its prompt has over MAX_VALUES_BYTES.
-
-    This takes a fraction of the time that reading the body takes. The prompt may be a list of up to `max_texts` texts.
-    """
+    """Raise MalformedRequest if a body has over MAX_VALUES_BYTES without its prompt, which may be `max_texts` texts."""
     check_size(body, partial(_num_prompt_bytes, max_texts=max_texts), "an object", "the prompt's text")
 
 
@@ -149,18 +144,16 @@ def _num_prompt_bytes(body: bytes, max_texts: int) -> int:
 
 def _num_text_bytes(prompt: bytes, max_texts: int) -> int:
     """Return the length of a prompt that is a text or a list of at most `max_texts` texts, else 0."""
-    return len(prompt) if prompt[:1] == b'"' or (prompt[:1] == b"[" and _is_texts(prompt, max_texts)) else 0
-
-
-def _is_texts(prompt: bytes, max_texts: int) -> bool:
+    if prompt[:1] == b'"':
+        return len(prompt)
     num_quotes = prompt.count(b'"') - prompt.count(b'\\"')  # two for each text, fewer if one ends with a backslash
-    if num_quotes > 2 * max_texts:
-        return False
+    if prompt[:1] != b"[" or num_quotes > 2 * max_texts:
+        return 0
     try:
         msgspec.json.decode(prompt, type=list[str])
     except UNREADABLE:
-        return False
-    return True
+        return 0
+    return len(prompt)
 
 
 def read_object(body: bytes) -> dict[str, Any]:
@@ -181,20 +174,15 @@ def is_text(content_type: str | None) -> bool:
     return content_type is not None and content_type.strip().lower().startswith("text/plain")
 
 
-def read_text(body: bytes) -> str:
-    """Decode a plain text body. Raises MalformedRequest."""
-    try:
-        return body.decode()
-    except UnicodeDecodeError as error:
-        raise MalformedRequest(f"the body is not UTF-8: byte {error.start} is wrong") from None
-
-
 def read_inputs(body: bytes, content_type: str | None, max_texts: int = 0) -> dict[str, Any]:
     """Decode a body that is a JSON object, or the text of a prompt. Raises MalformedRequest."""
-    if is_text(content_type):
-        return {"inputs": read_text(body)}
-    check_values(body, max_texts)
-    return read_object(body)
+    if not is_text(content_type):
+        check_values(body, max_texts)
+        return read_object(body)
+    try:
+        return {"inputs": body.decode()}
+    except UnicodeDecodeError as error:
+        raise MalformedRequest(f"the body is not UTF-8: byte {error.start} is wrong") from None
 
 
 def check_types(fields: dict[str, Any], *, has_stream: bool = True) -> None:

@@ -137,9 +137,8 @@ class LmiStream(LmiFormatter):
         names = (b"log_prob", b"special_token") if error.kind is None else (b"logprob", b"special")
         token = b'{"id": -1, "text": "", "%b": -1, "%b": true}' % names
         details = b'{"finish_reason": "error", "generated_tokens": null, "inputs": null}'
-        return cls.record(
-            b'"token": %b, "generated_text": "", "details": %b, %b' % (token, details, error_fields(error))
-        )
+        fields = token, details, error_fields(error)
+        return cls.record(b'"token": %b, "generated_text": "", "details": %b, %b' % fields)
 
 
 class LmiEvents(LmiStream):
@@ -151,22 +150,14 @@ class LmiEvents(LmiStream):
 
 
 def lmi_token(token: Token) -> bytes:
-    if token.is_special:
-        return b'{"id": %d, "text": %b, "log_prob": %b, "special_token": true}' % (
-            token.id,
-            dumps(token.text),
-            dumps(token.log_prob),
-        )
-    return b'{"id": %d, "text": %b, "log_prob": %b}' % (token.id, dumps(token.text), dumps(token.log_prob))
+    end = b', "special_token": true}' if token.is_special else b"}"
+    return b'{"id": %d, "text": %b, "log_prob": %b%b' % (token.id, dumps(token.text), dumps(token.log_prob), end)
 
 
 def tgi_token(token: Token) -> bytes:
-    return b'{"id": %d, "text": %b, "logprob": %b, "special": %b}' % (
-        token.id,
-        dumps(token.text),
-        dumps(token.log_prob),
-        b"true" if token.is_special else b"false",
-    )
+    end = b"true}" if token.is_special else b"false}"
+    fields = token.id, dumps(token.text), dumps(token.log_prob), end
+    return b'{"id": %d, "text": %b, "logprob": %b, "special": %b' % fields
 
 
 INVALID_STATUS = 424  # other APIs answer 400

@@ -1,9 +1,9 @@
 """The LMI schema with a rolling batch: `{"inputs": "...", "parameters": {...}, "stream": false}`.
 
-Reading has two steps, because a refused parameter is answered in the format that the client asked for: `read` checks
-the body as a whole and chooses the format, `parse` checks the parameters. As in the reference, names that are unknown
-or without effect are ignored, and null and the documented defaults mean "left out". Sources of the names: the LMI
-handlers' inference API schema (v0.28.0 page), and the parameters of TGI and vLLM that the reference passes on.
+A refused parameter is answered in the format that the client asked for, so `read` chooses that first. As in the
+reference, names that are unknown or without effect are ignored, and null and the documented defaults mean "left out".
+Sources: the LMI handlers' inference API schema (v0.28.0), and the parameters of TGI and vLLM that the reference passes
+on.
 """
 
 from __future__ import annotations

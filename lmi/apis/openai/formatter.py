@@ -105,7 +105,7 @@ class OpenAIWhole(OpenAIFormatter, WholeFormatter[OpenAIFormat]):
 
     def _chosen(self) -> list[int]:
         """Return the index of each choice's answer. Of more sequences than choices the most probable are taken."""
-        answers, num_made, num_wanted = self._answers.all, self._request.num_sequences, self._format.num_choices
+        answers, num_made, num_wanted = self._answers, self._request.num_sequences, self._format.num_choices
         chosen: list[int] = []
         for first in range(0, len(answers), num_made):
             made = list(range(first, first + num_made))
@@ -116,7 +116,7 @@ class OpenAIWhole(OpenAIFormatter, WholeFormatter[OpenAIFormat]):
 
     def _prefill(self, index: int) -> list[Token]:
         """Return the prompt's tokens, which the first sequence of its request has."""
-        return self._answers.all[index - index % self._request.num_sequences].prefill or []
+        return self._answers[index - index % self._request.num_sequences].prefill or []
 
     def _of_prompt(self, index: int) -> dict[str, Any]:
         """Return vLLM's fields of the prompt of the sequence with this index, as far as they are asked for."""

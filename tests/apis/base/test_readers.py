@@ -18,8 +18,8 @@ from lmi.apis.base.readers import (
     choice,
     integer,
     number,
+    read_inputs,
     read_object,
-    read_text,
     strings,
     text,
     token_ids,
@@ -113,9 +113,9 @@ def test_any_bytes_give_an_object_or_a_refusal(body: bytes) -> None:
 
 
 def test_a_text_that_is_not_utf8_is_refused_with_the_place() -> None:
-    assert read_text("né".encode()) == "né"
+    assert read_inputs("né".encode(), "text/plain; charset=utf-8") == {"inputs": "né"}
     with pytest.raises(MalformedRequest, match="byte 1 is wrong"):
-        read_text(b"n\xe9")
+        read_inputs(b"n\xe9", "text/plain")
 
 
 @pytest.mark.parametrize(
