@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import Self
 
 import msgspec
@@ -200,16 +199,12 @@ class Executor(ABC):
     def await_responses(
         self, request_id: int | Sequence[int] | None = None, timeout_s: float | None = None
     ) -> list[Response] | list[list[Response]]:
-        """Wait until Responses are ready, then take all of them.
+        """Wait until Responses are ready, then take all of them. After `timeout_s` the list is empty.
 
         Without an id, it returns Responses of all requests, in order for each. Those of one step become ready together.
-
         With an id, it returns only Responses of that request. After the final one it returns one error Response that
-        says so. An id that was never given out raises ValueError (upstream blocks without end).
-
-        With several ids, it returns one list for each, in their order. `timeout_s` is one limit for all of them.
-
-        After `timeout_s` the list is empty. When the executor shuts down, it returns at once, perhaps an empty list.
+        says so. An id that was never given out raises ValueError (upstream blocks without end). With several ids, it
+        returns one list for each, in their order. When the executor shuts down, it returns at once, perhaps [].
         """
 
     def pass_responses_to(self, take: Callable[[list[Response]], None]) -> bool:
@@ -276,7 +271,5 @@ class Executor(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.shutdown()

@@ -1,7 +1,7 @@
 """A model's tokenizer: it encodes text, decodes tokens to pieces of text, and knows the special tokens.
 
-It reads a Hugging Face model folder with the precedence of transformers, and needs only the `tokenizers` library. A
-child process (convert.py) converts a folder without tokenizer.json, because transformers would import torch here.
+It reads a model folder with the precedence of transformers, but a child process (convert.py) converts a folder without
+tokenizer.json, because transformers would import torch here.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import tokenizers
 from tokenizers import AddedToken
@@ -43,6 +43,8 @@ _BYTE_TOKEN = re.compile("<0x[0-9A-Fa-f]{2}>")
 PRINTABLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
 OTHERS = (byte for byte in range(256) if byte not in PRINTABLE)
 BYTE_OF_CHAR = {chr(byte): byte for byte in PRINTABLE} | {chr(256 + n): byte for n, byte in enumerate(OTHERS)}
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +80,7 @@ class Tokenizer:
         self.special_tokens = special.named
         added = backend.get_added_tokens_decoder().items()
         self.special_ids = special.ids | {token_id for token_id, token in added if token.special}
+        self._line = self.encode("\n", add_special_tokens=False)
         self.special_texts = {} if backend.encode_special_tokens else self._special_texts()
         self.eos_ids = special.eos_ids
         self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
@@ -94,18 +97,14 @@ class Tokenizer:
         folder = Path(path)
         if not folder.is_dir():
             raise ModelUnusable(f"{folder}: no such folder")
-        config = _read_json(folder / "special_tokens_map.json")
-        config |= {
-            name: value for name, value in _read_json(folder / "tokenizer_config.json").items() if value is not None
-        }
+        config, file = _read_json(folder / "special_tokens_map.json"), folder / "tokenizer_config.json"
+        config |= {name: value for name, value in _read_json(file).items() if value is not None}
         backend = _load_backend(folder)
         try:
             named = _apply_config(backend, config)
         except (AttributeError, LookupError, TypeError, ValueError) as error:
             reason = f"{type(error).__name__}: {cause_line(error)}"
-            raise ModelUnusable(
-                f"{folder / 'tokenizer_config.json'}: a token is not described as one ({reason})"
-            ) from error
+            raise ModelUnusable(f"{file}: a token is not described as one ({reason})") from error
         return cls(backend, _special_tokens(folder, backend, named))
 
     def encode(self, text: str, *, add_special_tokens: bool = True, forged: Sequence[int] = ()) -> list[int]:
@@ -134,9 +133,7 @@ class Tokenizer:
     ) -> list[int]:
         """Encode without blocking the event loop. A thread encodes a long text."""
         encode = partial(self.encode, text, add_special_tokens=add_special_tokens, forged=forged)
-        if len(text) <= MAX_INLINE_CHARS:
-            return encode()
-        return await asyncio.get_running_loop().run_in_executor(self._threads, encode)
+        return await self._without_blocking(encode, len(text))
 
     async def encode_prompt(
         self,
@@ -170,16 +167,10 @@ class Tokenizer:
 
     def spellings(self, word: str) -> list[tuple[int, ...]]:
         """Return all encodings of a word: with and without a space before it, at the start of a text and inside."""
-        found: dict[tuple[int, ...], None] = {}
-        line = self.encode("\n", add_special_tokens=False)
-        bare = word.lstrip(" ") or word
+        bare, found = word.lstrip(" ") or word, list[list[int]]()
         for spelled in (bare, " " + bare):
-            found[tuple(self.encode(spelled, add_special_tokens=False))] = None
-            inside = self.encode("\n" + spelled, add_special_tokens=False)
-            if line and inside[: len(line)] == line:
-                found[tuple(inside[len(line) :])] = None
-        found.pop((), None)
-        return list(found)
+            found += self.encode(spelled, add_special_tokens=False), self._encode_inside(spelled) or []
+        return list(dict.fromkeys(tuple(ids) for ids in found if ids))
 
     async def spellings_async(self, words: Sequence[str]) -> list[tuple[int, ...]]:
         """Return the spellings of all words. Each takes four encodings, so a thread encodes more than a few words."""
@@ -187,9 +178,18 @@ class Tokenizer:
         def spell_all() -> list[tuple[int, ...]]:
             return [ids for word in words for ids in self.spellings(word)]
 
-        if sum(map(len, words)) + WORD_CHARS * len(words) <= MAX_INLINE_CHARS:
-            return spell_all()
-        return await asyncio.get_running_loop().run_in_executor(self._threads, spell_all)
+        return await self._without_blocking(spell_all, sum(map(len, words)) + WORD_CHARS * len(words))
+
+    async def _without_blocking(self, work: Callable[[], T], num_chars: int) -> T:
+        """Do what takes as long as encoding so many characters, in a thread if that is long."""
+        if num_chars <= MAX_INLINE_CHARS:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    def _encode_inside(self, text: str) -> list[int] | None:
+        """Return the ids of a text behind a line break, or None where one token has parts of both."""
+        ids, length = self.encode("\n" + text, add_special_tokens=False), len(self._line)
+        return ids[length:] if ids[:length] == self._line else None
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         with _panics_as_failures():
@@ -210,15 +210,10 @@ class Tokenizer:
         texts = {token_id: token.content for token_id, token in added if token.special}
         self._backend.encode_special_tokens = True
         try:
-            line = self.encode("\n", add_special_tokens=False)
-            plain = {token_id: self.encode(f"\n{text}", add_special_tokens=False) for token_id, text in texts.items()}
+            plain = [(token_id, text, self._encode_inside(text)) for token_id, text in texts.items()]
         finally:
             self._backend.encode_special_tokens = False
-        return {
-            token_id: (text, plain[token_id][len(line) :])
-            for token_id, text in texts.items()
-            if plain[token_id][: len(line)] == line and token_id not in plain[token_id]
-        }
+        return {token_id: (text, ids) for token_id, text, ids in plain if ids is not None and token_id not in ids}
 
     def _find_anchor(self) -> int:
         """Return a plain token. Put around another token, it keeps decoders from trimming that token's text."""
