@@ -86,7 +86,7 @@ MAX_LINES = {
     "lmi/client": 1040,
     "lmi/description": 450,
     "lmi/engine": 1510,
-    "lmi/executor": 900,
+    "lmi/executor": 890,
     "lmi/gateway": 2230,
     "lmi/http": 1190,
     "lmi/models": 820,

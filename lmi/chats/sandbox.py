@@ -1,26 +1,35 @@
-"""The filters and tests of chat templates under the limits of `limits.py`, and those that no template names.
+"""The environment in which the templates of chats are compiled and run: Jinja's sandbox under `limits.py`.
 
-Each is Jinja's own, after what it may take was spent. Those that take long, and that no chat template uses, are away.
-`BoundedTree` puts the others, in whose names there is a blank, where a template makes values or takes time.
+Each filter and test is Jinja's own, after what it may take was spent. Those that take long, and that no chat template
+uses, are away. `BoundedTree` puts others, in whose names there is a blank, where a template makes values or takes time.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from datetime import datetime
 from functools import wraps
-from typing import TYPE_CHECKING, Any
+from types import BuiltinMethodType, MethodType
+from typing import Any
 
+import jinja2
+import jinja2.ext
 from jinja2 import filters as plain
 from jinja2 import nodes, pass_context, pass_environment, pass_eval_context
+from jinja2.parser import Parser
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
+from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
-from lmi.chats.limits import MAX_BITS, Budget, check_count, check_names, check_search, num_units, replaced
+from lmi.chats import limits
+from lmi.chats.limits import Budget, check_count, check_names, num_units
+from lmi.chats.prompts import MAX_TEMPLATE_CHARS
 from lmi.errors import GenerationFailed
 
-if TYPE_CHECKING:
-    from lmi.chats.template import TemplateEnvironment
-
+MAX_SHORT_CHARS = 1000  # of a form of dates, and of the message of an exception
 WITHOUT = ("pprint", "striptags", "urlize", "wordwrap", "xmlattr")  # filters that take long and no chat template uses
 MEASURED = ("capitalize", "e", "escape", "forceescape", "lower", "string", "upper")
 HEAVY = "dictsort filesizeformat groupby max min random sort title truncate unique urlencode wordcount".split()
@@ -33,33 +42,105 @@ CONCAT, LISTED = " concat", " listed"
 Filter = Callable[..., Any]
 
 
-class Filters:
-    """The filters and tests of one environment."""
+class TemplateEnvironment(ImmutableSandboxedEnvironment):
+    """The environment of one model's templates, which may render in several threads.
 
-    def __init__(self, environment: TemplateEnvironment) -> None:
-        self._environment = environment
+    No expression is computed when a template is compiled. Each loop, macro, call and comparison looks at the clock.
+    What makes a text, a list or a number from others spends from the rendering's budget first: operators, literals,
+    slices, methods, and the filters, some of which chat templates do not have here.
+    """
+
+    intercepted_binops = frozenset(ImmutableSandboxedEnvironment.default_binop_table)
+
+    def __init__(self, max_render_s: float, max_units: int) -> None:
+        extensions = [_GenerationTag, jinja2.ext.loopcontrols]
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=extensions, optimized=False)
+        self._limits = max_render_s, max_units
+        self._local = threading.local()
+        self.globals.update(namespace=_Namespace, raise_exception=raise_exception, strftime_now=strftime_now)
+        del self.globals["lipsum"]
+        self._bound_filters()
 
     @property
     def budget(self) -> Budget:
-        return self._environment.budget
+        """What is left for the rendering in this thread."""
+        budget: Budget = self._local.budget
+        return budget
 
-    def install(self) -> None:
-        """Put the filters and tests of the environment under the limits."""
+    def begin(self) -> None:
+        """Begin a rendering in this thread."""
+        self._local.budget = Budget(*self._limits)
+
+    def compile_bounded(self, text: str) -> jinja2.Template:
+        if len(text) > MAX_TEMPLATE_CHARS:
+            raise jinja2.TemplateError(f"over {MAX_TEMPLATE_CHARS} characters")
+        self.begin()
+        tree = BoundedTree().visit(self.parse(text))
+        return jinja2.Template.from_code(self, self.compile(tree), self.make_globals(None))
+
+    # What a template's code calls.
+
+    def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:
+        budget = self.budget
+        budget.check_time()
+        owner = getattr(function, "__self__", None)
+        if isinstance(owner, str) and function.__name__ == "join" and len(args) == 1:
+            args = (budget.joined(args[0], owner),)
+        elif isinstance(function, BuiltinMethodType) or isinstance(owner, str):
+            limits.check_method(budget, owner, function.__name__, (*args, *kwargs.values()))
+        else:
+            for value in (*args, *kwargs.values()):
+                budget.size(value)
+        result = super().call(context, function, *args, **kwargs)
+        is_there = isinstance(result, str) if owner is None else function.__name__ in limits.ASKING
+        return result if is_there else budget.made(result)
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        result = self.budget.operate(operator, left, right)
+        return self.binop_table[operator](left, right) if result is None else result
+
+    def concat(self, texts: Iterable[str]) -> str:  # of the pieces of a macro or a block
+        found = []
+        for text in texts:
+            self.budget.spend(num_units(text))
+            found.append(text)
+        return "".join(found)
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        if not isinstance(value, BuiltinMethodType | MethodType) or not isinstance(value.__self__, str):
+            return None
+        if value.__name__ not in ("format", "format_map"):
+            return None
+        form, is_map = value.__self__, value.__name__ == "format_map"
+
+        def write(*args: Any, **kwargs: Any) -> str:
+            formatter = limits.BoundedFormatter(self.budget, SandboxedFormatter(self))
+            if is_map:
+                (kwargs,), args = args, ()
+            self.budget.spend(num_units(form))
+            return type(form)(formatter.vformat(form, args, kwargs))
+
+        return write
+
+    # The filters and tests.
+
+    def _bound_filters(self) -> None:
+        """Put the filters and tests under the limits."""
+        filters: dict[str, Any] = self.filters
         for name in WITHOUT:
-            del self._environment.filters[name]
-        filters: dict[str, Any] = self._environment.filters
+            del filters[name]
         for names, bound in ((MEASURED, self._measured), (HEAVY, self._heavy), (NAMING, self._naming)):
             filters.update({name: bound(filters[name]) for name in names})
-        filters |= {name[3:]: getattr(self, name) for name in vars(Filters) if name.startswith("do_")}
+        filters |= {name[3:]: getattr(self, name) for name in vars(TemplateEnvironment) if name.startswith("do_")}
         ours: dict[str, Filter] = {
-            CLOCK: self._clock,
+            CLOCK: self._timed(lambda value: value),
             MADE: lambda value: self.budget.made(value),
             PART: lambda value, *ends: self.budget.made(value[slice(*ends)]),
-            CONCAT: lambda *values: self._environment.concat([v if isinstance(v, str) else str(v) for v in values]),
+            CONCAT: lambda *values: self.concat([v if isinstance(v, str) else str(v) for v in values]),
             LISTED: lambda values: self.budget.listed(values),
         }
         filters.update({name: _in_context(function) for name, function in ours.items()})
-        tests: dict[str, Any] = self._environment.tests
+        tests: dict[str, Any] = self.tests
         tests.update({name: self._timed(tests[name]) for name in TIMED_TESTS})
         tests.update({name: _of_number(tests[name]) for name in OF_NUMBERS})
 
@@ -121,7 +202,7 @@ class Filters:
     def do_join(self, eval_ctx: Any, value: Any, d: str = "", attribute: Any = None) -> str:
         check_names((attribute,))
         if attribute is not None:
-            value = map(plain.make_attrgetter(self._environment, attribute), value)
+            value = map(plain.make_attrgetter(self, attribute), value)
         return plain.sync_do_join(eval_ctx, self.budget.joined(value, str(d)), d)
 
     def do_indent(self, s: Any, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
@@ -134,7 +215,7 @@ class Filters:
     @pass_eval_context
     def do_replace(self, eval_ctx: Any, s: Any, old: Any, new: Any, count: int | None = None) -> str:
         s, old, new = (value if isinstance(value, str) else str(value) for value in (s, old, new))
-        replaced(self.budget, s, (old, new) if count is None else (old, new, count))
+        limits.replaced(self.budget, s, (old, new) if count is None else (old, new, count))
         return str(self.budget.made(plain.do_replace(eval_ctx, s, old, new, count)))
 
     def do_center(self, value: Any, width: int = 80) -> str:
@@ -147,18 +228,18 @@ class Filters:
 
     def do_trim(self, value: Any, chars: str | None = None) -> str:
         value = value if isinstance(value, str) else str(value)
-        check_search(value, (chars,))
+        limits.check_search(value, (chars,))
         return str(self.budget.made(plain.do_trim(value, chars)))
 
     def do_round(self, value: float, precision: int = 0, method: Any = "common") -> float:
-        if isinstance(precision, int) and abs(precision) > MAX_BITS // 4:
-            raise GenerationFailed(f"the chat template rounds to over {MAX_BITS // 4} places")
+        if isinstance(precision, int) and abs(precision) > limits.MAX_BITS // 4:
+            raise GenerationFailed(f"the chat template rounds to over {limits.MAX_BITS // 4} places")
         return plain.do_round(value, precision, method)
 
     def do_int(self, *args: Any, **kwargs: Any) -> Any:
         number = plain.do_int(*args, **kwargs)
-        if number.bit_length() > MAX_BITS:
-            raise GenerationFailed(f"the chat template reads a number of over {MAX_BITS} bits")
+        if number.bit_length() > limits.MAX_BITS:
+            raise GenerationFailed(f"the chat template reads a number of over {limits.MAX_BITS} bits")
         return number
 
     def do_reverse(self, value: Any) -> Any:
@@ -182,12 +263,36 @@ class Filters:
         check_names((indent, *(separators or ())))
         encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
         if indent is not None:
-            return self._environment.concat(encoder.iterencode(value))
+            return self.concat(encoder.iterencode(value))
         return str(self.budget.made(encoder.encode(value)))
 
-    def _clock(self, value: Any) -> Any:
-        self.budget.check_time()
-        return value
+
+class _Namespace(Namespace):
+    """A namespace that does not write its attributes, which may refer to others without end."""
+
+    def __repr__(self) -> str:
+        return "<Namespace>"
+
+
+class _GenerationTag(jinja2.ext.Extension):
+    """`{% generation %}` marks the model's text for training. Here the block is only a scope."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        lineno = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body).set_lineno(lineno)
+
+
+def raise_exception(message: object) -> None:
+    raise jinja2.TemplateError(str(message)[:MAX_SHORT_CHARS])
+
+
+def strftime_now(form: str) -> str:
+    if len(form) > MAX_SHORT_CHARS:
+        raise GenerationFailed(f"the chat template writes a date in a form of over {MAX_SHORT_CHARS} characters")
+    return datetime.now().strftime(form)
 
 
 def _in_context(function: Filter) -> Filter:
@@ -220,13 +325,12 @@ class BoundedTree(NodeTransformer):
             node.test = nodes.And(_filtered(nodes.Const(True), CLOCK), node.test).set_lineno(node.lineno)
         return node
 
-    def visit_Macro(self, node: nodes.Macro) -> nodes.Node:
+    def visit_Macro(self, node: nodes.Macro | nodes.CallBlock) -> nodes.Node:
         self.generic_visit(node)
         node.body.insert(0, _look_at_clock(node.lineno))
         return node
 
-    def visit_CallBlock(self, node: nodes.CallBlock) -> nodes.Node:
-        return self.visit_Macro(node)  # type: ignore[arg-type]  # it has a body too
+    visit_CallBlock = visit_Macro
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
         self.generic_visit(node)
