@@ -81,10 +81,10 @@ STILL = {
 # Lines of Python. A room may shrink freely. To grow, it changes its row in the same commit, which says why.
 MAX_LINES = {
     "lmi/adapters": 870,
-    "lmi/apis": 5580,
-    "lmi/chats": 990,
+    "lmi/apis": 5570,
+    "lmi/chats": 980,
     "lmi/client": 1040,
-    "lmi/description": 450,
+    "lmi/description": 440,
     "lmi/engine": 1510,
     "lmi/executor": 890,
     "lmi/gateway": 2230,

@@ -1,13 +1,14 @@
 """Readers of the structure that an answer must have, for each name under which a client may ask for it.
 
-`response_format` is OpenAI's, where TGI and its clients have a grammar, and the other names are vLLM's. A JSON schema
-that refers to another document is refused, because nothing is fetched, and that part would be left without structure.
+A JSON schema that refers to another document is refused, because nothing is fetched, and that part would be left
+without structure.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 from urllib.parse import unquote
 
@@ -39,10 +40,8 @@ def an_object(name: str, value: object) -> dict[str, Any]:
 def json_schema(name: str, value: object) -> GuidedDecodingParams:
     """Read a JSON schema, given as an object or as its text."""
     if isinstance(value, str):
-        try:
+        with suppress(orjson.JSONDecodeError):
             value = orjson.loads(value)
-        except orjson.JSONDecodeError:
-            raise InvalidParameter(name, "a JSON schema", value) from None
     if not isinstance(value, dict):
         raise InvalidParameter(name, "a JSON schema", value)
     guide = check_levels(name, value).decode()

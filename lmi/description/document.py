@@ -54,7 +54,8 @@ def document(config: Config) -> dict[str, Any]:
     for path, methods in ((path, methods) for api in apis for path, methods in api.paths.items()):
         paths.setdefault(path, {}).update(methods)
         for method, operation in methods.items():
-            operation["operationId"] = _id(method, path)
+            name = f"{method} {path}{'slash' if path.endswith('/') else ''}"  # generators name a function by it
+            operation["operationId"] = re.sub(r"\W+", "_", name).strip("_")
     return {
         "openapi": "3.1.0",
         "info": {
@@ -69,11 +70,6 @@ def document(config: Config) -> dict[str, Any]:
         },
         "paths": paths,
     }
-
-
-def _id(method: str, path: str) -> str:
-    """Return the name of an operation, from which generators make the names of functions: post_v1_completions."""
-    return re.sub(r"\W+", "_", f"{method} {path}{'slash' if path.endswith('/') else ''}").strip("_")
 
 
 def _share_failures(paths: dict[str, dict[str, Operation]]) -> dict[str, Any]:

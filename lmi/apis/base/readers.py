@@ -24,6 +24,7 @@ from lmi.types import Format, GenerationRequest
 LEFT_OUT = (msgspec.Raw(), msgspec.Raw(b"null"))
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 PROMPTS = ("inputs", "messages", "prompt")  # by which the bodies of one path differ
+KINDS = {type(None): "null", bool: "a boolean", int: "a number", float: "a number", str: "a string", list: "a list"}
 MAX_STOP_SEQUENCES = 16
 MAX_WORDS = 1024  # stop_token_ids, bad words
 MAX_WORD_BYTES = 1024
@@ -163,9 +164,11 @@ def read_object(body: bytes) -> dict[str, Any]:
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError as error:
-        raise MalformedRequest(f"the body is not JSON: {_fault(error)}") from None
+        at = error.doc[error.pos : error.pos + 9].lstrip("-")
+        what = "NaN and Infinity are no JSON numbers" if at.startswith(("NaN", "Infinity")) else error.msg
+        raise MalformedRequest(f"the body is not JSON: {what}: line {error.lineno} column {error.colno}") from None
     if not isinstance(value, dict):
-        raise MalformedRequest(f"the body must be a JSON object, not {_kind(value)}")
+        raise MalformedRequest(f"the body must be a JSON object, not {KINDS[type(value)]}")
     return value
 
 
@@ -191,19 +194,6 @@ def check_types(fields: dict[str, Any], *, has_stream: bool = True) -> None:
         raise MalformedRequest(f"parameters must be an object, given {shorten(fields['parameters'])}")
     if has_stream and not isinstance(fields.get("stream"), bool | None):
         raise MalformedRequest(f"stream must be true or false, given {shorten(fields['stream'])}")
-
-
-def _fault(error: orjson.JSONDecodeError) -> str:
-    at = error.doc[error.pos : error.pos + 9].lstrip("-")
-    what = "NaN and Infinity are no JSON numbers" if at.startswith(("NaN", "Infinity")) else error.msg
-    return f"{what}: line {error.lineno} column {error.colno}"
-
-
-def _kind(value: object) -> str:
-    if value is None:
-        return "null"
-    names = {bool: "a boolean", int: "a number", float: "a number", str: "a string", list: "a list", dict: "an object"}
-    return names[type(value)]
 
 
 @takes({"type": "boolean"})
