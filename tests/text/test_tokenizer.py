@@ -13,6 +13,7 @@ import tokenizers
 from transformers import GPT2Tokenizer, PreTrainedTokenizerFast
 
 from lmi.errors import GenerationFailed, InvalidParameter, ModelUnusable
+from lmi.text import convert
 from lmi.text.tokenizer import MAX_INLINE_CHARS, Tokenizer
 from tests.text.small_tokenizers import byte_level_backend, poisoned_backend, sentencepiece_backend, unigram_backend
 
@@ -130,12 +131,24 @@ def test_a_slow_tokenizer_is_converted_in_a_process_of_its_own(tmp_path: Path) -
     assert ours.eos_ids == (0,)
 
 
-def test_a_slow_tokenizer_that_cannot_be_converted_names_the_file_and_the_need(tmp_path: Path) -> None:
+def test_a_slow_tokenizer_that_cannot_be_converted_names_the_need(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "tokenizer.model").write_bytes(b"no sentencepiece")
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "LlamaTokenizer"}')
-    with pytest.raises(ModelUnusable, match=r"tokenizer\.model: .*sentencepiece") as caught:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")  # as the program sets it for its process
+    with pytest.raises(SystemExit, match=r"^[^\n]*packages that may be needed: sentencepiece"):
+        convert.main(str(tmp_path))
+
+
+def test_the_file_is_named_where_the_program_that_converts_it_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tokenizer.model").touch()
+    (tmp_path / "transformers.py").write_text("raise ImportError('is not installed')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(ModelUnusable, match=r"tokenizer\.model: cannot be .*: needs the package transformers .is not"):
         Tokenizer.load(tmp_path)
-    assert "\n" not in str(caught.value)
 
 
 def test_neither_torch_nor_transformers_is_loaded(tmp_path: Path) -> None:
