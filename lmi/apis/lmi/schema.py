@@ -2,8 +2,7 @@
 
 A refused parameter is answered in the format that the client asked for, so `read` chooses that first. As in the
 reference, names that are unknown or without effect are ignored, and null and the documented defaults mean "left out".
-Sources: the LMI handlers' inference API schema (v0.28.0), and the parameters of TGI and vLLM that the reference passes
-on.
+Sources: the LMI handlers' inference API schema (v0.28.0), and what the reference passes on to TGI and vLLM.
 """
 
 from __future__ import annotations
