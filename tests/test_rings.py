@@ -87,7 +87,7 @@ MAX_LINES = {
     "lmi/client": 1040,
     "lmi/description": 440,
     "lmi/engine": 1510,
-    "lmi/executor": 890,
+    "lmi/executor": 880,
     "lmi/gateway": 2230,
     "lmi/http": 1190,
     "lmi/models": 820,

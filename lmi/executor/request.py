@@ -111,8 +111,13 @@ class AdditionalModelOutput(msgspec.Struct, frozen=True):
     gather_context: bool = False
 
 
-class _Flags(msgspec.Struct, frozen=True):
-    """The positional arguments of an OutputConfig, in upstream's order."""
+class OutputConfig(msgspec.Struct, frozen=True):
+    """The outputs that a Result carries beside the token ids, in upstream's order.
+
+    `num_top_log_probs` and `num_prompt_log_probs` say how many best alternatives each generated token and each prompt
+    token gets; upstream does not have them. With `num_prompt_log_probs` 0 a Result has only the log-probs of the prompt
+    tokens, with None it has none. Inside lmi the prompt is always excluded from the output.
+    """
 
     return_log_probs: bool = False
     return_context_logits: bool = False
@@ -121,16 +126,6 @@ class _Flags(msgspec.Struct, frozen=True):
     return_encoder_output: bool = False
     return_perf_metrics: bool = False
     additional_model_outputs: tuple[AdditionalModelOutput, ...] = ()
-
-
-class OutputConfig(_Flags, frozen=True, kw_only=True):
-    """The outputs that a Result carries beside the token ids.
-
-    `num_top_log_probs` and `num_prompt_log_probs` say how many best alternatives each generated token and each prompt
-    token gets; upstream does not have them. With `num_prompt_log_probs` 0 a Result has only the log-probs of the prompt
-    tokens, with None it has none. Inside lmi the prompt is always excluded from the output.
-    """
-
     num_top_log_probs: int = 0
     num_prompt_log_probs: int | None = None
 
