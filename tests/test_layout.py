@@ -157,57 +157,34 @@ def test_the_pipeline_reads_every_field_of_a_request() -> None:
     assert [field.name for field in fields(GenerationRequest) if f"request.{field.name}" not in source] == []
 
 
-PROCESSES = [
-    "lmi.server.app",
-    "lmi.gateway.worker",
-    "lmi.supervisor.supervisor",
-    "lmi.cli",
-    "lmi.engine.worker",
-    "lmi.user_code.worker",
-    "lmi.sources.hub",
-    "lmi.sources.worker",
-]
-
-
-@pytest.mark.parametrize("module", PROCESSES)
-def test_a_clean_interpreter_loads_no_engine(module: str) -> None:
-    heavy = sorted(ENGINES | {"transformers", "numpy", "handlers"})
-    code = f"import sys, {module}; print([name for name in {heavy} if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
-
-
-@pytest.mark.parametrize("module", ["lmi.server.app", "lmi.supervisor.supervisor", "lmi.engine.worker"])
-def test_only_the_process_of_user_code_can_run_it(module: str) -> None:
-    code = f"import sys, {module}; print('lmi.user_code.runner' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"
-
-
 # What the start of a process must not wait for: it is imported by the function that needs it, if any does.
+ALWAYS = ENGINES | {"transformers", "numpy", "handlers"}
+CODE = {"lmi.user_code.runner"}  # which only the process of user code can run
 SERVING = {
     *("starlette", "uvicorn", "tokenizers", "jinja2", "lmi.server", "lmi.text", "lmi.apis"),
     *("lmi.user_code.messages", "lmi.user_code.signatures"),  # all that serves imports one of them
 }
 CLIENTS = {"huggingface_hub", "httpx2", "boto3", "rich", "prometheus_client", "lmi.gateway.worker", "lmi.sources.job"}
-UNUSED_AT_START = {
+UNUSED_AT_START: dict[str, set[str]] = {
     "lmi.cli": CLIENTS
     | SERVING
     | {"asyncio", "ssl", "http.client", "lmi.supervisor", "lmi.gateway", "lmi.engine", "lmi.client"},
-    "lmi.supervisor.supervisor": CLIENTS | SERVING | {"asyncio", "ssl", "http.client", "click", "lmi.engine"},
-    "lmi.engine.worker": CLIENTS | SERVING | {"click", "importlib.metadata", "lmi.settings.handler"},
+    "lmi.supervisor.supervisor": CLIENTS | SERVING | CODE | {"asyncio", "ssl", "http.client", "click", "lmi.engine"},
+    "lmi.engine.worker": CLIENTS | SERVING | CODE | {"click", "importlib.metadata", "lmi.settings.handler"},
     "lmi.server.app": CLIENTS
+    | CODE
     | {
         *("jinja2", "lmi.chats", "lmi.description", "lmi.models.registry", "lmi.settings.resolve", "click"),
         *("lmi.tracing", "opentelemetry"),
     },
+    **dict.fromkeys(("lmi.gateway.worker", "lmi.user_code.worker", "lmi.sources.hub", "lmi.sources.worker"), set()),
 }
 
 
 @pytest.mark.parametrize(("module", "unused"), UNUSED_AT_START.items())
 def test_a_process_starts_without_what_it_may_never_use(module: str, unused: set[str]) -> None:
     """A server should be ready within a second, and the supervisor, which lives longest, must never fail."""
-    code = f"import sys, {module}; print(sorted({unused} & sys.modules.keys()))"
+    code = f"import sys, {module}; print(sorted({ALWAYS | unused} & sys.modules.keys()))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
