@@ -11,7 +11,6 @@ import operator
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sized
-from string import Formatter
 from types import MappingProxyType
 from typing import Any
 
@@ -139,22 +138,6 @@ class Budget:
         """Raise OutOfRoom for values that are too many or too large to be sorted or compared with each other."""
         if sum(map(self.size, values)) > MAX_HEAVY_UNITS:
             raise OutOfRoom(f"the chat template sorts or compares over {MAX_HEAVY_UNITS} characters")
-
-
-class BoundedFormatter(Formatter):
-    """`str.format`, whose fields are looked up as the template's own attributes."""
-
-    def __init__(self, budget: Budget, formatter: Formatter) -> None:
-        self._budget, self._formatter = budget, formatter
-
-    def get_field(self, name: str, args: Any, kwargs: Any) -> Any:
-        return self._formatter.get_field(name, args, kwargs)
-
-    def format_field(self, value: Any, spec: str) -> str:
-        check_count(max(map(int, re.findall(r"\d{1,12}", spec)), default=0))
-        written = self._formatter.format_field(value, spec)
-        self._budget.spend(num_units(written))
-        return str(written)
 
 
 def num_units(text: str) -> int:

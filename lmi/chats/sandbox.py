@@ -7,6 +7,7 @@ uses, are away. `BoundedTree` puts others, in whose names there is a blank, wher
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
@@ -114,7 +115,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         form, is_map = value.__self__, value.__name__ == "format_map"
 
         def write(*args: Any, **kwargs: Any) -> str:
-            formatter = limits.BoundedFormatter(self.budget, SandboxedFormatter(self))
+            formatter = _Formatter(self, self.budget)
             if is_map:
                 (kwargs,), args = args, ()
             self.budget.spend(num_units(form))
@@ -265,6 +266,20 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         if indent is not None:
             return self.concat(encoder.iterencode(value))
         return str(self.budget.made(encoder.encode(value)))
+
+
+class _Formatter(SandboxedFormatter):
+    """`str.format`, whose fields are looked up as the template's own attributes."""
+
+    def __init__(self, environment: TemplateEnvironment, budget: Budget) -> None:
+        super().__init__(environment)
+        self._budget = budget
+
+    def format_field(self, value: Any, spec: str) -> str:
+        check_count(max(map(int, re.findall(r"\d{1,12}", spec)), default=0))
+        written = str(super().format_field(value, spec))
+        self._budget.spend(num_units(written))
+        return written
 
 
 class _Namespace(Namespace):
