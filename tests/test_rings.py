@@ -97,7 +97,7 @@ MAX_LINES = {
     "lmi/shared": 1750,
     "lmi/sources": 1890,
     "lmi/supervisor": 1780,
-    "lmi/text": 630,
+    "lmi/text": 620,
     "lmi/tracing": 250,
     "lmi/user_code": 2700,
     "handlers/base": 2430,

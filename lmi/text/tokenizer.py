@@ -13,10 +13,9 @@ import re
 import subprocess
 import sys
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -47,15 +46,6 @@ BYTE_OF_CHAR = {chr(byte): byte for byte in PRINTABLE} | {chr(256 + n): byte for
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpecialTokens:
-    """The special tokens that the model folder declares. `named` maps "bos_token" to "<s>" and so on."""
-
-    named: Mapping[str, str] = field(default_factory=dict)
-    ids: frozenset[int] = frozenset()
-    eos_ids: tuple[int, ...] = ()
-
-
 class TokenTexts(dict[int, str | bytes]):
     """Token id → the text that it adds inside a text, or bytes for part of a character. Computed at first use."""
 
@@ -68,21 +58,26 @@ class TokenTexts(dict[int, str | bytes]):
 
 
 class Tokenizer:
-    """Encodes prompts and decodes tokens. In `token_texts_without_special` the text of special tokens is ""."""
+    """Encodes prompts and decodes tokens. In `token_texts_without_special` the text of special tokens is "".
 
-    def __init__(self, backend: tokenizers.Tokenizer, special: SpecialTokens | None = None) -> None:
-        special = special or SpecialTokens()
+    `named` maps "bos_token" to "<s>" and so on.
+    """
+
+    def __init__(
+        self, backend: tokenizers.Tokenizer, named: Mapping[str, str] | None = None, eos_ids: Iterable[int] = ()
+    ) -> None:
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="tokenize")
         self._is_byte_level = backend.decoder is not None and b'"ByteLevel"' in bytes(backend.decoder.__getstate__())
-        self.special_tokens = special.named
+        self.special_tokens, self.eos_ids = named or {}, tuple(eos_ids)
         added = backend.get_added_tokens_decoder().items()
-        self.special_ids = special.ids | {token_id for token_id, token in added if token.special}
+        self.special_ids = {token_id for token_id, token in added if token.special}
+        ids = map(backend.token_to_id, self.special_tokens.values())
+        self.special_ids.update(token_id for token_id in ids if token_id is not None)
         self._line = self.encode("\n", add_special_tokens=False)
         self.special_texts = {} if backend.encode_special_tokens else self._special_texts()
-        self.eos_ids = special.eos_ids
         self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
         self.max_token_chars = max((len(backend.id_to_token(i) or "") for i in range(self.vocab_size)), default=1)
         self._anchor = self._find_anchor()
@@ -105,7 +100,7 @@ class Tokenizer:
         except (AttributeError, LookupError, TypeError, ValueError) as error:
             reason = f"{type(error).__name__}: {cause_line(error)}"
             raise ModelUnusable(f"{file}: a token is not described as one ({reason})") from error
-        return cls(backend, _special_tokens(folder, backend, named))
+        return cls(backend, named, _eos_ids(folder, backend, named))
 
     def encode(self, text: str, *, add_special_tokens: bool = True, forged: Sequence[int] = ()) -> list[int]:
         """Return the token ids of a text, with the special tokens that the model's tokenizer adds to a prompt.
@@ -337,20 +332,11 @@ def _added_token(value: str | dict[str, Any]) -> AddedToken:
     return AddedToken(value["content"], special=bool(value.get("special", True)), **flags)
 
 
-def _special_tokens(folder: Path, backend: tokenizers.Tokenizer, named: dict[str, str]) -> SpecialTokens:
+def _eos_ids(folder: Path, backend: tokenizers.Tokenizer, named: dict[str, str]) -> Iterable[int]:
     config, generation = _read_json(folder / "config.json"), _read_json(folder / "generation_config.json")
     text_config = config.get("text_config")
     layers = [generation, config, text_config if isinstance(text_config, dict) else {}]
-    ids = {name: backend.token_to_id(content) for name, content in named.items()}
     declared = next((layer["eos_token_id"] for layer in layers if layer.get("eos_token_id") is not None), None)
-    eos_ids = _ids(declared) + _ids(ids.get("eos_token"))
-    return SpecialTokens(
-        named=named,
-        ids=frozenset(token_id for token_id in ids.values() if token_id is not None),
-        eos_ids=tuple(dict.fromkeys(eos_ids)),
-    )
-
-
-def _ids(value: Any) -> list[int]:
-    """Read token ids, given as one number or as a list."""
-    return [item for item in (value if isinstance(value, list) else [value]) if type(item) is int and item >= 0]
+    listed = declared if isinstance(declared, list) else [declared]
+    listed = [*listed, backend.token_to_id(named["eos_token"]) if "eos_token" in named else None]
+    return dict.fromkeys(item for item in listed if type(item) is int and item >= 0)
