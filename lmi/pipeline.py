@@ -14,6 +14,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 
+import msgspec
+
 from lmi import errors
 from lmi.capabilities import check_request
 from lmi.engine.client import Engines
@@ -290,21 +292,16 @@ class Sequences:
 
 def beams_of(result: Result) -> list[Result]:
     """Return a Result for each beam of a search, as if each were a sequence. Before the end beams may still change."""
-    if not result.is_final:
-        return []
     return [
-        Result(
-            [ids],
-            is_sequence_final=True,
+        msgspec.structs.replace(
+            result,
+            output_token_ids=[ids],
             sequence_index=index,
             finish_reasons=[result.finish_reasons[index]],
             log_probs=result.log_probs and [result.log_probs[index]],
             top_log_probs=result.top_log_probs and [result.top_log_probs[index]],
-            prompt_log_probs=result.prompt_log_probs,
-            request_perf_metrics=result.request_perf_metrics,
-            num_cached_tokens=result.num_cached_tokens,
         )
-        for index, ids in enumerate(result.output_token_ids)
+        for index, ids in enumerate(result.output_token_ids if result.is_final else ())
     ]
 
 

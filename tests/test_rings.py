@@ -79,7 +79,7 @@ STILL = {
     "lmi.settings.model_choice": {"sources"},
 }
 # Lines of Python. A room may shrink freely. To grow, it changes its row in the same commit, which says why.
-MAX_LINES_OF_THE_HOUSE = 17_520
+MAX_LINES_OF_THE_HOUSE = 17_500
 MAX_LINES = {
     "lmi/adapters": 870,
     "lmi/apis": 5570,
@@ -97,7 +97,7 @@ MAX_LINES = {
     "lmi/shared": 1750,
     "lmi/sources": 1890,
     "lmi/supervisor": 1780,
-    "lmi/text": 620,
+    "lmi/text": 610,
     "lmi/tracing": 250,
     "lmi/user_code": 2700,
     "handlers/base": 2430,
