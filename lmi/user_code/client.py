@@ -13,18 +13,8 @@ from itertools import count
 from lmi.errors import EngineLost, LmiError, MalformedRequest, OutOfMemory, Unavailable, UserCodeFailed
 from lmi.ipc import Connection, Connections, FrameTooLarge, frame
 from lmi.shared.state import EngineRecord
-from lmi.user_code.messages import (
-    BodyChunk,
-    Drop,
-    End,
-    Failed,
-    Head,
-    Taken,
-    ToFrontEnd,
-    ToWorker,
-    decode_to_front_end,
-    encode,
-)
+from lmi.user_code import messages
+from lmi.user_code.messages import BodyChunk, End, Failed, Head, ToFrontEnd, ToWorker
 
 
 class Call:
@@ -33,7 +23,7 @@ class Call:
     def __init__(self, connection: WorkerConnection, call_id: int) -> None:
         self.id = call_id
         self._connection = connection
-        self._inbox: asyncio.Queue[ToFrontEnd | LmiError] = asyncio.Queue()
+        self.inbox: asyncio.Queue[ToFrontEnd | LmiError] = asyncio.Queue()
 
     def send(self, message: ToWorker) -> None:
         """Send a message. Raises MalformedRequest if it does not fit in a frame."""
@@ -41,7 +31,7 @@ class Call:
 
     async def take(self) -> Head | BodyChunk | None:
         """Wait for the next message. Returns None after the last. Raises the LmiError that ended the call."""
-        item = await self._inbox.get()
+        item = await self.inbox.get()
         if isinstance(item, LmiError):
             raise item
         if isinstance(item, Failed):
@@ -49,7 +39,7 @@ class Call:
         if isinstance(item, End):
             return None
         if isinstance(item, BodyChunk):
-            self._connection.send(Taken(self.id))
+            self._connection.send(messages.Taken(self.id))
         return item
 
     async def head(self) -> Head:
@@ -67,9 +57,6 @@ class Call:
         while (chunk := await self.take()) is not None:
             assert isinstance(chunk, BodyChunk)
             yield chunk.data
-
-    def put(self, item: ToFrontEnd | LmiError) -> None:
-        self._inbox.put_nowait(item)
 
     def close(self) -> None:
         self._connection.drop(self.id)
@@ -97,26 +84,26 @@ class WorkerConnection(Connection):
 
     def send(self, message: ToWorker) -> None:
         try:
-            self.write(frame(encode(message)))
+            self.write(frame(messages.encode(message)))
         except FrameTooLarge as error:
             raise MalformedRequest(f"the request does not fit on the way to the model's code: {error}") from None
 
     def drop(self, call_id: int) -> None:
         if self._calls.pop(call_id, None) is not None:
-            self.send(Drop(call_id))
+            self.send(messages.Drop(call_id))
 
     def take(self, payload: bytes) -> None:
-        message = decode_to_front_end(payload)
+        message = messages.decode_to_front_end(payload)
         is_last = isinstance(message, End | Failed)
         call = self._calls.pop(message.call_id, None) if is_last else self._calls.get(message.call_id)
         if call is not None:  # else it was dropped a moment ago
-            call.put(message)
+            call.inbox.put_nowait(message)
 
     def connection_lost(self, error: Exception | None) -> None:
         super().connection_lost(error)
         calls, self._calls = self._calls, {}
         for call in calls.values():
-            call.put(EngineLost("the model's code was lost while it worked on this request"))
+            call.inbox.put_nowait(EngineLost("the model's code was lost while it worked on this request"))
 
 
 class UserCodeWorkers(Connections[WorkerConnection]):

@@ -18,7 +18,6 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from lmi.errors import ModelUnusable, is_out_of_memory, writable
@@ -29,27 +28,9 @@ from lmi.shared import slot_process
 from lmi.shared.cores import keep as keep_to_cores
 from lmi.shared.log import follow
 from lmi.shared.state import EngineRecord, Phase
-from lmi.user_code import runner
+from lmi.user_code import messages, runner
 from lmi.user_code.answer import UserAnswers
-from lmi.user_code.messages import (
-    MAX_CHUNK_BYTES,
-    WINDOW,
-    BodyChunk,
-    Drop,
-    End,
-    Failed,
-    Feed,
-    Handle,
-    Head,
-    Open,
-    ReadInput,
-    Respond,
-    Taken,
-    ToFrontEnd,
-    Work,
-    decode_to_worker,
-    encode,
-)
+from lmi.user_code.messages import MAX_CHUNK_BYTES, WINDOW, BodyChunk, Failed, ToFrontEnd, Work
 from lmi.user_code.runner import UserCode
 
 ENDING = (signal.SIGTERM, signal.SIGINT)
@@ -76,7 +57,7 @@ class Job:
 
     def drop(self) -> None:
         self._is_over.set()
-        self._room.release()  # wakes the thread if it waits for room
+        self.add_room()  # wakes the thread if it waits for room
 
     def add_room(self) -> None:
         """Note that the front end took one chunk."""
@@ -88,7 +69,7 @@ class Job:
             return
         try:
             if self._is_last(message):
-                self._send(End(self._id))
+                self._send(messages.End(self._id))
         except BaseException as error:
             log.error("the model's code failed", exc_info=error)
             self._is_over.set()
@@ -97,26 +78,26 @@ class Job:
     def _is_last(self, message: Work) -> bool:
         """Send what the code makes of the message. Returns whether the call ends with this message."""
         match message:
-            case Handle():
+            case messages.Handle():
                 self._handle(message)
                 return True
-            case ReadInput():
+            case messages.ReadInput():
                 self._request, body = self._user_code.read_input(message.properties, message.body)
                 self._send(BodyChunk(self._id, body))
-            case Respond():
+            case messages.Respond():
                 self._send(BodyChunk(self._id, self._user_code.respond(message.body, self._request)))
-            case Open():
+            case messages.Open():
                 self._answers = self._user_code.answers(message, self._request)
-                self._send(Head(self._id, 200, self._answers.media_type, {}, message.is_streaming))
-            case Feed():
+                self._send(messages.Head(self._id, 200, self._answers.media_type, {}, message.is_streaming))
+            case messages.Feed():
                 assert self._answers is not None, "Feed came before Open"
                 self._send(BodyChunk(self._id, self._answers.feed(message)))
                 return self._answers.are_over
         return False
 
-    def _handle(self, message: Handle) -> None:
+    def _handle(self, message: messages.Handle) -> None:
         with self._user_code.handle(message.properties, message.query, message.body) as (head, chunks):
-            self._send(Head(self._id, head.status, head.media_type, head.headers, head.is_streaming))
+            self._send(messages.Head(self._id, *head))
             for chunk in chunks:
                 for start in range(0, len(chunk) or 1, MAX_CHUNK_BYTES):  # an empty chunk is one empty message
                     self._room.acquire()
@@ -134,34 +115,33 @@ class CodeThread:
     def __init__(self, record: EngineRecord) -> None:
         self._record = record
         self._queue: queue.SimpleQueue[tuple[Job, Work]] = queue.SimpleQueue()
-        self._is_busy = False
         record.max_num_sequences = 1
         record.step_s = time.monotonic()
         threading.Thread(target=self._run, name="code", daemon=True).start()
 
     @property
     def is_idle(self) -> bool:
-        return not self._is_busy and self._queue.empty()
+        return not self._record.num_running and self._queue.empty()
 
     def put(self, job: Job, message: Work) -> None:
         self._queue.put((job, message))
 
-    def beat(self) -> None:
-        """Write into the record that the process is alive, and how many messages wait."""
-        self._record.beat_s = time.monotonic()
-        follow(self._record.block.supervisor.log_level)
-        self._record.num_waiting = self._queue.qsize()
+    async def beat(self) -> None:
+        """Write into the record, again and again, that the process is alive and how many messages wait."""
+        while True:
+            self._record.beat_s = time.monotonic()
+            follow(self._record.block.supervisor.log_level)
+            self._record.num_waiting = self._queue.qsize()
+            await asyncio.sleep(BEAT_S)
 
     def _run(self) -> None:
         while True:
             job, message = self._queue.get()
-            self._is_busy = True
             self._record.step_s = time.monotonic()
             self._record.num_running = 1
             job.work_on(message)
             self._record.step += 1
             self._record.num_running = 0
-            self._is_busy = False
 
 
 class CallConnection(Accepted):
@@ -177,22 +157,19 @@ class CallConnection(Accepted):
         self._jobs: dict[int, Job] = {}
 
     def take(self, payload: bytes) -> None:
-        message = decode_to_worker(payload)
-        call_id = message.call_id
-        match message:
-            case Taken():
-                if job := self._jobs.get(call_id):
-                    job.add_room()
-            case Drop():
-                if job := self._jobs.pop(call_id, None):
-                    job.drop()
-            case Feed():
-                if job := self._jobs.get(call_id):
-                    self._thread.put(job, message)
-            case _:
-                if call_id not in self._jobs:
-                    self._jobs[call_id] = Job(call_id, self._user_code, self._send_from_thread)
-                self._thread.put(self._jobs[call_id], message)
+        message = messages.decode_to_worker(payload)
+        job = self._jobs.get(message.call_id)
+        if job is None:
+            if isinstance(message, messages.Taken | messages.Drop | messages.Feed):
+                return  # the call has ended
+            job = self._jobs[message.call_id] = Job(message.call_id, self._user_code, self._send_from_thread)
+        if isinstance(message, messages.Taken):
+            job.add_room()
+        elif isinstance(message, messages.Drop):
+            del self._jobs[message.call_id]
+            job.drop()
+        else:
+            self._thread.put(job, message)
 
     def connection_lost(self, error: Exception | None) -> None:
         super().connection_lost(error)
@@ -204,10 +181,10 @@ class CallConnection(Accepted):
             self._loop.call_soon_threadsafe(self._send, message)
 
     def _send(self, message: ToFrontEnd) -> None:
-        if isinstance(message, End | Failed):
+        if isinstance(message, messages.End | Failed):
             self._jobs.pop(message.call_id, None)
         try:
-            self.write(frame(encode(message)))
+            self.write(frame(messages.encode(message)))
         except FrameTooLarge as error:
             self._send(Failed(message.call_id, str(error)))
 
@@ -217,14 +194,6 @@ def describe(error: BaseException) -> str:
     return writable(traceback.format_exception_only(error)[-1].strip())
 
 
-def line_number(error: BaseException, path: str) -> int | None:
-    """Return the line of the file at `path` that raised, None if the traceback does not name one."""
-    if isinstance(error, SyntaxError):
-        return error.lineno
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
-    return lines[-1] if lines else None
-
-
 async def serve(user_code: UserCode, record: EngineRecord, socket_path: str) -> None:
     """Serve until SIGTERM."""
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
@@ -232,7 +201,7 @@ async def serve(user_code: UserCode, record: EngineRecord, socket_path: str) -> 
         loop.add_signal_handler(signum, stop.set)
     thread = CodeThread(record)
     server = await listen(lambda: CallConnection(user_code, thread), socket_path)
-    beat = asyncio.create_task(_beat(thread))
+    beat = asyncio.create_task(thread.beat())
     record.phase = Phase.READY
     await stop.wait()
     record.phase = Phase.DRAINING
@@ -245,14 +214,8 @@ async def serve(user_code: UserCode, record: EngineRecord, socket_path: str) -> 
         signal.signal(signum, signal.SIG_IGN)  # one that came while the loop closes would find its pipe closed
 
 
-async def _beat(thread: CodeThread) -> None:
-    while True:
-        thread.beat()
-        await asyncio.sleep(BEAT_S)
-
-
 def load(code: UserCodeConfig, model: ModelConfig, record: EngineRecord) -> UserCode:
-    """Import the file and let its handler load. Raises ModelUnusable with what the file raised."""
+    """Import the file and let its handler load. Raises ModelUnusable with what the file raised, and its line."""
     record.stage = "import"
     try:
         user_code = runner.load(code, folder=model.path, name=model.name)
@@ -260,7 +223,8 @@ def load(code: UserCodeConfig, model: ModelConfig, record: EngineRecord) -> User
         user_code.begin()
     except BaseException as error:
         log.error("%s cannot be used", code.path, exc_info=error)
-        number = line_number(error, code.path)
+        lines = [place.lineno for place in traceback.extract_tb(error.__traceback__) if place.filename == code.path]
+        number = error.lineno if isinstance(error, SyntaxError) else [None, *lines][-1]
         place = f"line {number}: " if number else ""
         raise ModelUnusable(f"{code.path}: {place}{describe(error)}") from error
     return user_code
@@ -269,25 +233,25 @@ def load(code: UserCodeConfig, model: ModelConfig, record: EngineRecord) -> User
 def run(slot: int) -> int:
     """Load, serve, stop. Returns the exit code."""
     runtime = Runtime.from_environ()
-    record, server = runtime.user_code_records(runtime.attach())[slot], runtime.config.server
-    body = partial(_load_and_serve, runtime, slot, record)
-    return slot_process.live(record, f"code {slot}", server.log_level, server.log_format, body)
-
-
-def _load_and_serve(runtime: Runtime, slot: int, record: EngineRecord) -> None:
-    code, server = runtime.config.user_code, runtime.config.server
-    assert code is not None
+    record = runtime.user_code_records(runtime.attach())[slot]
+    given, server = runtime.config.user_code, runtime.config.server
+    assert given is not None
     sessions = {  # which djl_python's SessionManager reads
         "sessions_path": str(runtime.sessions_path),
         "sessions_expiration": f"{server.sessions_expiration_s:.15g}",
     }
-    started_s = time.monotonic()
-    user_code = load(replace(code, properties=sessions | code.properties), runtime.config.model, record)
-    if code.handler is not None:
-        runtime.write_report(slot, LoadReport(engine="model.py", stages_s={"load": time.monotonic() - started_s}))
-    record.stage = ""
-    keep_to_cores()
-    asyncio.run(serve(user_code, record, runtime.user_code_socket(slot)))
+    code = replace(given, properties=sessions | given.properties)
+
+    def live() -> None:
+        started_s = time.monotonic()
+        user_code = load(code, runtime.config.model, record)
+        if code.handler is not None:
+            runtime.write_report(slot, LoadReport(engine="model.py", stages_s={"load": time.monotonic() - started_s}))
+        record.stage = ""
+        keep_to_cores()
+        asyncio.run(serve(user_code, record, runtime.user_code_socket(slot)))
+
+    return slot_process.live(record, f"code {slot}", server.log_level, server.log_format, live)
 
 
 if __name__ == "__main__":
