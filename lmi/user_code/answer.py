@@ -1,6 +1,6 @@
-"""Answers that a user's output formatter writes.
+"""How the functions of user code are called, and the answers that its output formatter writes.
 
-Its parameters decide how it is called:
+The parameters of an output formatter decide how it is called:
 
     (token, first_token, last_token, details, generated_tokens, id)    once for each token
     (output: TextGenerationOutput), or RequestOutput                   until all tokens are read
@@ -11,15 +11,16 @@ Source: the reference's guides to output formatters, of v0.28 and of today.
 
 from __future__ import annotations
 
+import asyncio
 import copy
+import inspect
 import json
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterable, Awaitable, Callable, Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lmi.user_code.messages import Feed, Open, TokenFields
-from lmi.user_code.signatures import accepted, call, first_annotation, num_required
 
 if TYPE_CHECKING:
     from djl_python.request_io import Token
@@ -28,6 +29,7 @@ JSON, JSONLINES = "application/json", "application/jsonlines"
 NUM_LEGACY_PARAMETERS = 6  # token, first_token, last_token, details, generated_tokens, id
 NO_TOKEN: TokenFields = (-1, "", None, True)
 BODY_FIELDS = ("inputs", "parameters", "stream")
+_runner = asyncio.Runner()  # one event loop for all calls: locks and clients that the code keeps belong to it
 
 
 class UserAnswers:
@@ -55,7 +57,10 @@ class UserAnswers:
         """Return what the formatter writes for this step of one answer."""
         if step.finish_reason is not None:
             self._open.discard(step.index)
-        return self._all[step.index].feed(step)
+        answer = self._all[step.index]
+        if step.prompt_token_ids is not None and not getattr(answer.request, "input_ids", None):
+            answer.request.input_ids = step.prompt_token_ids
+        return answer.feed(step)
 
 
 class TokenAnswer:
@@ -66,23 +71,13 @@ class TokenAnswer:
 
         self._formatter = formatter
         self._is_legacy = num_required(formatter) == NUM_LEGACY_PARAMETERS
-        self._request = request
+        self.request = request
         self._sequence = Sequence()
         self._output = TextGenerationOutput(request.request_id, request, sequences={0: self._sequence})
         self._text: list[str] = []
 
     def feed(self, step: Feed) -> bytes:
         """Call the formatter until all tokens are read. Returns what it writes."""
-        self._take(step)
-        written = []
-        while self._sequence.has_next_token():
-            num_read = self._sequence._next
-            written.append(as_bytes(self._format()))
-            if self._sequence._next == num_read:  # it read no token, so it looks at whole answers
-                self._sequence._next = len(self._sequence.tokens)
-        return b"".join(written)
-
-    def _take(self, step: Feed) -> None:
         tokens = step.tokens or ([NO_TOKEN] if step.finish_reason is not None else [])
         sequence, output = self._sequence, self._output
         sequence.tokens += _tokens(tokens)
@@ -91,7 +86,13 @@ class TokenAnswer:
         sequence.finish_reason, sequence.stop_reason = step.finish_reason, step.stop_reason
         output.finished = step.finish_reason is not None
         output.prompt_tokens_details += _tokens(step.prefill or ())
-        _take_prompt(self._request, step)
+        written = []
+        while sequence.has_next_token():
+            num_read = sequence._next
+            written.append(as_bytes(self._format()))
+            if sequence._next == num_read:  # it read no token, so it looks at whole answers
+                sequence._next = len(sequence.tokens)
+        return b"".join(written)
 
     def _format(self) -> Any:
         if not self._is_legacy:
@@ -103,10 +104,10 @@ class TokenAnswer:
         details = {
             "finish_reason": sequence.finish_reason if is_last else None,
             "generated_tokens": sequence._next,
-            "inputs": self._request.input_text,
+            "inputs": self.request.input_text,
             "tokens": [read.as_dict() for read in sequence.tokens[: sequence._next]],
         }
-        return call(self._formatter, token, is_first, is_last, details, "".join(self._text), self._request.request_id)
+        return call(self._formatter, token, is_first, is_last, details, "".join(self._text), self.request.request_id)
 
 
 class ResponseAnswer:
@@ -117,9 +118,8 @@ class ResponseAnswer:
     """
 
     def __init__(self, formatter: Callable[..., Any], opened: Open, request: Any, model_name: str) -> None:
-        self._formatter = formatter
-        self._opened = opened
-        self._request = request
+        self.request = request
+        self._formatter, self._opened = formatter, opened
         self._head = {
             "id": f"cmpl-{uuid.uuid4().hex}",
             "object": "text_completion",
@@ -138,10 +138,9 @@ class ResponseAnswer:
         self._top_tokens += step.top_tokens or ()
         self._prefill = step.prefill if self._prefill is None else self._prefill
         self._num_prompt_tokens += len(step.prompt_token_ids or ())
-        _take_prompt(self._request, step)
         if step.finish_reason is None and not (self._opened.is_streaming and step.tokens):
             return b""
-        return format_response(self._formatter, self._response(step), self._request, self._request.tokenizer)
+        return format_response(self._formatter, self._response(step), self.request, self.request.tokenizer)
 
     def _response(self, step: Feed) -> dict[str, Any]:
         text = _text(step.tokens if self._opened.is_streaming else self._tokens)
@@ -166,7 +165,7 @@ class ResponseAnswer:
         details: dict[str, Any] = {
             "finish_reason": finish_reason,
             "generated_tokens": len(self._tokens),
-            "inputs": self._request.input_text,
+            "inputs": self.request.input_text,
         }
         if not self._opened.is_streaming:
             details["tokens"] = _shown(self._tokens)
@@ -179,8 +178,9 @@ class ResponseAnswer:
 
 def takes_responses(formatter: Callable[..., Any]) -> bool:
     """Whether the formatter has the third kind of parameters."""
+    _, annotation = first_parameter(formatter)
     is_by_tokens = num_required(formatter) == NUM_LEGACY_PARAMETERS
-    return not (is_by_tokens or first_annotation(formatter) in ("TextGenerationOutput", "RequestOutput"))
+    return not is_by_tokens and annotation not in ("TextGenerationOutput", "RequestOutput")
 
 
 def format_response(formatter: Callable[..., Any], response: dict[str, Any], request: Any, tokenizer: Any) -> bytes:
@@ -220,11 +220,6 @@ def as_bytes(written: Any) -> bytes:
         to_json = getattr(written, "model_dump_json", None)
         written = to_json() if callable(to_json) else json.dumps(written, ensure_ascii=False)
     return str(written).encode()
-
-
-def _take_prompt(request: Any, step: Feed) -> None:
-    if step.prompt_token_ids is not None and not getattr(request, "input_ids", None):
-        request.input_ids = step.prompt_token_ids
 
 
 def _tokens(fields: Sequence[TokenFields]) -> list[Token]:
@@ -269,3 +264,56 @@ def attributes(value: Any) -> Any:
     if isinstance(value, dict):
         return Attributes({name: attributes(item) for name, item in value.items()})
     return [attributes(item) for item in value] if isinstance(value, list) else value
+
+
+def call(function: Callable[..., Any], *args: Any, **named: Any) -> Any:
+    """Return the result of the function, awaited if it is awaitable."""
+    result = function(*args, **named)
+    return _runner.run(_awaited(result)) if inspect.isawaitable(result) else result
+
+
+def synchronous(items: AsyncIterable[Any]) -> Generator[Any]:
+    """Yield the items of an asynchronous iterator. Closing the generator closes the iterator."""
+    iterator = aiter(items)
+    try:
+        while True:
+            try:
+                yield _runner.run(_awaited(anext(iterator)))
+            except StopAsyncIteration:
+                return
+    finally:
+        if hasattr(iterator, "aclose"):
+            _runner.run(_awaited(iterator.aclose()))
+
+
+def num_required(function: Callable[..., Any]) -> int:
+    """Return the number of positional parameters without a default."""
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return sum(p.kind in kinds and p.default is p.empty for p in _parameters(function))
+
+
+def first_parameter(function: Callable[..., Any]) -> tuple[str, str]:
+    """Return the name of the first parameter and its annotation's last name (`Input` for `inputs.Input`), or ""."""
+    for first in _parameters(function)[:1]:
+        annotation = "" if first.annotation is first.empty else first.annotation
+        text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
+        return first.name, str(text).partition("[")[0].rpartition(".")[2]
+    return "", ""
+
+
+def accepted(function: Callable[..., Any], named: dict[str, Any]) -> dict[str, Any]:
+    """Return the named arguments that the function takes besides its first parameter."""
+    parameters = _parameters(function)
+    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+    first = {parameter.name for parameter in parameters[:1]}
+    if takes_all:
+        return {name: value for name, value in named.items() if name not in first}
+    return {p.name: named[p.name] for p in parameters[1:] if p.name in named}
+
+
+def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    return list(inspect.signature(function).parameters.values())
+
+
+async def _awaited(result: Awaitable[Any]) -> Any:
+    return await result

@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lmi.settings.config import UserCodeConfig
 from lmi.settings.kinds import is_built_in
-from lmi.user_code.answer import Attributes, UserAnswers, as_bytes, format_response, takes_responses
+from lmi.user_code import answer
+from lmi.user_code.answer import UserAnswers, as_bytes, call, synchronous
 from lmi.user_code.messages import Open
-from lmi.user_code.signatures import accepted, call, first_annotation, first_name, synchronous
 
 if TYPE_CHECKING:
     from djl_python import Input, Output
@@ -58,8 +58,8 @@ class UserCode:
 
     def __init__(self, config: UserCodeConfig, *, folder: str = ".", name: str = "model") -> None:
         module = _import(Path(config.path))
-        self._handle = _named(module, config.handler) if config.handler else None
         self._handler_name = config.handler or ""
+        self._handle = _named(module, self._handler_name) if config.handler else None
         self._output_formatter = _find(module, config.output_formatter, "is_output_formatter")
         self._input_formatter = _find(module, config.input_formatter, "is_input_formatter")
         for mark, reason in UNUSED_MARKS.items():
@@ -120,15 +120,16 @@ class UserCode:
 
         formatter, argument = self._input_formatter, _input(properties, body)
         assert formatter is not None
-        if first_annotation(formatter).lower() == "dict" or first_name(formatter) == "decoded_payload":
+        name, annotation = answer.first_parameter(formatter)
+        if annotation.lower() == "dict" or name == "decoded_payload":
             argument = decode(argument, argument.get_property("content-type"))
         options = {
             "tokenizer": self._tokenizer,
             "properties": dict(self._properties),
-            "configs": Attributes(self._properties),
+            "configs": answer.Attributes(self._properties),
             "output_formatter": None,
         }
-        request = call(formatter, argument, **accepted(formatter, options))
+        request = call(formatter, argument, **answer.accepted(formatter, options))
         if isinstance(request, dict):
             return None, json.dumps(request).encode()
         return request, json.dumps(_request_fields(request)).encode()
@@ -141,9 +142,9 @@ class UserCode:
     def respond(self, body: bytes, request: Any) -> bytes:
         """Rewrite a response of another API. It stays as it is if the output formatter reads tokens."""
         assert self._output_formatter is not None
-        if not takes_responses(self._output_formatter):
+        if not answer.takes_responses(self._output_formatter):
             return body
-        return format_response(self._output_formatter, json.loads(body), request, self._tokenizer)
+        return answer.format_response(self._output_formatter, json.loads(body), request, self._tokenizer)
 
 
 def load(config: UserCodeConfig, *, folder: str, name: str) -> UserCode:
@@ -286,8 +287,8 @@ class LazyTokenizer:
         return True
 
 
-def is_multipart(content_type: str | None) -> bool:
-    return content_type is not None and content_type.strip().lower().startswith("multipart/form-data")
+def is_multipart(content_type: str) -> bool:
+    return content_type.strip().lower().startswith("multipart/form-data")
 
 
 def read_parts(body: bytes, content_type: str) -> list[tuple[str, bytes]]:

@@ -219,4 +219,4 @@ def test_what_is_no_form_says_why(body: bytes, content_type: str, said: str) -> 
 
 def test_only_forms_are_taken_apart() -> None:
     assert is_multipart("multipart/form-data; boundary=a") and not is_multipart("multipart/mixed; boundary=a")
-    assert not is_multipart(None) and not is_multipart("application/json")
+    assert not is_multipart("") and not is_multipart("application/json")
