@@ -20,8 +20,7 @@ def create_non_stream_output(
 ) -> Output:
     """Make a whole answer, JSON. `properties` become headers. An `error` replaces it; `code` is its status (424)."""
     output = _output(data, JSON, True, error, code)
-    for name, value in (properties or {}).items():
-        output.add_property(name, value)
+    output.properties.update(properties or {})
     return output
 
 

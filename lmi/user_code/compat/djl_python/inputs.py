@@ -83,9 +83,8 @@ class Input:
         import numpy
 
         data = self.get_as_bytes(key) or b""
-        if data.startswith(b"PK"):
-            return self.get_as_npz(key)
-        return [numpy.load(io.BytesIO(data), allow_pickle=False)]
+        is_npz = data.startswith(b"PK")
+        return self.get_as_npz(key) if is_npz else [numpy.load(io.BytesIO(data), allow_pickle=False)]
 
     def get_as_image(self, key: str | int | None = None) -> Any:
         from PIL import Image
