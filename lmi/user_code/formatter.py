@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 
 from lmi.apis.base.api import AnyApi
-from lmi.apis.base.formatter import AsyncFormatter
+from lmi.apis.base.formatter import JSON, JSONLINES, AsyncFormatter
 from lmi.apis.base.readers import Message, Parsed
 from lmi.apis.lmi.schema import name_of_several
 from lmi.errors import MalformedRequest, Unsupported, UserCodeFailed
@@ -25,7 +25,6 @@ from lmi.types import Delta, Token
 from lmi.user_code.client import Call, UserCodeWorkers
 from lmi.user_code.messages import Feed, Head, Open, ReadInput, Respond, TokenFields, ToWorker
 
-JSON, JSONLINES = "application/json", "application/jsonlines"
 EVENT = b"data: "
 
 
@@ -63,35 +62,26 @@ class OutputFormatter(CallFormatter):
         super().__init__(workers, call)
         self.is_streaming = parsed.requests[0].is_streaming
         self._message, self._parsed = message, parsed
-        self._has_head = False
+        self._head: Head | None = None
 
     async def begin(self) -> None:
         message, request = self._message, self._parsed.requests[0]
+        prompts = [each.prompt for each in self._parsed.requests]
         fields = {name: value for name, value in message.fields.items() if name != "inputs"}
-        await self.ask(
-            lambda call_id: Open(
-                call_id,
-                [each.prompt for each in self._parsed.requests],
-                fields,
-                request.is_streaming,
-                details=message.format.details,
-                return_full_text=request.return_full_text,
-            )
-        )
+        settings = request.is_streaming, message.format.details, request.return_full_text
+        await self.ask(lambda call_id: Open(call_id, prompts, fields, *settings))
 
     async def feed(self, delta: Delta) -> list[bytes]:
-        return [await self._written(delta)]
+        written = await self._written(delta)
+        assert self._head is not None
+        self.media_type = self._head.media_type
+        return [written]
 
     async def _written(self, delta: Delta) -> bytes:
         """Return what the code writes for a Delta."""
         call = await self.ask(lambda call_id: feed(call_id, delta))
-        if not self._has_head:
-            self._take_head(await call.head())
-            self._has_head = True
+        self._head = self._head or await call.head()
         return await call.chunk()
-
-    def _take_head(self, head: Head) -> None:
-        self.media_type = head.media_type
 
 
 class ListOutputFormatter(OutputFormatter):
@@ -102,6 +92,7 @@ class ListOutputFormatter(OutputFormatter):
 
     def __init__(self, workers: UserCodeWorkers, call: Call | None, message: Message[Any], parsed: Parsed[Any]) -> None:
         super().__init__(workers, call, message, parsed)
+        self.media_type = JSONLINES if self.is_streaming else JSON
         self._unsent = [b""] * len(parsed.requests)
         self._num_open = len(parsed.requests)
 
@@ -114,9 +105,6 @@ class ListOutputFormatter(OutputFormatter):
             return []
         written, self._unsent = self._unsent, [b""] * len(self._unsent)
         return [orjson.dumps({"outputs": [each.decode(errors="replace") for each in written]}) + b"\n"]
-
-    def _take_head(self, head: Head) -> None:
-        self.media_type = JSONLINES if self.is_streaming else JSON
 
 
 class ResponseFormatter(CallFormatter):
@@ -135,12 +123,11 @@ class ResponseFormatter(CallFormatter):
 
     async def _rewritten(self, line: bytes) -> bytes:
         """Return the line with its object rewritten by the code. A line without an object stays as it is."""
-        prefix, body = (EVENT, line.removeprefix(EVENT)) if line.startswith(EVENT) else (b"", line)
+        body = line.removeprefix(EVENT)
         if not body.startswith(b"{"):
             return line
-        call = await self.ask(lambda call_id: Respond(call_id, body))
-        written = await call.chunk()
-        if not prefix:
+        written = await (await self.ask(lambda call_id: Respond(call_id, body))).chunk()
+        if body == line:
             return written
         lines = written.splitlines()  # each becomes the data of an event, unless it is one already
         return b"".join((each if each.startswith(EVENT) else EVENT + each) + b"\n" for each in lines)
@@ -188,9 +175,7 @@ class UserFormatters:
 
     def __init__(self, exchange: Exchange, service: Service, *, is_admitted: bool) -> None:
         """With `is_admitted` the caller holds a place in the queue for the request."""
-        self._exchange = exchange
-        self._service = service
-        self._is_admitted = is_admitted
+        self._exchange, self._service, self._is_admitted = exchange, service, is_admitted
         self._call: Call | None = None
         self._takes_user_code = False  # whether the API of the path does; the body's may be OpenAI's
 

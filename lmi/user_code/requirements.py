@@ -1,14 +1,9 @@
-"""The process that installs what a model's requirements.txt names. It runs once, before user code and engines start.
+"""The process that installs what a model's requirements.txt names, by pip. It runs before user code and engines start.
 
-`python -m lmi.user_code.requirements --file FILE --folder FOLDER --state STATE` runs pip of this interpreter and keeps
-the packages in FOLDER, which appears only when it is complete. A second process with the same FOLDER waits for the
-first. Wheels in a folder `requirements` beside FILE go before the index. It leaves in STATE:
-
-    progress.json   how far it is, while pip runs
-    failure.json    why it failed, as label, exit code and message
-
-The forms are those of `lmi/shared/fetches.py`. Only this process and the one that fetches sources have the secrets of
-the environment, which an index may ask for. Nothing is written beside FILE. SIGTERM ends it and pip at once.
+FOLDER appears only when it is complete. A second process with the same FOLDER waits for the first. Wheels in a folder
+`requirements` beside FILE go before the index, and nothing is written there. STATE gets `progress.json` and
+`failure.json` of `lmi/shared/fetches.py`. Only this process and the one that fetches sources have the secrets of the
+environment, which an index may ask for. SIGTERM ends it and pip at once.
 """
 
 from __future__ import annotations
@@ -21,19 +16,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
-
-import msgspec
 
 import lmi.shared.log
 from lmi.errors import ModelUnusable, StartError, cause_line
 from lmi.settings.kinds import is_true
 from lmi.shared import linux
-from lmi.shared.fetches import FAILURE, PROGRESS, FetchFailure, write
+from lmi.shared.fetches import FAILURE, PROGRESS, FetchFailure, FetchReport, write
 from lmi.shared.sink import guard_streams
 from lmi.sources.place import Place
 from lmi.user_code.settings import WHEELS
@@ -45,15 +38,6 @@ STEPS = (*FOUND, "Downloading ", "Building ", "Installing ")
 LOG_S = 10.0  # the least time between two lines of the log about progress
 
 log = logging.getLogger("lmi.user_code.requirements")  # this module is __main__ where it runs
-
-
-class InstallReport(msgspec.Struct, frozen=True, kw_only=True):
-    """How far an installation is."""
-
-    stage: str = "requirements"
-    source: str  # the file
-    share: float = 0.0  # of the packages that the file names, until pip has found them all
-    step: str = ""  # what pip does
 
 
 class Installer:
@@ -110,50 +94,42 @@ class Installer:
         """Run pip beside the file. Returns None if it succeeded, else its last line that begins with ERROR."""
         shutil.rmtree(self._part, ignore_errors=True)
         command = [*PIP, f"--target={self._part}", *arguments, f"--requirement={self._file}"]
-        lines, num_found = [], 0
-        with _running(command, self._file.parent, self._environ) as process:
-            assert process.stdout is not None
+        lines, num_found, pid = [], 0, os.getpid()
+        process = subprocess.Popen(  # in a group of its own, of which nothing is left at the end
+            command,
+            cwd=self._file.parent,
+            env=dict(self._environ),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            process_group=0,
+            preexec_fn=lambda: linux.die_with_parent(pid, signal.SIGKILL),
+        )
+        assert process.stdout is not None
+        try:
             for line in filter(None, map(str.strip, process.stdout)):
                 log.debug("pip: %s", line)
                 lines.append(line)
                 if line.startswith(STEPS):
                     num_found += line.startswith(FOUND)
                     self._report(min(0.9, num_found / self._num_named), line)
+            process.wait()
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
         if process.returncode == 0:
             return None
         errors = [line for line in lines if line.startswith("ERROR:")]
         return (errors or lines or [f"pip exited with code {process.returncode}"])[-1]
 
     def _report(self, share: float, step: str) -> None:
-        write(self._state / PROGRESS, InstallReport(source=str(self._file), share=share, step=step))
+        write(self._state / PROGRESS, FetchReport(stage="requirements", source=str(self._file), share=share))
         if (now := time.monotonic()) - self._logged_s >= LOG_S:
             self._logged_s = now
             log.info("installing: %s", step)
-
-
-@contextmanager
-def _running(command: Sequence[str], folder: Path, environ: Mapping[str, str]) -> Iterator[subprocess.Popen[str]]:
-    """Run a command in a process group of its own, of which nothing is left at the end of the block."""
-    pid = os.getpid()
-    process = subprocess.Popen(
-        command,
-        cwd=folder,
-        env=dict(environ),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        process_group=0,
-        preexec_fn=lambda: linux.die_with_parent(pid, signal.SIGKILL),
-    )
-    try:
-        yield process
-        process.wait()
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
 
 
 def run(file: Path, folder: Path, state: Path) -> int:

@@ -12,6 +12,7 @@ from contextlib import aclosing, closing
 import orjson
 
 from lmi.apis.base.api import retry_header
+from lmi.apis.base.formatter import JSON
 from lmi.apis.lmi.api import LMI
 from lmi.errors import ClientGone, LmiError
 from lmi.http.exchange import Exchange
@@ -19,7 +20,7 @@ from lmi.server.routes import invocations as of_engines
 from lmi.server.service import Service
 from lmi.server.streams import as_ascii
 from lmi.user_code.client import Call
-from lmi.user_code.formatter import JSON, properties
+from lmi.user_code.formatter import properties
 from lmi.user_code.messages import Handle, Head
 
 

@@ -41,20 +41,17 @@ def outline(path: Path) -> tuple[set[str], set[str]]:
         raise ModelUnusable(f"{path}: line {error.lineno}: SyntaxError: {error.msg}") from None
     except (OSError, ValueError, RecursionError) as error:
         raise ModelUnusable(f"{path}: {error}") from None
-    names = {name for statement in body for name in _bound(statement)}
-    functions = [node for node in body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-    used = {_last_name(decorator) for function in functions for decorator in function.decorator_list}
+    names, used = set[str](), set[str]()
+    for node in body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            names.update(alias.asname or alias.name for alias in node.names)
+        elif isinstance(node, ast.Assign):
+            names.update(target.id for target in node.targets if isinstance(target, ast.Name))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            used.update(map(_last_name, node.decorator_list))
     return names, used.intersection(MARKS)
-
-
-def _bound(statement: ast.stmt) -> list[str]:
-    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-        return [statement.name]
-    if isinstance(statement, ast.Import | ast.ImportFrom):
-        return [alias.asname or alias.name for alias in statement.names]
-    if isinstance(statement, ast.Assign):
-        return [target.id for target in statement.targets if isinstance(target, ast.Name)]
-    return []
 
 
 def _last_name(decorator: ast.expr) -> str:
@@ -108,14 +105,10 @@ def _is_own_file(values: Values) -> bool:
 
 
 def _choose_handler(values: Values, path: Path, names: set[str]) -> str | None:
-    """Return the function that is the model.
-
-    Returns None if the file does not have it, or if an entry point of the reference answers in its place.
-    """
+    """Return the function that is the model: None without one, or if an entry point of the reference answers."""
     entry: str = values.given(ENTRY_KEY, "")
-    is_hidden = is_built_in(entry) and not TRIES_HANDLER.fullmatch(entry)
     handler: str = values.given(HANDLER_KEY, HANDLER)
-    if handler in names and not is_hidden:
+    if handler in names and (not is_built_in(entry) or TRIES_HANDLER.fullmatch(entry)):
         return handler
     if HANDLER_KEY in values and not is_built_in(entry):
         values.refuse(HANDLER_KEY, f"a function of {path}")
@@ -178,18 +171,14 @@ def choose_requirements(values: Values, code: UserCodeConfig | None) -> Requirem
     if code is None and not values.final(TRUST):
         values.note(f"{file}: not installed, since no code of the model runs ({TRUST}=false)")
         return None
-    return RequirementsConfig(file=str(file.resolve()), folder=str(_folder(file, values.final("download_dir"))))
-
-
-def _folder(file: Path, download_dir: str) -> Path:
     wheels = file.parent / WHEELS
     try:
         names = sorted(entry.name for entry in wheels.iterdir()) if wheels.is_dir() else []
-        parts = [file.read_bytes(), *map(os.fsencode, names)]
+        parts = [platform.python_version().encode(), file.read_bytes(), *map(os.fsencode, names)]
     except OSError as error:
         raise ModelUnusable(f"{file}: cannot be read: {error.strerror}") from None
-    digest = hashlib.sha256(b"\0".join([platform.python_version().encode(), *parts])).hexdigest()
-    return Path(download_dir) / "requirements" / digest
+    folder = Path(values.final("download_dir"), "requirements", hashlib.sha256(b"\0".join(parts)).hexdigest())
+    return RequirementsConfig(file=str(file.resolve()), folder=str(folder))
 
 
 def unrun_code(folder: Path) -> list[str]:
