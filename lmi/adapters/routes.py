@@ -23,6 +23,7 @@ from lmi.server.service import Service
 from lmi.shared.desired_state import Adapter, State, check_name
 
 TEXT = "text/plain; charset=utf-8"
+SCRIPT = "model.py"
 WORDS = {"true": True, "false": False}
 
 
@@ -70,7 +71,7 @@ async def _load(
     exchange: Exchange, service: Service, registry: AdapterRegistry, given: Mapping[str, Any], *names: str
 ) -> tuple[str, str | None]:
     """Load an adapter, whose name and source have these `names`. Returns its name in messages, and a warning."""
-    from lmi.adapters.source import Fetches, fetch_adapter, warning
+    from lmi.adapters.source import fetch_adapter
 
     _check_given(given, *names)
     name, src = (given[each] for each in names)
@@ -80,11 +81,10 @@ async def _load(
     preload, pin = _checked(given.get("preload", True), given.get("pin", False))
     said = alias(exchange) or name
     registry.check_free(name, said)
-    fetches = Fetches(service.front_end.runtime.fetches(), service.front_end.block)
-    folder = await fetch_adapter(src, service.config, fetches)
+    folder = await fetch_adapter(src, service.config, service.front_end)
     entry = Adapter(name=name, path=str(folder), src=src, preload=preload, is_pinned=pin, state=State.PENDING)
     await registry.register(entry, said)
-    return said, warning(folder)
+    return said, f"{SCRIPT} in the adapter's folder is not run" if (folder / SCRIPT).exists() else None
 
 
 async def update(exchange: Exchange, service: Service) -> None:

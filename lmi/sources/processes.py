@@ -1,6 +1,6 @@
 """The fetches that front ends ask for while the server runs: adapters that lie at a hub or in S3.
 
-A front end writes a `FetchRequest` into a folder below `fetches/` of the server's, and waits for the result or the
+A front end lays a folder with a `FetchRequest` below `fetches/` of the server's, and waits for the result or the
 failure there. It removes the request when it waits no longer. `FetchProcesses` looks at the folders at each turn of the
 supervisor's loop. It waits for nobody, and a fetch that fails ends nothing but itself.
 """
@@ -8,10 +8,8 @@ supervisor's loop. It waits for nobody, and a fetch that fails ends nothing but 
 from __future__ import annotations
 
 import logging
-import os
 import shutil
 import signal
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -30,7 +28,6 @@ from lmi.supervisor.child import Child, ChildKind
 from lmi.supervisor.stages import fetch_kind
 
 MAX_AT_ONCE = 4  # the others wait, the oldest is next
-ORPHAN_S = 10.0  # that a new folder may be without a request
 
 log = logging.getLogger(__name__)
 
@@ -48,8 +45,7 @@ class FetchProcesses:
 
     def look(self) -> None:
         """Note new requests, end the fetches that nobody waits for, and remove what is left of them."""
-        for changed_s, folder in self._new_folders():
-            self._meet(folder, changed_s)
+        self._meet()
         for folder, fetch in list(self._fetches.items()):
             fetch.look()
             if fetch.is_over:
@@ -57,32 +53,27 @@ class FetchProcesses:
                 shutil.rmtree(folder, ignore_errors=True)
                 del self._fetches[folder]
 
+    def _meet(self) -> None:
+        """Note the new requests, the oldest first."""
+        new: list[Path] = []
+        with suppress(OSError):  # nothing was asked for yet
+            found = (path for path in self._folder.iterdir() if not path.name.startswith("."))
+            new = sorted((path for path in found if path not in self._fetches), key=lambda path: path.stat().st_mtime)
+        for folder in new:
+            try:
+                request = read(folder / REQUEST, FetchRequest)
+            except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+                log.error("%s cannot be read: %s", folder / REQUEST, error)
+                request = None
+            if request is not None:
+                self._fetches[folder] = Fetch(folder, request, self._config)
+            else:  # nobody waits any more; where one does, this shows that nobody works on it
+                shutil.rmtree(folder, ignore_errors=True)
+
     def ended(self, child: Child, failure: Failure | None) -> None:
         """Pass the failure of a process, if it has one, to the front end that waits."""
         if failure is not None:
             next(fetch for fetch in self._fetches.values() if fetch.child is child).fail(failure)
-
-    def _new_folders(self) -> list[tuple[float, Path]]:
-        """Return each folder that is not known with the time of its last change, the oldest first."""
-        found: list[tuple[float, Path]] = []
-        with suppress(OSError), os.scandir(self._folder) as entries:
-            for entry in entries:
-                if (folder := Path(entry.path)) not in self._fetches:
-                    with suppress(OSError):  # removed a moment ago
-                        found.append((entry.stat().st_mtime, folder))
-        return sorted(found)
-
-    def _meet(self, folder: Path, changed_s: float) -> None:
-        try:
-            request = read(folder / REQUEST, FetchRequest)
-        except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-            log.error("%s cannot be read: %s", folder / REQUEST, error)
-            shutil.rmtree(folder, ignore_errors=True)  # this shows the front end that nobody works on it
-            return
-        if request is not None:
-            self._fetches[folder] = Fetch(folder, request, self._config)
-        elif time.time() - changed_s > ORPHAN_S:
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 class Fetch:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lmi.adapters.source import Fetches
+from lmi.adapters.source import fetch
 from lmi.errors import DeadlineExceeded, InvalidRequest, LmiError, Unavailable
 from lmi.shared.fetches import (
     FAILURE,
@@ -41,7 +41,7 @@ class FrontEnd:
         return asyncio.run(self._fetch(answer, timeout_s))
 
     async def _fetch(self, answer: Callable[[Path], object], timeout_s: float) -> Path:
-        fetching = asyncio.create_task(Fetches(self.folder, self.block).fetch(WANTED, timeout_s))
+        fetching = asyncio.create_task(fetch(WANTED, timeout_s, self.folder, self.block))
         await asyncio.sleep(0)
         [folder] = self.folder.iterdir()
         assert read(folder / REQUEST, FetchRequest) == FetchRequest(sources=(WANTED,), writer=os.getpid())
@@ -97,6 +97,6 @@ def test_nobody_waits_for_a_fetch_when_the_server_ends(front_end: FrontEnd, phas
 
 def test_a_request_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "fetches").write_text("no folder")
-    fetches = Fetches(tmp_path / "fetches", Block.create(tmp_path / "state", 0, 1))
+    block = Block.create(tmp_path / "state", 0, 1)
     with pytest.raises(Unavailable, match="^a fetch cannot be asked for: Not a directory$"):
-        asyncio.run(fetches.fetch(WANTED, 1.0))
+        asyncio.run(fetch(WANTED, 1.0, tmp_path / "fetches", block))

@@ -12,7 +12,7 @@ import pytest
 from lmi.runtime import ServerRuntime
 from lmi.settings.config import ServerConfig
 from lmi.shared.fetches import FAILURE, REQUEST, FetchFailure, FetchRequest, WantedSource, read, write
-from lmi.sources.processes import MAX_AT_ONCE, ORPHAN_S, FetchProcesses
+from lmi.sources.processes import MAX_AT_ONCE, FetchProcesses
 from lmi.supervisor.banner import Failure
 from lmi.supervisor.child import Child
 
@@ -124,14 +124,14 @@ def test_a_request_of_a_front_end_that_died_is_removed(asker: Asker, fetches: Fe
     assert list(fetches) == [] and not folder.exists()
 
 
-def test_a_folder_that_stays_without_a_request_is_removed(runtime: ServerRuntime, fetches: FetchProcesses) -> None:
-    new, old = runtime.fetches() / "new", runtime.fetches() / "old"
-    for folder in (new, old):
+def test_a_folder_without_a_request_is_removed_unless_it_is_still_hidden(
+    runtime: ServerRuntime, fetches: FetchProcesses
+) -> None:
+    hidden, withdrawn = runtime.fetches() / ".new", runtime.fetches() / "old"
+    for folder in (hidden, withdrawn):
         folder.mkdir(parents=True)
-    changed_s = old.stat().st_mtime - ORPHAN_S - 1
-    os.utime(old, (changed_s, changed_s))
     fetches.look()
-    assert new.exists() and not old.exists() and list(fetches) == []
+    assert hidden.exists() and not withdrawn.exists() and list(fetches) == []
 
 
 def test_a_request_that_cannot_be_read_is_removed(asker: Asker, fetches: FetchProcesses) -> None:
