@@ -95,7 +95,7 @@ MAX_LINES = {
     "lmi/sessions": 370,
     "lmi/settings": 2920,
     "lmi/shared": 1750,
-    "lmi/sources": 1890,
+    "lmi/sources": 1830,
     "lmi/supervisor": 1780,
     "lmi/text": 610,
     "lmi/tracing": 250,

@@ -28,18 +28,15 @@ BLOCK_BYTES = 512
 GZIP, ZSTD, BZIP2 = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", re.compile(rb"BZh[1-9]1AY&SY")
 ZSTANDARD = "zstandard"  # which reads zstd
 HEADERS = (
-    tarfile.XHDTYPE,
-    tarfile.XGLTYPE,
-    tarfile.SOLARIS_XHDTYPE,
-    tarfile.GNUTYPE_LONGNAME,
-    tarfile.GNUTYPE_LONGLINK,
+    *(tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE),
+    *(tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK),
 )
 
 
 class CountedFile(io.FileIO):
     """A file that reports how many bytes are read."""
 
-    def __init__(self, path: Path, count: Callable[[int], None] = lambda num_bytes: None) -> None:
+    def __init__(self, path: Path, count: Callable[[int], None]) -> None:
         super().__init__(path)
         self._count = count
 
@@ -102,22 +99,21 @@ def unpack(
     ModelUnusable for a broken archive. Messages begin with `name`, which is the archive's path unless it is given.
     """
     subject = name or str(archive)
-    with _broken_explained(subject), CountedFile(archive) as file, TarStream(file) as stream, _opened(stream) as tar:
+    with _opened(archive, subject) as (_, tar):
         for member in _counted(tar, subject, max_members):
             if member.offset_data + member.size > COUNTED_BYTES:
                 break
-    with _broken_explained(subject), CountedFile(archive, count) as file, TarStream(file) as stream:
-        with _opened(stream) as tar:
-            for member in _counted(tar, subject, max_members):
-                path = PurePosixPath(member.name)
-                if path.is_absolute() or ".." in path.parts:
-                    raise SecurityRefused(f"{subject}: the member {member.name} leaves the archive's folder")
-                check_room(member.size)
-                try:  # the filter refuses links that lead outward and devices, and drops owners and modes
-                    tar.extract(member, folder, filter="data")
-                except tarfile.FilterError as error:
-                    reason = f"the member {member.name} is refused: {cause_line(error)}"
-                    raise SecurityRefused(f"{subject}: {reason}") from error
+    with _opened(archive, subject, count) as (stream, tar):
+        for member in _counted(tar, subject, max_members):
+            path = PurePosixPath(member.name)
+            if path.is_absolute() or ".." in path.parts:
+                raise SecurityRefused(f"{subject}: the member {member.name} leaves the archive's folder")
+            check_room(member.size)
+            try:  # the filter refuses links that lead outward and devices, and drops owners and modes
+                tar.extract(member, folder, filter="data")
+            except tarfile.FilterError as error:
+                reason = f"the member {member.name} is refused: {cause_line(error)}"
+                raise SecurityRefused(f"{subject}: {reason}") from error
         stream.finish()
 
 
@@ -128,8 +124,7 @@ def check_readable(name: str) -> None:
 
 
 def _missing(subject: str) -> ModelUnusable:
-    said = f"zstd needs {ZSTANDARD}, which is not installed: pip install {ZSTANDARD}"
-    return ModelUnusable(f"{subject}: {said}")
+    return ModelUnusable(f"{subject}: zstd needs {ZSTANDARD}, which is not installed: pip install {ZSTANDARD}")
 
 
 def _unpacked(packed: io.BufferedReader) -> tuple[IO[bytes], tuple[type[Exception], ...]]:
@@ -147,19 +142,20 @@ def _unpacked(packed: io.BufferedReader) -> tuple[IO[bytes], tuple[type[Exceptio
 
 
 @contextmanager
-def _broken_explained(subject: str) -> Iterator[None]:
+def _opened(
+    archive: Path, subject: str, count: Callable[[int], None] = lambda num_bytes: None
+) -> Iterator[tuple[TarStream, tarfile.TarFile]]:
+    """Open an archive. Raises ModelUnusable if it is broken."""
     try:
-        yield
+        with CountedFile(archive, count) as file, TarStream(file) as stream:
+            with tarfile.open(None, "r|", stream, BUFFER_BYTES, tarinfo=Member) as tar:
+                yield stream, tar
     except ModuleNotFoundError as error:
         raise _missing(subject) from error
     except (tarfile.TarError, RecursionError, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:  # of the disk
             raise
         raise ModelUnusable(f"{subject}: the archive is broken: {cause_line(error)}") from error
-
-
-def _opened(stream: TarStream) -> tarfile.TarFile:
-    return tarfile.open(None, "r|", stream, BUFFER_BYTES, tarinfo=Member)
 
 
 def _counted(tar: tarfile.TarFile, subject: str, max_members: int) -> Iterator[tarfile.TarInfo]:

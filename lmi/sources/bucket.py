@@ -127,9 +127,14 @@ class Bucket:
         """
         first: Exception | None = None
         ended: SimpleQueue[tuple[StoredObject, Any]] = SimpleQueue()
+        for each in wanted:
+            if not each.size:  # a range of nothing cannot be read
+                (folder / each.path).touch()
+                progress.file_done()
+                yield each
         with TransferManager(self._reader, TRANSFERS) as manager:
             futures = []
-            for each in wanted:
+            for each in filter(lambda each: each.size, wanted):
                 listener = _Subscriber(each, progress, ended)
                 futures.append(manager.download(self.name, each.key, str(folder / each.path), subscribers=[listener]))
             for _ in futures:
@@ -172,9 +177,7 @@ class _Subscriber:
     """Hears from the transfer manager how one object gets on."""
 
     def __init__(self, wanted: StoredObject, progress: Progress, ended: SimpleQueue[tuple[StoredObject, Any]]) -> None:
-        self._wanted = wanted
-        self._progress = progress
-        self._ended = ended
+        self._wanted, self._progress, self._ended = wanted, progress, ended
 
     def on_queued(self, future: Any, **_: object) -> None:
         future.meta.provide_transfer_size(self._wanted.size)

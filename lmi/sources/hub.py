@@ -229,21 +229,17 @@ class HubFetch:
 
     def _of_answer(self, error: HfHubHTTPError) -> Exception:
         status, self._tries_to_connect = error.response.status_code, True
+        said = f"{constants.ENDPOINT} answers {status}: {cause_line(error)}"
+        token = f"HF_TOKEN is {'set' if get_token() else 'not set'}"
         if isinstance(error, GatedRepoError):
             page = f"{constants.ENDPOINT}/{self._model}"
-            return self._final(f"is gated: accept its licence at {page} with the account of the token; {_token()}")
-        if isinstance(error, RevisionNotFoundError):
-            return self._final(f"has no revision {self._revision} at {constants.ENDPOINT}")
-        if status in (401, 403, 404):
-            said = f"{self._subject} there is no such model, or it is private: {self._said(error)}"
-            return ModelUnusable(f"{said}; {_token()}")
-        said = self._said(error)
-        return MayPass(said, _asked_wait_s(error.response)) if status in PASSING_STATUSES else self._final(said)
-
-    def _said(self, error: HfHubHTTPError) -> str:
-        return f"{constants.ENDPOINT} answers {error.response.status_code}: {cause_line(error)}"
-
-    def _final(self, said: str) -> StartError:
+            said = f"is gated: accept its licence at {page} with the account of the token; {token}"
+        elif isinstance(error, RevisionNotFoundError):
+            said = f"has no revision {self._revision} at {constants.ENDPOINT}"
+        elif status in (401, 403, 404):
+            return ModelUnusable(f"{self._subject} there is no such model, or it is private: {said}; {token}")
+        elif status in PASSING_STATUSES:
+            return MayPass(said, _asked_wait_s(error.response))
         return ModelUnusable(f"{self._model}: {said}")
 
     @property
@@ -261,10 +257,6 @@ class HubFetch:
             lack = f"its snapshot {self._cache.snapshot(commit)} {self._lack(commit)}"
         asked = f"{variable}={os.environ.get(variable, '')} forbids to ask the hub for revision {self._revision}"
         return ModelUnusable(f"{self._subject} {lack}, and {asked}")
-
-
-def _token() -> str:
-    return f"HF_TOKEN is {'set' if get_token() else 'not set'}"
 
 
 def _limit_silence(request: httpx2.Request) -> None:

@@ -30,7 +30,8 @@ from lmi.sources.place import Place, size_of
 from lmi.sources.source import S3Model
 
 ARCHIVE = "archive"  # the file in H.part while it is not unpacked
-MODEL = "model"
+MODEL, MANIFEST = "model", "manifest.jsonl"
+ENCODER = msgspec.json.Encoder()
 
 log = logging.getLogger(__name__)
 
@@ -99,19 +100,10 @@ class S3Fetch:
         self._place.check_room(needed_bytes, self._source)
         self._job.progress.begin(self._source, needed_bytes, len(missing))
         for each in missing:
-            file = self._store.part / each.path
-            file.parent.mkdir(parents=True, exist_ok=True)
-            if each.size == 0:  # a range of nothing cannot be read
-                file.touch()
-                self._record(each)
-                self._job.progress.file_done()
-        with_bytes = [each for each in missing if each.size]
-        for each in self._bucket.fetch(with_bytes, self._store.part, self._job.progress):
-            self._record(each)
-
-    def _record(self, whole: StoredObject) -> None:
-        self._store.record(whole)
-        self._num_whole += 1
+            (self._store.part / each.path).parent.mkdir(parents=True, exist_ok=True)
+        for each in self._bucket.fetch(missing, self._store.part, self._job.progress):
+            self._store.record(each)
+            self._num_whole += 1
 
     def _unpack(self) -> None:
         """Unpack the archive beside itself, check the model in it and remove the archive. What fails leaves nothing."""
@@ -148,32 +140,35 @@ class Store:
 
     def is_current(self, objects: Iterable[StoredObject], *, is_unpacked: bool = False) -> bool:
         """Return whether H holds exactly these objects. Those of an archive that was unpacked are gone."""
-        listed = {each.key: each for each in objects}
-        if _manifest(self.whole) != listed:
+        objects = list(objects)
+        if _noted(self.whole) != {each.key: each for each in objects}:
             return False
-        return self.model.is_dir() if is_unpacked else all(_is_there(self.whole, each) for each in listed.values())
+        return self.model.is_dir() if is_unpacked else len(_held(self.whole, objects)) == len(objects)
 
     def missing(self, objects: Iterable[StoredObject]) -> list[StoredObject]:
         """Prepare H.part with the objects that are known already. Returns those that must be fetched."""
         objects = list(objects)
         shutil.rmtree(self._old, ignore_errors=True)
-        kept = {each.path: each for each in _held(self.part, objects)}
+        kept = _held(self.part, objects)
         for path in list(self.part.rglob("*")):
             if not path.is_dir() and str(path.relative_to(self.part)) not in kept:
                 path.unlink()  # part of a file, or an object that changed
-        for each in _held(self.whole, objects):
-            if each.path not in kept and _link(self.whole, self.part, each):
-                kept[each.path] = each
+        for name in _held(self.whole, objects) - kept:
+            path = self.part / name
+            with suppress(OSError):  # the file system has no links
+                path.parent.mkdir(parents=True, exist_ok=True)
+                os.link(self.whole / name, path)
+                kept.add(name)
         (self.part / MODEL).mkdir(parents=True, exist_ok=True)
         new = self.part / "manifest.new"
-        new.write_bytes(b"".join(map(_line, kept.values())))
-        new.rename(_manifest_of(self.part))
+        new.write_bytes(ENCODER.encode_lines([each for each in objects if each.path in kept]))
+        new.rename(self.part / MANIFEST)
         return [each for each in objects if each.path not in kept]
 
     def record(self, fetched: StoredObject) -> None:
         """Note that an object is whole in H.part."""
-        with open(_manifest_of(self.part), "ab") as file:
-            file.write(_line(fetched))
+        with open(self.part / MANIFEST, "ab") as file:
+            file.write(ENCODER.encode_lines([fetched]))
 
     def finish(self) -> None:
         """Let H.part become H."""
@@ -183,40 +178,18 @@ class Store:
         shutil.rmtree(self._old, ignore_errors=True)
 
 
-def _manifest_of(folder: Path) -> Path:
-    return folder / "manifest.jsonl"
-
-
-def _line(each: StoredObject) -> bytes:
-    return msgspec.json.encode(each) + b"\n"
-
-
-def _manifest(folder: Path) -> dict[str, StoredObject]:
+def _noted(folder: Path) -> dict[str, StoredObject]:
     """Return the noted objects by key. A line that a killed process did not end is left out."""
     found = {}
     with suppress(FileNotFoundError, NotADirectoryError):
-        for line in _manifest_of(folder).read_bytes().splitlines():
+        for line in (folder / MANIFEST).read_bytes().splitlines():
             with suppress(msgspec.MsgspecError):
                 each = msgspec.json.decode(line, type=StoredObject)
                 found[each.key] = each
     return found
 
 
-def _held(folder: Path, objects: Iterable[StoredObject]) -> list[StoredObject]:
-    """Return the objects that the folder has, noted and with their size."""
-    noted = _manifest(folder)
-    return [each for each in objects if noted.get(each.key) == each and _is_there(folder, each)]
-
-
-def _is_there(folder: Path, each: StoredObject) -> bool:
-    return size_of(folder / each.path) == each.size
-
-
-def _link(source: Path, target: Path, each: StoredObject) -> bool:
-    """Give a file of the earlier version a place in the new one. Returns False if the file system has no links."""
-    path = target / each.path
-    with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        os.link(source / each.path, path)
-        return True
-    return False
+def _held(folder: Path, objects: Iterable[StoredObject]) -> set[str]:
+    """Return the paths of the objects that the folder has, noted and with their size."""
+    noted = _noted(folder)
+    return {each.path for each in objects if noted.get(each.key) == each and size_of(folder / each.path) == each.size}

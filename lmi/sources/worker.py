@@ -14,15 +14,13 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import msgspec
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, TaskID, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from rich.progress import Progress as Bar
 
 import lmi.shared.log
@@ -39,62 +37,46 @@ LOG_S = 10.0  # between two lines of the log
 log = logging.getLogger("lmi.sources.worker")  # this module is __main__ where it runs
 
 
-class Reporter:
-    """Reports the progress from a thread: in a file, and to people as a bar on a terminal or as lines in the log."""
+@contextmanager
+def reporting(progress: Progress, file: Path, *, has_bar: bool, log_s: float) -> Iterator[None]:
+    """Report from a thread in the block: in a file, and to people as a bar on a terminal or as lines in the log."""
+    bar, over = None, threading.Event()
+    if has_bar:
+        columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+        console = Console(file=stream(lmi.shared.log.fd()))
+        bar = Bar(TextColumn("{task.description}"), *columns, console=console, transient=True)
+    thread = threading.Thread(target=_report, args=(progress, file, bar, log_s, over), name="reporter", daemon=True)
+    with bar or nullcontext():
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
 
-    def __init__(self, progress: Progress, file: Path, *, has_bar: bool, log_s: float) -> None:
-        self._log_s = log_s
-        self._progress = progress
-        self._file = file
-        self._written: object = None  # the last report in the file
-        self._logged_s = time.monotonic()
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="reporter", daemon=True)
-        self._bar: Bar | None = None
-        self._task: TaskID | None = None
-        if has_bar:
-            columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-            console = Console(file=stream(lmi.shared.log.fd()))
-            self._bar = Bar(TextColumn("{task.description}"), *columns, console=console, transient=True)
 
-    def __enter__(self) -> Self:
-        if self._bar is not None:
-            self._bar.start()
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._over.set()
-        self._thread.join()
-        if self._bar is not None:
-            self._bar.stop()
-
-    def _run(self) -> None:
-        while not self._over.wait(REPORT_S):
-            self._report()
-        self._report()
-
-    def _report(self) -> None:
-        report = self._progress.report()
-        if report != self._written:
+def _report(progress: Progress, file: Path, bar: Bar | None, log_s: float, over: threading.Event) -> None:
+    task = None if bar is None else bar.add_task("", total=None, visible=False)
+    written, logged_s, is_last = None, time.monotonic(), False
+    while not is_last:
+        is_last = over.wait(REPORT_S)
+        report = progress.report()
+        if report != written:
             try:
-                write(self._file, report)
-                self._written = report
+                write(file, report)
+                written = report
             except OSError as error:  # a full disk; the fetch itself says so
-                log.debug("%s cannot be written: %s", self._file, error)
-        if self._bar is not None:
-            if self._task is None:
-                self._task = self._bar.add_task("", total=None)
-            text = f"{report.stage} {report.source} {report.num_files}/{report.total_files}"
-            self._bar.update(self._task, description=text, completed=report.num_bytes, total=report.total_bytes or None)
-        elif time.monotonic() - self._logged_s >= self._log_s and report.source:
-            self._logged_s = time.monotonic()
+                log.debug("%s cannot be written: %s", file, error)
+        if bar is not None and task is not None:
+            said = f"{report.stage} {report.source} {report.num_files}/{report.total_files}"
+            total = report.total_bytes or None
+            bar.update(task, description=said, completed=report.num_bytes, total=total, visible=True)
+        elif time.monotonic() - logged_s >= log_s and report.source:
+            logged_s = time.monotonic()
             log.info("%s", report)
 
 
-def run(jobs: Sequence[FetchJob], folder: Path, reporter: Reporter, *, says_failure: bool) -> int:
+def run(jobs: Sequence[FetchJob], folder: Path, reporter: AbstractContextManager[None], *, says_failure: bool) -> int:
     """Fetch every source and write the result or the failure. Returns the exit code."""
     try:
         with reporter:
@@ -120,7 +102,7 @@ def _timed(job: FetchJob) -> FetchedSource:
     return fetched
 
 
-def arguments() -> argparse.Namespace:
+def main() -> None:
     parser = argparse.ArgumentParser(prog="lmi.sources.worker", description=__doc__)
     parser.add_argument("request", type=Path, help="a file with the FetchRequest as JSON")
     parser.add_argument("folder", type=Path, help="where progress, result or failure are written")
@@ -130,11 +112,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--log-s", type=float, default=LOG_S, help="seconds between two lines of the log")
     parser.add_argument("--delays", type=float, nargs="*", default=DELAYS_S, help="seconds between tries")
     parser.add_argument("--spare-bytes", type=int, default=SPARE_BYTES, help="bytes of the disk that stay free")
-    return parser.parse_args()
-
-
-def main() -> None:
-    given = arguments()
+    given = parser.parse_args()
     guard_streams()
     faulthandler.register(signal.SIGUSR2, all_threads=True)
     linux.set_title("lmi-fetch")
@@ -151,7 +129,7 @@ def main() -> None:
     has_bar = os.isatty(lmi.shared.log.fd()) and given.log_format != "json" and not given.no_bar
     progress = Progress()
     jobs = [FetchJob(wanted, progress, tuple(given.delays), given.spare_bytes) for wanted in request.sources]
-    reporter = Reporter(progress, given.folder / PROGRESS, has_bar=has_bar, log_s=given.log_s)
+    reporter = reporting(progress, given.folder / PROGRESS, has_bar=has_bar, log_s=given.log_s)
     linux.end_at_once(run(jobs, given.folder, reporter, says_failure=not has_bar))
 
 
