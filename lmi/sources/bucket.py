@@ -15,11 +15,7 @@ import boto3  # type: ignore[import-untyped]
 import botocore.exceptions as faults  # type: ignore[import-untyped]
 import msgspec
 from botocore.config import Config  # type: ignore[import-untyped]
-from s3transfer.exceptions import (  # type: ignore[import-untyped]
-    RetriesExceededError,
-    S3DownloadFailedError,
-    S3ValidationError,
-)
+from s3transfer import exceptions as transfer_faults  # type: ignore[import-untyped]
 from s3transfer.manager import TransferConfig, TransferManager  # type: ignore[import-untyped]
 
 from lmi.errors import ModelUnusable, cause_line
@@ -46,8 +42,8 @@ PASSING = (
     faults.ConnectionError,
     faults.HTTPClientError,
     faults.IncompleteReadError,
-    S3ValidationError,
-    RetriesExceededError,
+    transfer_faults.S3ValidationError,
+    transfer_faults.RetriesExceededError,
 )
 REFUSED_CREDENTIALS = frozenset({"InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken"})
 MD5 = re.compile("[0-9a-f]{32}")  # of an ETag
@@ -202,7 +198,7 @@ def explained(url: str, *, read_key: str = "") -> Iterator[None]:
         raise _of_answer(error, url, read_key) from error
     except CREDENTIALS as error:
         raise ModelUnusable(f"{url}: no credentials for S3: {cause_line(error)}") from error
-    except S3DownloadFailedError as error:
+    except transfer_faults.S3DownloadFailedError as error:
         raise _changed(read_key, "PreconditionFailed") from error
     except PASSING as error:
         cause = getattr(error, "last_exception", error)

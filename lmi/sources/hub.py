@@ -13,21 +13,12 @@ import os
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
 
 import httpx2
-from huggingface_hub import (
-    HfApi,
-    RepoFile,
-    constants,
-    get_cached_repo_tree,
-    get_token,
-    hf_hub_url,
-    set_client_factory,
-    snapshot_download,
-)
+import huggingface_hub as client
+from huggingface_hub import constants
 from huggingface_hub.errors import CachedRepoTreeNotFoundError, GatedRepoError, HfHubHTTPError, RevisionNotFoundError
 from huggingface_hub.utils import (  # type: ignore[attr-defined]
     build_hf_headers,
@@ -50,14 +41,6 @@ OFFLINE_VARIABLES = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Listing:
-    """The files of one commit, by path."""
-
-    commit: str
-    files: dict[str, HubFile]
-
-
 class HubFetch:
     def __init__(self, model: HubModel, job: FetchJob) -> None:
         self._model = model
@@ -67,7 +50,7 @@ class HubFetch:
         self._failed = Event()
         variable = "HF_HUB_CACHE" if "HF_HUB_CACHE" in os.environ else "HF_HOME"
         self._place = Place(self._cache.folder, variable, job.spare_bytes)
-        self._api = HfApi(library_name="lmi", library_version=__version__)
+        self._api = client.HfApi(library_name="lmi", library_version=__version__)
         self._tries_to_connect = False  # an id may be a mistyped path until the hub answers
 
     def fetch(self) -> tuple[Path, str]:
@@ -79,7 +62,7 @@ class HubFetch:
             raise self._offline()
         # The client's own HTTP client has no time limit for some requests.
         hooks = {"request": [_limit_silence]}
-        set_client_factory(lambda: httpx2.Client(event_hooks=hooks, follow_redirects=True))
+        client.set_client_factory(lambda: httpx2.Client(event_hooks=hooks, follow_redirects=True))
         disable_progress_bars()
         commit = self._current_commit()
         return self._cache.snapshot(commit), commit
@@ -97,7 +80,7 @@ class HubFetch:
         if (found := fault(folder, is_adapter=self._job.wanted.is_adapter)) is not None:
             return found
         with suppress(CachedRepoTreeNotFoundError):  # another client may have filled the cache
-            listed = self._chosen(file.path for file in get_cached_repo_tree(self._model.id, revision=commit))
+            listed = self._chosen(file.path for file in client.get_cached_repo_tree(self._model.id, revision=commit))
         return next((f"has no {name}" for name in listed if not (folder / name).is_file()), None)
 
     def _current_commit(self) -> str:
@@ -106,9 +89,9 @@ class HubFetch:
         self._tries_to_connect |= cached is not None
         try:
             # With a commit in the cache one try is enough.
-            listing = attempt(self._explained()(self._list), self._model, () if cached else self._job.delays_s)
-            self._complete(listing)
-            return listing.commit
+            commit, listed = attempt(self._explained()(self._list), self._model, () if cached else self._job.delays_s)
+            self._complete(commit, listed)
+            return commit
         except SourceUnreachable as error:
             if cached is None:
                 raise
@@ -116,7 +99,8 @@ class HubFetch:
             log.warning("%s: the hub cannot be reached (%s), the cached commit %s is used", self._model, cause, cached)
             return cached
 
-    def _list(self) -> Listing:
+    def _list(self) -> tuple[str, dict[str, HubFile]]:
+        """Return the commit of the revision, and its files by path."""
         info = self._api.model_info(self._model.id, revision=self._revision, timeout=NO_BYTE_S)
         self._tries_to_connect = True
         commit = str(info.sha)
@@ -124,11 +108,11 @@ class HubFetch:
             raise ValueError(f"it names the commit {shorten(commit)}")
         log.info("%s: revision %s is commit %s", self._model, self._revision, commit)
         try:
-            files = get_cached_repo_tree(self._model.id, revision=commit)
+            files = client.get_cached_repo_tree(self._model.id, revision=commit)
         except CachedRepoTreeNotFoundError:
             tree = self._api.list_repo_tree(self._model.id, recursive=True, revision=commit)
-            files = [file for file in tree if isinstance(file, RepoFile)]
-        return Listing(commit, {file.path: HubFile.of(file) for file in files})
+            files = [file for file in tree if isinstance(file, client.RepoFile)]
+        return commit, {file.path: HubFile.of(file) for file in files}
 
     def _chosen(self, paths: Iterable[str]) -> list[str]:
         wanted = self._job.wanted
@@ -136,25 +120,25 @@ class HubFetch:
 
     # What is missing.
 
-    def _complete(self, listing: Listing) -> None:
+    def _complete(self, commit: str, listed: dict[str, HubFile]) -> None:
         """Fetch the files that are missing, with the lock of this repository, and name the revision."""
         wanted = self._job.wanted
-        check_listing(self._model.id, listing.files, allow_pickle=wanted.allow_pickle, is_adapter=wanted.is_adapter)
-        names = self._chosen(listing.files)
+        check_listing(self._model.id, listed, allow_pickle=wanted.allow_pickle, is_adapter=wanted.is_adapter)
+        names = self._chosen(listed)
         check_inside(self._model.id, names)
-        if self._missing(listing, names):
+        files = [listed[name] for name in names]
+        if self._missing(commit, files):
             with self._place.only_one(self._cache.lock, self._model):
-                self._bring(listing, names)
-        self._cache.name_revision(listing.commit)
+                self._bring(commit, files)
+        self._cache.name_revision(commit)
 
-    def _missing(self, listing: Listing, names: list[str]) -> list[HubFile]:
-        folder = self._cache.snapshot(listing.commit)
-        files = [listing.files[name] for name in names]
+    def _missing(self, commit: str, files: list[HubFile]) -> list[HubFile]:
+        folder = self._cache.snapshot(commit)
         return [file for file in files if size_of(folder / file.path) != file.size]
 
-    def _bring(self, listing: Listing, names: list[str]) -> None:
-        missing = self._missing(listing, names)
-        downloads = self._downloads(listing.commit, missing)
+    def _bring(self, commit: str, files: list[HubFile]) -> None:
+        missing = self._missing(commit, files)
+        downloads = self._downloads(commit, missing)
         needed_bytes = sum(each.missing_bytes() for each in downloads)
         self._place.check_room(needed_bytes, self._model)
         self._job.progress.begin(self._model, sum(each.file.size for each in downloads), len(downloads))
@@ -169,21 +153,21 @@ class HubFetch:
                     each.part.unlink(missing_ok=True)
                 raise
             for file in sorted(missing, key=lambda file: file.path in (CONFIG, ADAPTER_CONFIG)):
-                self._cache.link(file.id, listing.commit, file.path)
+                self._cache.link(file.id, commit, file.path)
         with suppress(HfHubHTTPError, httpx2.HTTPError, OSError):
             # The client finds all files in its cache, and notes their names for a start without a network.
-            patterns = [glob.escape(name) for name in names]
-            snapshot_download(self._model.id, revision=listing.commit, allow_patterns=patterns)
+            patterns = [glob.escape(file.path) for file in files]
+            client.snapshot_download(self._model.id, revision=commit, allow_patterns=patterns)
 
     def _downloads(self, commit: str, missing: list[HubFile]) -> list[Download]:
         """Return one for each blob that is not there, small ones first."""
         headers = build_hf_headers(library_name="lmi", library_version=__version__)
         by_id = {file.id: file for file in missing if size_of(self._cache.blobs / file.id) != file.size}
-        downloads = []
-        for file in sorted(by_id.values(), key=lambda file: file.size):
-            url = hf_hub_url(self._model.id, file.path, revision=commit)
-            downloads.append(Download(file, url, headers, self._cache.blobs, self._job.progress, self._failed))
-        return downloads
+        of_all = headers, self._cache.blobs, self._job.progress, self._failed
+        return [
+            Download(file, client.hf_hub_url(self._model.id, file.path, revision=commit), *of_all)
+            for file in sorted(by_id.values(), key=lambda file: file.size)
+        ]
 
     def _run(self, downloads: list[Download]) -> None:
         """Bring all. After the first error the others stop, and the error is raised when all have."""
@@ -230,7 +214,7 @@ class HubFetch:
     def _of_answer(self, error: HfHubHTTPError) -> Exception:
         status, self._tries_to_connect = error.response.status_code, True
         said = f"{constants.ENDPOINT} answers {status}: {cause_line(error)}"
-        token = f"HF_TOKEN is {'set' if get_token() else 'not set'}"
+        token = f"HF_TOKEN is {'set' if client.get_token() else 'not set'}"
         if isinstance(error, GatedRepoError):
             page = f"{constants.ENDPOINT}/{self._model}"
             said = f"is gated: accept its licence at {page} with the account of the token; {token}"
