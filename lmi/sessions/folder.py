@@ -85,9 +85,8 @@ class Sessions:
     def of(cls, runtime: Runtime) -> Sessions | None:
         """Return the sessions of a model, or None if they are switched off."""
         server = runtime.config.server
-        if not server.enable_sessions:
-            return None
-        return cls(runtime.sessions_path, server.sessions_expiration_s, server.max_sessions)
+        limits = server.sessions_expiration_s, server.max_sessions
+        return cls(runtime.sessions_path, *limits) if server.enable_sessions else None
 
     def open(self, owner: str = "") -> Session:
         """Open a session of an owner. Raises SessionFailed if there are too many, or if it cannot be written."""
@@ -134,10 +133,6 @@ class Sessions:
         if self._path.is_dir():
             with self._lock():
                 self._remove_expired()
-
-    def folder(self, session_id: str) -> Path:
-        """Return the folder of a session that was found."""
-        return self._path / session_id
 
     def _check_room(self, owner: str) -> None:
         """Raise SessionFailed unless another session of the owner has room. Sessions that have expired make room."""

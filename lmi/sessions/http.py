@@ -21,7 +21,7 @@ import msgspec
 
 from lmi.apis.base.readers import LEFT_OUT, PROMPTS, BodyOutline
 from lmi.errors import LmiError, shorten
-from lmi.http.exchange import Exchange, Header
+from lmi.http.exchange import Exchange
 from lmi.server.service import Service
 from lmi.sessions.folder import InvalidSession, Session, Sessions
 
@@ -66,15 +66,17 @@ async def change_session(exchange: Exchange, service: Service, asked: str) -> No
         session = await asyncio.to_thread(sessions.open, str(client[0]) if client else "")
         expires = datetime.fromtimestamp(int(session.expires_s), UTC)  # rounded down
         said = f"{session.id}; Expires={expires:%Y-%m-%dT%H:%M:%SZ}"
-        await answer(exchange, f"Session {session.id} created", [(HEADER, said), (NEW_HEADER, said)])
-        return
-    session_id = given_id(exchange)
-    if session_id in (None, "", NEW_SESSION):
-        raise InvalidSession(HEADER, "the id of the session to close", session_id)
-    session = await open_session(sessions, str(session_id))
-    if not await asyncio.to_thread(sessions.close, session.id):
-        raise not_open(session.id)
-    await answer(exchange, f"Session {session.id} closed", [(CLOSED_HEADER, session.id)])
+        done, headers = "created", [(HEADER, said), (NEW_HEADER, said)]
+    else:
+        session_id = given_id(exchange)
+        if session_id in (None, "", NEW_SESSION):
+            raise InvalidSession(HEADER, "the id of the session to close", session_id)
+        session = await open_session(sessions, str(session_id))
+        if not await asyncio.to_thread(sessions.close, session.id):
+            raise not_open(session.id)
+        done, headers = "closed", [(CLOSED_HEADER, session.id)]
+    body = b'{"result": "Session %b %b"}\n' % (session.id.encode(), done.encode())
+    await exchange.send_whole(200, "application/json", body, headers)
 
 
 async def session_of(exchange: Exchange, service: Service) -> str | None:
@@ -115,28 +117,23 @@ def not_open(session_id: str) -> LmiError:
     return InvalidSession(HEADER, "the id of an open session, and this one is unknown, closed or expired", session_id)
 
 
-async def answer(exchange: Exchange, result: str, headers: list[Header]) -> None:
-    body = b'{"result": %b}\n' % msgspec.json.encode(result)
-    await exchange.send_whole(200, "application/json", body, headers)
-
-
 @asynccontextmanager
 async def kept_clean(services: Mapping[str, Service], every_s: float = CLEAN_S) -> AsyncIterator[None]:
     """Remove the expired sessions of these models, which may change, again and again inside the block."""
-    cleaner = asyncio.create_task(_clean(services, every_s))
+
+    async def clean() -> None:
+        while True:
+            await asyncio.sleep(every_s)
+            for sessions in [service.sessions for service in services.values() if service.sessions is not None]:
+                try:
+                    await asyncio.to_thread(sessions.remove_expired)
+                except OSError as error:
+                    log.warning("expired sessions cannot be removed: %s", error)
+
+    cleaner = asyncio.create_task(clean())
     try:
         yield
     finally:
         cleaner.cancel()
         with suppress(asyncio.CancelledError):
             await cleaner
-
-
-async def _clean(services: Mapping[str, Service], every_s: float) -> None:
-    while True:
-        await asyncio.sleep(every_s)
-        for sessions in [service.sessions for service in services.values() if service.sessions is not None]:
-            try:
-                await asyncio.to_thread(sessions.remove_expired)
-            except OSError as error:
-                log.warning("expired sessions cannot be removed: %s", error)

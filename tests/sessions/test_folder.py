@@ -33,10 +33,10 @@ def test_a_session_is_found_by_every_reader_until_it_is_closed(tmp_path: Path) -
 def test_the_files_of_a_session_go_with_it(tmp_path: Path) -> None:
     sessions = Sessions(tmp_path, 60)
     session = sessions.open()
-    (sessions.folder(session.id) / "state").write_text("kept")
-    assert {file.name for file in sessions.folder(session.id).iterdir()} == {"state", FILE}
+    ((tmp_path / session.id) / "state").write_text("kept")
+    assert {file.name for file in (tmp_path / session.id).iterdir()} == {"state", FILE}
     sessions.close(session.id)
-    assert not sessions.folder(session.id).exists()
+    assert not (tmp_path / session.id).exists()
 
 
 def test_an_expired_session_goes_when_another_needs_its_place_and_when_somebody_cleans(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_an_owner_has_as_many_sessions_as_are_free_so_nobody_takes_the_last_plac
 def test_the_count_of_sessions_is_mended_when_somebody_cleans(tmp_path: Path) -> None:
     sessions = Sessions(tmp_path, 60, max_sessions=4)
     for session in (sessions.open(), sessions.open()):
-        shutil.rmtree(sessions.folder(session.id))  # as the model's own code may do
+        shutil.rmtree(tmp_path / session.id)  # as the model's own code may do
     sessions.remove_expired()
     assert names(tmp_path) == [] and not (tmp_path / COUNTS).exists()
     assert sessions.open() and sessions.open()
