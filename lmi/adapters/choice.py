@@ -39,23 +39,23 @@ async def choose_adapter(exchange: Exchange, service: Service, parsed: Parsed[An
     in_body = tuple(request.adapter for request in parsed.requests)
     if outside is None and not any(in_body):
         return parsed
-    is_model = outside is None and isinstance(parsed.format, OpenAIFormat)
-    own = ("", *service.config.model.names, *(_names_at_invocations(exchange, service) if is_model else ()))
+    is_model, model, format = False, service.config.model, parsed.format
+    own, chosen = ["", *model.names], in_body
     if outside is not None:
         _report_losers(exchange, service, outside, [name for name in in_body if name and name != outside[1]])
-    chosen = in_body if outside is None else (outside[1],) * len(in_body)
+        chosen = (outside[1],) * len(in_body)
+    elif isinstance(format, OpenAIFormat):
+        is_model = True
+        if not exchange.path.startswith(OPENAI_PATHS):  # at `/invocations`, unless an adapter has the name
+            further = (OF_THE_REFERENCE, exchange.headers.get(ENDPOINT_NAME, ""))
+            own += [name for name in further if service.adapters is None or not service.adapters.has(name)]
     names = [None if name in own else name for name in chosen]
     for name in dict.fromkeys(name for name in names if name is not None):
         await _find(service, name, alias(exchange) or name, is_model=is_model)
-    return _with_adapters(parsed, names, service.config.model.name)
-
-
-def _names_at_invocations(exchange: Exchange, service: Service) -> list[str]:
-    """Return the further names of the model at `/invocations`, without those of adapters."""
-    if exchange.path.startswith(OPENAI_PATHS):
-        return []
-    names = (OF_THE_REFERENCE, exchange.headers.get(ENDPOINT_NAME, ""))
-    return [name for name in names if service.adapters is None or not service.adapters.has(name)]
+    if isinstance(format, OpenAIFormat):
+        format = replace(format, model=names[0] or model.name, adapter=names[0])
+    requests = tuple(replace(one, adapter=name) for one, name in zip(parsed.requests, names, strict=True))
+    return replace(parsed, requests=requests, format=format)
 
 
 def alias(exchange: Exchange) -> str | None:
@@ -100,11 +100,3 @@ async def _find(service: Service, name: str, said: str, *, is_model: bool) -> No
     if name not in engines.adapters:
         reason = engines.adapter_failure(name) or "no engine that has it is ready"
         raise Unavailable(f"Adapter {said} cannot be used: {without_paths(reason, {entry.path: entry.src})}")
-
-
-def _with_adapters(parsed: Parsed[Any], names: list[str | None], model: str) -> Parsed[Any]:
-    requests = tuple(replace(one, adapter=name) for one, name in zip(parsed.requests, names, strict=True))
-    format = parsed.format
-    if isinstance(format, OpenAIFormat):
-        format = replace(format, model=names[0] or model, adapter=names[0])
-    return replace(parsed, requests=requests, format=format)

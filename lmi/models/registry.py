@@ -12,20 +12,8 @@ import logging
 import os
 from contextlib import suppress
 
-from lmi.errors import (
-    Conflict,
-    DeadlineExceeded,
-    ErrorInfo,
-    InvalidRequest,
-    LmiError,
-    NoMemory,
-    OutOfMemory,
-    StartError,
-    Unavailable,
-    UnknownModel,
-    from_info,
-    shorten,
-)
+from lmi import errors
+from lmi.errors import ErrorInfo, LmiError, StartError, from_info, shorten
 from lmi.models.choice import SeveralModels, said_of
 from lmi.models.settings import MB, need_bytes, resolve_model
 from lmi.server.models import LOOK_S, until
@@ -85,10 +73,10 @@ class ModelRegistry:
         self._check_is_serving()
         entry = await asyncio.to_thread(self._folder.take, name)
         if entry is None:
-            raise UnknownModel(f"no model {shorten(name)} is loaded here")
+            raise errors.UnknownModel(f"no model {shorten(name)} is loaded here")
         await self._models.refresh()
         if not await self._until_gone(entry, UNLOAD_S):
-            raise DeadlineExceeded(f"the processes of the model {name!r} did not end within {UNLOAD_S:g} s")
+            raise errors.DeadlineExceeded(f"the processes of the model {name!r} did not end within {UNLOAD_S:g} s")
 
     def _write_entry(self, name: str, url: str) -> Model:
         """Write the entry of a model that has room. It reads files, so it runs on another thread."""
@@ -96,7 +84,7 @@ class ModelRegistry:
             resolved = resolve_model(name, url, self._runtime.config, os.environ)
             need = need_bytes(resolved.config)
         except (StartError, OSError) as error:
-            raise InvalidRequest(said_of(str(error), url)) from None
+            raise errors.InvalidRequest(said_of(str(error), url)) from None
         entry = self._folder.register(lambda others: self._new_entry(resolved.config, url, need, others))
         for line in (*resolved.notes, *resolved.warnings):
             log.info("model %s: %s", name, line)
@@ -110,14 +98,14 @@ class ModelRegistry:
             if entry.name == name and states[name] is not State.FAILED:
                 if states[name] is State.PENDING and entry.url == url:
                     raise AlreadyLoading(entry)
-                raise Conflict(f"the model {name!r} is {states[name].upper()} from {entry.url}")
+                raise errors.Conflict(f"the model {name!r} is {states[name].upper()} from {entry.url}")
         living = [entry for entry in others if states[entry.name] is not State.FAILED]
         self._check_room(need, living)
         try:
             runtime = self._runtime.add_model(choose_free_ports(config, self._taken_ports(living)))
             runtime.keep_environ()
         except (OSError, StartError) as error:
-            raise OutOfMemory(f"no room for the files of the model's processes: {error}") from None
+            raise errors.OutOfMemory(f"no room for the files of the model's processes: {error}") from None
         return Model(name=name, state=State.PENDING, folder=runtime.path.name, url=url, need_bytes=need)
 
     def _taken_ports(self, others: list[Model]) -> set[int]:
@@ -132,11 +120,11 @@ class ModelRegistry:
         """Raise OutOfMemory unless there is room for one more model."""
         max_models, reserved_mb = self._runtime.config.max_models, self._runtime.config.reserved_memory_mb
         if len(others) >= max_models:
-            raise OutOfMemory(f"{len(others)} models are loaded, and max_models is {max_models}")
+            raise errors.OutOfMemory(f"{len(others)} models are loaded, and max_models is {max_models}")
         promised = sum(entry.need_bytes for entry in others if entry.state is State.PENDING)
         free = free_bytes() - promised
         if free - need < reserved_mb * MB:
-            raise OutOfMemory(
+            raise errors.OutOfMemory(
                 f"the model needs {need // MB} MB of memory (required_memory_mb, or an estimate): "
                 f"{max(0, free) // MB} MB are free, of which {reserved_mb} MB (reserved_memory_mb) stay free"
             )
@@ -152,11 +140,11 @@ class ModelRegistry:
                 await self._models.here(entry)
                 await self._until_ready(entry)
         except StartError as error:
-            raise InvalidRequest(said_of(str(error), entry.url)) from None
-        except (UnknownModel, FileNotFoundError):
+            raise errors.InvalidRequest(said_of(str(error), entry.url)) from None
+        except (errors.UnknownModel, FileNotFoundError):
             raise self._gone(entry) from None
         except TimeoutError:
-            raise DeadlineExceeded(f"not loaded within model_loading_timeout ({timeout_s:g} s)") from None
+            raise errors.DeadlineExceeded(f"not loaded within model_loading_timeout ({timeout_s:g} s)") from None
         if not await asyncio.to_thread(self._folder.settle, entry, State.READY):
             raise unloaded(entry)
 
@@ -165,8 +153,9 @@ class ModelRegistry:
         block = self._models.block(entry)
         while block.supervisor.phase != Phase.READY:
             if block.supervisor.phase == Phase.FAILED:
-                failed = (record for record in (*block.engines, *block.formatters) if record.phase == Phase.FAILED)
-                kind = OutOfMemory if any(record.cause == NoMemory.label for record in failed) else InvalidRequest
+                records = (*block.engines, *block.formatters)
+                causes = {record.cause for record in records if record.phase == Phase.FAILED}
+                kind = errors.OutOfMemory if errors.NoMemory.label in causes else errors.InvalidRequest
                 raise kind(said_of(block.supervisor.reason, entry.url))
             self._check_is_serving()
             if not self._folder.holds(entry) or not self._runtime.has_folder(entry):
@@ -177,12 +166,12 @@ class ModelRegistry:
         """Return why the folder of a model's processes is gone: the model was unloaded, or they did not start."""
         if not self._folder.holds(entry):
             return unloaded(entry)
-        return Unavailable("the model's processes cannot be started, see the log")
+        return errors.Unavailable("the model's processes cannot be started, see the log")
 
     async def _give_up(self, entry: Model, error: Exception) -> None:
         """End the processes of a load that failed, and leave nothing of it but a fault of the model's processes."""
         log.error("model %s was not loaded: %s", entry.name, error)
-        is_fault = isinstance(error, InvalidRequest) and self._models.status(entry)[0] is State.FAILED
+        is_fault = isinstance(error, errors.InvalidRequest) and self._models.status(entry)[0] is State.FAILED
         cause = error.label if isinstance(error, LmiError) else LmiError.label
         try:
             await asyncio.to_thread(self._folder.settle, entry, State.FAILED, str(error), cause)
@@ -201,7 +190,7 @@ class ModelRegistry:
 
     def _check_is_serving(self) -> None:
         if self._models.front_end.is_draining:
-            raise Unavailable("the server is shutting down, it loads and unloads no model")
+            raise errors.Unavailable("the server is shutting down, it loads and unloads no model")
 
     async def _is_loaded_by(self, entry: Model) -> bool:
         """Wait for a load that another request began, and raise what it raises. False: its front end died."""
@@ -218,5 +207,5 @@ class ModelRegistry:
         raise unloaded(entry)
 
 
-def unloaded(entry: Model) -> Conflict:
-    return Conflict(f"the model {entry.name!r} was unloaded while it loaded")
+def unloaded(entry: Model) -> errors.Conflict:
+    return errors.Conflict(f"the model {entry.name!r} was unloaded while it loaded")

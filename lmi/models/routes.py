@@ -16,6 +16,7 @@ from starlette.exceptions import HTTPException
 from lmi.errors import InvalidParameter, InvalidRequest, MalformedRequest, UnknownModel, shorten
 from lmi.http.exchange import Exchange
 from lmi.models.choice import SeveralModels
+from lmi.server.front_end import FrontEnd
 from lmi.server.models import Models
 from lmi.server.routes.health import service_health
 from lmi.server.service import Service
@@ -41,9 +42,9 @@ async def collection(exchange: Exchange, models: Models) -> None:
         rows = [{key: row[key] for key in LISTED} for row in shown]
         await exchange.send_json({"models": rows, **more})
         return
-    given = await _given(exchange, models)
-    name, url = (_text(given, field) for field in FIELDS)
-    await _registry(models).register(name, url)
+    registry = _registry(models)
+    name, url = await _given(exchange, models.front_end)
+    await registry.register(name, url)
     await exchange.send_json({"status": f'Model "{name}" registered.'})
 
 
@@ -124,10 +125,8 @@ def _registry(models: Models) -> ModelRegistry:
     return ModelRegistry(models)
 
 
-async def _given(exchange: Exchange, models: Models) -> dict[str, object]:
-    """Return the fields of the body with the parameters of the query. Raises an error for two different values."""
-    _registry(models)
-    front_end = models.front_end
+async def _given(exchange: Exchange, front_end: FrontEnd) -> list[str]:
+    """Return the FIELDS, each from the body or else the query. Raises an error for two different values."""
     body, asked = await exchange.body(front_end.config.max_request_size, front_end.body_memory), exchange.query
     try:
         fields = msgspec.json.decode(body) if body.strip() else {}
@@ -137,17 +136,13 @@ async def _given(exchange: Exchange, models: Models) -> dict[str, object]:
         raise MalformedRequest(f"the body must be a JSON object, given {shorten(fields)}")
     for name in FIELDS:
         if name in fields and name in asked and fields[name] != asked[name]:
-            raise InvalidRequest(
-                f"{name} is {shorten(fields[name])} in the body and {shorten(asked[name])} in the query"
-            )
-    return {**asked, **fields}
-
-
-def _text(given: Mapping[str, object], name: str) -> str:
-    value = given.get(name)
-    if not isinstance(value, str) or not value:
-        raise InvalidParameter(name, "a text that is not empty", value)
-    return value
+            said = f"{name} is {shorten(fields[name])} in the body and {shorten(asked[name])} in the query"
+            raise InvalidRequest(said)
+    given = {**asked, **fields}
+    for name in FIELDS:
+        if not isinstance(given.get(name), str) or not given[name]:
+            raise InvalidParameter(name, "a text that is not empty", given.get(name))
+    return [given[name] for name in FIELDS]
 
 
 def page(items: Sequence[T], query: Mapping[str, str]) -> tuple[list[T], dict[str, str]]:
