@@ -1,12 +1,8 @@
-"""Messages between a front end and the process of user code.
+"""Messages between a front end and the process of user code, in msgpack. Any other bytes close the connection.
 
-A call is a request to `handle`, or a request with formatters: its body goes through the input formatter, its answers
-through the output formatter. Both run in one call, so that the second finds the object that the first made. The front
-end chooses the id of a call, unique on the connection.
-
-`handle` has a window: the worker sends at most WINDOW chunks more than the front end has taken (`Taken`), so a slow
-client slows the code that writes for it. A call ends with `End` or `Failed`, or with `Drop` from the front end.
-Messages are typed structs in msgpack. Any other bytes close the connection.
+A call is a request to `handle`, or a request with formatters, which run in one call, so that the second finds the
+object that the first made. The front end chooses its id. It ends with `End`, `Failed`, or `Drop` from the front end.
+The worker sends at most WINDOW chunks of `handle` more than were `Taken`, so a slow client slows the code.
 """
 
 from __future__ import annotations

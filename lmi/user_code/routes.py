@@ -6,7 +6,6 @@ They replace every other inference route. An error is a JSON object with the ref
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
 from contextlib import aclosing, closing
 
 import orjson
@@ -21,7 +20,7 @@ from lmi.server.service import Service
 from lmi.server.streams import as_ascii
 from lmi.user_code.client import Call
 from lmi.user_code.formatter import properties
-from lmi.user_code.messages import Handle, Head
+from lmi.user_code.messages import Handle
 
 
 async def invocations(exchange: Exchange, service: Service) -> None:
@@ -58,28 +57,23 @@ async def call_handler(exchange: Exchange, service: Service, body: bytes) -> Non
 
 
 async def send_response(exchange: Exchange, call: Call, *, is_ascii: bool) -> None:
-    """Send the handler's response. With `is_ascii` a stream of JSON has only ASCII."""
+    """Send the handler's response. With `is_ascii` a stream of JSON has only ASCII.
+
+    A stream begins with its first chunk, so that an early failure has a real status. One of text ends with a newline,
+    because client libraries that read lines wait forever for the end of one.
+    """
     head = await call.head()
     async with aclosing(call.chunks()) as chunks:
-        if head.is_streaming:
-            await send_stream(exchange, head, chunks, is_ascii=is_ascii and "json" in head.media_type.lower())
-        else:
+        if not head.is_streaming:
             body = b"".join([chunk async for chunk in chunks])
             await exchange.send_whole(head.status, head.media_type, body, head.headers.items())
-
-
-async def send_stream(exchange: Exchange, head: Head, chunks: AsyncGenerator[bytes], *, is_ascii: bool) -> None:
-    """Send a stream. The response begins with the first chunk, so that an early failure has a real status.
-
-    A stream of text ends with a newline, because client libraries that read lines wait forever for the end of one.
-    """
-    chunk = await anext(chunks, None)
-    await exchange.start(head.status, head.media_type, ({"cache-control": "no-cache"} | head.headers).items())
-    while chunk is not None:
-        await exchange.write(as_ascii(chunk) if is_ascii else chunk)
-        chunk = await anext(chunks, None)
-    kind = head.media_type.lower()
-    await exchange.end(exchange.line_end() if kind.startswith("text/") or "json" in kind else b"")
+            return
+        kind, chunk = head.media_type.lower(), await anext(chunks, None)
+        await exchange.start(head.status, head.media_type, ({"cache-control": "no-cache"} | head.headers).items())
+        while chunk is not None:
+            await exchange.write(as_ascii(chunk) if is_ascii and "json" in kind else chunk)
+            chunk = await anext(chunks, None)
+        await exchange.end(exchange.line_end() if kind.startswith("text/") or "json" in kind else b"")
 
 
 def error_body(error: LmiError, code: int) -> bytes:
