@@ -63,6 +63,16 @@ def test_the_name_of_a_folder_is_the_name_of_an_adapter(folder: Path, name: str)
         settle(folder, ENABLED)
 
 
+def test_an_adapter_beside_the_model_has_its_files_and_a_name_that_the_model_has_not(folder: Path) -> None:
+    files = write_adapter(folder / "adapters" / "a")
+    with pytest.raises(ModelUnusable, match="an adapter has a name of its own, and the model has this one"):
+        settle(folder, f"{ENABLED}\noption.model_name=a")
+    for name in ("adapter_model.safetensors", "adapter_config.json"):
+        (files / name).unlink()
+        with pytest.raises(ModelUnusable, match=f"adapters/a: an adapter's folder has an {name}"):
+            settle(folder, ENABLED)
+
+
 def test_pickled_weights_need_leave(folder: Path) -> None:
     weights = write_adapter(folder / "adapters" / "a") / "adapter_model.safetensors"
     weights.rename(weights.with_suffix(".bin"))

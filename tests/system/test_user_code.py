@@ -391,20 +391,13 @@ def test_formatters_that_are_ready_before_the_engine_wait_for_it(tmp_path: Path)
     slow = {"option.rolling_batch": "slow", "option.load_s": 3}
     with running(formatted(tmp_path, "legacy", **slow, **{"option.output_formatter": "custom"})) as server:
         assert server.generate(3, "ab").body == b"<aba>length aba\n"
+        assert server.generate(3, "ab", stream=False).body == b"<aba>length aba"
 
 
 def test_formatters_that_die_are_told_by_ping_and_start_again(formatter: Server) -> None:
     os.kill(formatter.pid("lmi-code"), signal.SIGKILL)
     wait_until(lambda: formatter.post({"question": "ab"}).status == 503, "their absence is told")
     wait_until(lambda: formatter.ping() == 200 and formatter.post({"question": "ab"}).status == 200, "they are back")
-
-
-def test_the_first_signature_of_output_formatters_is_served_by_name(tmp_path: Path) -> None:
-    folder = formatted(tmp_path, "legacy", **{"option.output_formatter": "custom"})
-    with running(folder) as server:
-        answer = server.generate(3, "ab")
-        assert answer.body == b"<aba>length aba\n"
-        assert server.generate(3, "ab", stream=False).body == b"<aba>length aba"
 
 
 def test_formatters_have_their_own_fields_the_options_and_a_tokenizer_that_is_read_when_it_is_used(
@@ -415,5 +408,6 @@ def test_formatters_have_their_own_fields_the_options_and_a_tokenizer_that_is_re
         found = json.loads(server.post({"question": "ab", "trace": "t", "parameters": parameters}).body)
         assert (found["trace"], found["seen"], found["stop_reason"]) == ("t", ["hello", "hello"], 98)
         assert found["ids"] == [97, 98] and not found["has_transformers"], "nor torch, which it brings"
-        found = json.loads(server.post({"question": "ab", "count": True, "parameters": parameters}).body)
-        assert found["seen"][-1] == 4 and found["has_transformers"]
+        asked = {"question": "ab", "count": True, "parameters": {"max_new_tokens": 3, "stop": ["zz"]}}
+        found = json.loads(server.post(asked).body)
+        assert found["seen"][-1] == 4 and found["decoded"] == "ab" and found["has_transformers"]

@@ -117,13 +117,6 @@ def test_a_stop_tokens_id_is_the_reason_of_the_stop(serve: Serve) -> None:
     assert json.loads(body)["stop_reason"] == 98
 
 
-def test_both_formatters_find_the_tokenizer(serve: Serve) -> None:
-    parameters = {"max_new_tokens": 5, "stop": ["zz"]}
-    _, body = serve("own_fields", {"greeting": ""}).post({"question": "say a", "count": True, "parameters": parameters})
-    found = json.loads(body)
-    assert found["seen"][-1] == 4 and found["decoded"] == "say a"
-
-
 def test_the_fields_of_an_object_are_found_too(serve: Serve) -> None:
     server = serve("""
 from djl_python.input_parser import input_formatter

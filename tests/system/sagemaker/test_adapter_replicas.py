@@ -125,16 +125,6 @@ def test_the_room_for_adapters_is_never_exceeded(server: Server, src: Path) -> N
     unregister(server, *names(server))
 
 
-def test_an_adapter_that_one_replica_cannot_load_is_on_none(server: Server, src: Path) -> None:
-    folder = write_adapter(src / "half", 1, fails_in="lmi-engine-1")
-    status, said = register(server, "half", folder)
-    assert status == 424 and said["error"].endswith("Foreign cannot load this adapter: this replica cannot read it")
-    assert letters(server, "half") == {"424"}
-    assert call(server, "GET", "/adapters/half")[0] == 404
-    assert register(server, "half", write_adapter(src / "whole", 1))[0] == 200, "the name is free"
-    unregister(server, "half")
-
-
 def test_what_the_engine_cannot_take_is_424_and_what_does_not_fit_507(server: Server, src: Path) -> None:
     status, said = register(server, "wide", write_adapter(src / "wide", 1, r=MAX_RANK + 1))
     assert status == 424 and said["error"].endswith(f"rank {MAX_RANK + 1} is over {MAX_RANK}")
@@ -167,41 +157,6 @@ def test_weights_that_come_late_and_are_broken_harm_only_those_that_ask_for_them
     (folder / "adapter_model.safetensors").write_text('{"shift": 3}')
     assert letters(server, "late", 8) == {"d"}
     unregister(server, "late")
-
-
-def test_a_stream_that_runs_with_an_adapter_goes_on_when_it_is_unregistered(server: Server, src: Path) -> None:
-    assert register(server, "leaving", write_adapter(src / "leaving", 4))[0] == 200
-    body = {"inputs": PROMPT, "parameters": {"max_new_tokens": 300, "details": True}, "stream": True}
-    with server.open(body, headers={HEADER: "leaving"}) as response:
-        first = response.readline()
-        unregister(server, "leaving")
-        assert first_letter(server, "leaving") == "424"
-        lines = [json.loads(line) for line in (first, *response.readlines())]
-    assert len(lines) == 300 and lines[-1]["details"]["finish_reason"] == "length"
-    assert lines[0]["token"]["text"] == "e"
-
-
-def test_an_engine_that_is_killed_has_every_adapter_when_it_is_back(server: Server, src: Path) -> None:
-    assert register(server, "kept", write_adapter(src / "kept", 2))[0] == 200
-    for slot in range(NUM_ENGINES):
-        server.lose_engine(slot)
-        assert first_letter(server, "kept") == "c", "the other one serves"
-        wait_until(lambda: num_ready(server) == NUM_ENGINES, "it is back", 60.0)
-        assert letters(server, "kept") == {"c"}
-    unregister(server, "kept")
-
-
-def test_a_load_that_takes_longer_than_a_step_may_kills_no_engine(tmp_path: Path) -> None:
-    limits: dict[str, Any] = {"step_timeout": 2, "first_step_timeout": 2}
-    with serving(tmp_path / "model", num_engines=1, frontend_workers=1, **limits) as server:
-        pid = server.pid("lmi-engine-0")
-        assert register(server, "slow", write_adapter(tmp_path / "slow", 1, load_s=3.5), preload=False)[0] == 200
-        body = {"inputs": PROMPT, "parameters": {"max_new_tokens": 400, "details": True}, "stream": True}
-        with server.open(body) as response:
-            response.readline()
-            assert first_letter(server, "slow") == "b", "its first request waits for its weights"
-            assert json.loads(response.readlines()[-1])["details"]["finish_reason"] == "length"
-        assert server.pids("lmi-engine-0") == [pid]
 
 
 def test_an_adapter_whose_files_are_gone_when_its_engine_is_back_is_503_with_the_cause(tmp_path: Path) -> None:
@@ -249,37 +204,11 @@ def test_adapters_beside_the_model_and_serving_properties_are_there_from_the_sta
         assert names(server) == ["formal", "rude"], "a server that starts again keeps only those beside the model"
 
 
-def no_weights(folder: Path) -> str:
-    (folder / "adapter_model.safetensors").unlink()
-    return "an adapter's folder has an adapter_model.safetensors"
-
-
-def no_config(folder: Path) -> str:
-    (folder / "adapter_config.json").unlink()
-    return "an adapter's folder has an adapter_config.json"
-
-
-def too_wide(folder: Path) -> str:
-    (folder / "adapter_config.json").write_text('{"r": 99}')
-    return "adapter formal: .*rank 99 is over"
-
-
-def bad_name(folder: Path) -> str:
-    folder.rename(folder.with_name("a b"))
-    return "the folder's name must be 1 to 256"
-
-
-def the_model_s_name(folder: Path) -> str:
-    folder.rename(folder.with_name("model"))
-    return "an adapter has a name of its own, and the model has this one"
-
-
-@pytest.mark.parametrize("spoil", [no_weights, no_config, too_wide, bad_name, the_model_s_name])
-def test_an_adapter_beside_the_model_that_cannot_be_loaded_ends_the_start(tmp_path: Path, spoil: Any) -> None:
-    reason = spoil(write_adapter(tmp_path / "model" / "adapters" / "formal", 1))
+def test_an_adapter_beside_the_model_that_cannot_be_loaded_ends_the_start(tmp_path: Path) -> None:
+    write_adapter(tmp_path / "model" / "adapters" / "formal", 1, r=99)
     with starting(tmp_path / "model", frontend_workers=1) as server:
         assert server.wait(60.0) == 4
-        assert re.search(reason, server.log.read_text())
+        assert re.search("adapter formal: .*rank 99 is over", server.log.read_text())
 
 
 def test_pickled_weights_beside_the_model_end_the_start(tmp_path: Path) -> None:

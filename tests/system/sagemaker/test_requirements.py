@@ -77,16 +77,6 @@ def test_front_ends_engines_and_supervisor_never_see_it(tmp_path: Path, environ:
             assert (installed in Path(f"/proc/{pid}/environ").read_bytes()) == is_code
 
 
-def test_a_second_start_installs_nothing(tmp_path: Path, environ: dict[str, str]) -> None:
-    folder = write(tmp_path / "model", HANDLER)
-    num_installed = []
-    for _ in range(2):
-        with launch(folder, environ) as server:
-            server.wait_ready()
-            num_installed.append(server.log.read_text().count("installing what"))
-    assert num_installed == [1, 0]
-
-
 def test_a_model_without_code_of_its_own_starts_without_what_it_names(tmp_path: Path, environ: dict[str, str]) -> None:
     folder = write(tmp_path / "model", "")
     (folder / "model.py").unlink()
