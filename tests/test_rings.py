@@ -81,7 +81,7 @@ STILL = {
 # Lines of Python. A room may shrink freely. To grow, it changes its row in the same commit, which says why.
 MAX_LINES_OF_THE_HOUSE = 17_500
 MAX_LINES = {
-    "lmi/adapters": 830,
+    "lmi/adapters": 820,
     "lmi/apis": 5570,
     "lmi/chats": 970,
     "lmi/client": 1040,
@@ -99,7 +99,7 @@ MAX_LINES = {
     "lmi/supervisor": 1780,
     "lmi/text": 610,
     "lmi/tracing": 250,
-    "lmi/user_code": 2560,
+    "lmi/user_code": 2550,
     "handlers/base": 2430,
     "handlers/guides": 1900,
     "handlers/lmi_dist": 6750,

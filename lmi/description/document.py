@@ -10,7 +10,7 @@ import re
 from importlib.metadata import version
 from typing import Any
 
-from lmi.adapters import openapi as adapters
+from lmi.adapters import routes as adapters
 from lmi.apis import anthropic, embeddings, tgi
 from lmi.apis.base.formatter import JSON, JSONLINES, SSE
 from lmi.apis.base.readers import JSON_SCHEMAS, adapter
@@ -38,7 +38,7 @@ from lmi.description.parts import (
     taken,
 )
 from lmi.http.exchange import CUSTOM_ATTRIBUTES, TIMEOUT, TIMEOUT_MS
-from lmi.models import openapi as models
+from lmi.models import routes as models
 from lmi.server.metrics import MEDIA_TYPE
 from lmi.server.routes import pages
 from lmi.sessions.http import CLOSE, HEADER, ID, MAX_ID_CHARS, NEW_SESSION
@@ -47,7 +47,7 @@ from lmi.settings.config import Config
 
 def document(config: Config) -> dict[str, Any]:
     """Return the whole document, as JSON's objects."""
-    apis = [invocations(config), adapters.describe(config), models.describe(config), server(config)]
+    apis = [invocations(config), adapters.description(config), models.description(config), server(config)]
     if not config.is_user_code:
         apis[1:1] = [each.describe(config) for each in (openai, responses, anthropic, embeddings, tgi, triton)]
     paths: dict[str, dict[str, Operation]] = {}

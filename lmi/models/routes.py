@@ -1,6 +1,7 @@
 """`/models`: the models of the server, and with several of them their loading and unloading, as SageMaker asks for it.
 
-A server with one model describes that one as the reference does, and loads and unloads nothing.
+A server with one model describes that one as the reference does, and loads and unloads nothing. `description` has the
+routes for /openapi.json.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 from starlette.exceptions import HTTPException
 
+from lmi import errors
+from lmi.description.parts import ApiDescription, Form, asked, content, parameter, struct
 from lmi.errors import InvalidParameter, InvalidRequest, MalformedRequest, UnknownModel, shorten
 from lmi.http.exchange import Exchange
 from lmi.models.choice import SeveralModels
@@ -20,7 +23,8 @@ from lmi.server.front_end import FrontEnd
 from lmi.server.models import Models
 from lmi.server.routes.health import service_health
 from lmi.server.service import Service
-from lmi.shared.desired_state import Model, State
+from lmi.settings.config import Config
+from lmi.shared.desired_state import NAME_PATTERN, Model, State
 from lmi.shared.state import Phase
 
 if TYPE_CHECKING:
@@ -31,6 +35,10 @@ FIELDS = ("model_name", "url")
 LISTED = ("modelName", "modelUrl", "status")
 MAX_ITEMS = 100  # of a page
 LIMIT, TOKEN = "limit", "next_page_token"
+PAGE = (  # the parameters of a list in pages
+    parameter("query", LIMIT, {"type": "integer", "minimum": 1, "maximum": MAX_ITEMS}),
+    parameter("query", TOKEN, {"type": "string", "pattern": "^[0-9]{1,9}$"}),
+)
 
 T = TypeVar("T")
 
@@ -164,3 +172,44 @@ def _is_number(text: str) -> bool:
 
 
 SERVER_ROUTES = [("/models", ["GET", "POST"], collection), ("/models/{model}", ["GET", "DELETE"], member)]
+ABOUT = "The models of the server. With multi_model=true they are loaded and unloaded here, as SageMaker does it."
+OFF = "which this server does not: multi_model is off"
+LOADING = (InvalidRequest, errors.Conflict, errors.Overloaded, errors.DeadlineExceeded, errors.OutOfMemory)
+STATUS = ("READY", "PENDING", "FAILED")
+GROUP = struct(
+    device=struct(deviceType=str, deviceId=int),
+    minWorkers=int,
+    maxWorkers=int,
+    workers=[struct(id=int, startTime=str | None, status=str)],
+)
+SCHEMAS = {
+    "Model": struct("reason", modelName=str, modelUrl=str, status=STATUS, reason=str),
+    "ModelPage": struct("nextPageToken", models=["Model"], nextPageToken=str),
+    "Workflow": struct(
+        workflowName=str,
+        version=str,
+        models=[struct(modelName=str, modelUrl=str, status=STATUS, workerGroups=[GROUP])],
+    ),
+    "NewModel": asked(
+        {"model_name": {"type": "string", "pattern": f"^{NAME_PATTERN}$"}, "url": str}, "model_name", "url"
+    ),
+    "ModelStatus": struct(status=str),
+    "ModelError": asked({"error": str, "code": int}, "error", "code"),
+}
+
+
+def description(config: Config) -> ApiDescription:
+    is_several = config.server.multi_model
+    unused = ("Workflow",) if is_several else ("NewModel", "ModelStatus")
+    schemas = {name: schema for name, schema in SCHEMAS.items() if name not in unused}
+    api = ApiDescription("models", ABOUT, config.model, schemas, content("ModelError"))
+    one: Form = "Model" if is_several else ["Workflow"]
+    api.add("get", "/models", "The models, by name, in pages", "ModelPage", [InvalidRequest], parameters=PAGE)
+    api.add("get", "/models/{model}", "One model", one)
+    if is_several:
+        api.add("post", "/models", "Load a model", "ModelStatus", LOADING, body="NewModel")
+        api.add("delete", "/models/{model}", "Unload a model", "ModelStatus", [errors.DeadlineExceeded])
+    else:
+        api.add("post", "/models", f"Load a model, {OFF}", None)
+        api.add("delete", "/models/{model}", f"Unload a model, {OFF}", None)
+    return api
