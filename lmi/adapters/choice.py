@@ -1,10 +1,8 @@
 """Which adapter answers a request: that of a header, else of the query, else of the body.
 
-SageMaker names an adapter in X-Amzn-SageMaker-Adapter-Identifier, and a name for messages in -Adapter-Alias. Each API
-has a field of the body for it; that of OpenAI's is `model`. An empty name and the model's own names mean the model
-without an adapter. At `/invocations` its own names are also `lmi`, under which the reference serves a model, and the
-name of the endpoint, which litellm sends, as far as the gateway tells it. A name that is not registered is refused, and
-never answered by the model in its place.
+An empty name and the model's own names mean the model without an adapter. At `/invocations` its own names are also
+`lmi`, under which the reference serves a model, and the name of the endpoint, which litellm sends, as far as the
+gateway tells it. A name that is not registered is refused, and never answered by the model in its place.
 """
 
 from __future__ import annotations

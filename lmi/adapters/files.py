@@ -1,7 +1,4 @@
-"""Looks at the folders of LoRA adapters: which lie beside the model, and whether their files can be used.
-
-This module never opens weights.
-"""
+"""Looks at the folders of LoRA adapters, but never into weights: which lie beside the model, and which can be used."""
 
 from __future__ import annotations
 
@@ -55,25 +52,21 @@ def by_name(folders: Iterable[Path], taken: Container[str]) -> dict[str, str]:
 
 def check_files(folder: Path, *, allow_pickle: bool) -> None:
     """Raise ModelUnusable unless a folder has the files of an adapter, SecurityRefused if its weights are pickled."""
+    file, text = folder / CONFIG, b"{}"
     try:
         has_config, has_weights, has_pickle = ((folder / name).is_file() for name in (CONFIG, WEIGHTS, PICKLED))
         if has_config:
-            _check_config(folder / CONFIG)
+            with open(file, "rb") as opened:
+                text = opened.read(MAX_CONFIG_BYTES + 1)
+        if len(text) > MAX_CONFIG_BYTES:
+            raise ModelUnusable(f"{file}: over {MAX_CONFIG_BYTES} bytes, which no adapter's configuration has")
+        msgspec.json.decode(text, type=dict)
     except OSError as error:
         raise ModelUnusable(f"{error.filename}: {error.strerror}") from None
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ModelUnusable(f"{file}: {error}") from None
     if not has_config or not (has_weights or has_pickle):
         raise ModelUnusable(f"{folder}: an adapter's folder has an {WEIGHTS if has_config else CONFIG}")
     if not has_weights and not allow_pickle:
         advice = f"save it as {WEIGHTS}, or set option.allow_pickle=true"
         raise SecurityRefused(f"{folder / PICKLED} is a pickle, which can run code: {advice}")
-
-
-def _check_config(file: Path) -> None:
-    with open(file, "rb") as opened:
-        text = opened.read(MAX_CONFIG_BYTES + 1)
-    if len(text) > MAX_CONFIG_BYTES:
-        raise ModelUnusable(f"{file}: over {MAX_CONFIG_BYTES} bytes, which no adapter's configuration has")
-    try:
-        msgspec.json.decode(text, type=dict)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise ModelUnusable(f"{file}: {error}") from None

@@ -1,8 +1,7 @@
 """Keeps an engine's adapters as the folder of desired state says, which front ends write.
 
 The engine looks at the folder at each of its beats, and at once when a front end says so. What became of each entry
-goes to every front end. An entry of a front end that died before it was done does not count. Adapters beside the model
-are in the folder from the start.
+goes to every front end. Adapters beside the model are in the folder from the start.
 """
 
 from __future__ import annotations

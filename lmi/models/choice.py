@@ -28,11 +28,7 @@ OPENAI_PATHS = OPENAI_CHAT.prefixes
 
 
 class SeveralModels(Models):
-    """Models that come and go.
-
-    It reads a model's entry at each request for it, so all front ends agree at once on which there are. `registry.py`
-    writes those entries.
-    """
+    """Models that come and go. Each request reads its model's entry, so all front ends agree at once."""
 
     keeps_one = False
 

@@ -1,8 +1,7 @@
 """Runs the models that the folder of desired state says there should be.
 
-At each turn of the supervisor's loop `RunningModels` compares the folder with the models that run, starts the missing
-ones and ends those that should be gone. It only reads the folder, so it waits for nobody. The model that a server is
-started for is one of them, which the supervisor itself adds and which stays.
+The supervisor compares the folder with the models that run at each turn of its loop. It only reads, so it waits for
+nobody. The model that a server is started for is one of them, which the supervisor itself adds and which stays.
 """
 
 from __future__ import annotations

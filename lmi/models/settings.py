@@ -1,8 +1,7 @@
 """The settings of one of several models, and the memory that it needs.
 
 Options of the server and names of the model have no effect in its file: the server has settings of its own, and
-whoever loads the model names it. Where the server is in secure mode, the model is refused what a model at the start is
-refused, and its whole folder is searched.
+whoever loads the model names it. In secure mode its whole folder is searched.
 """
 
 from __future__ import annotations

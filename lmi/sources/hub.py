@@ -1,8 +1,7 @@
 """Fetches a repository of the hub into the hub's cache.
 
-The hub's client asks for the listing. The files become blobs, each by a `Download`, because the client neither compares
-hashes nor resumes the file of a process that was killed. Then the snapshot gets its links, its configuration last, and
-the revision its name, so that a later start without a network finds only whole snapshots.
+The files come by `Download`, because the hub's client neither compares hashes nor resumes the file of a process that
+was killed. Links come after them, the configuration last, so that a start without a network finds only whole snapshots.
 """
 
 from __future__ import annotations

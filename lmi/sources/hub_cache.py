@@ -5,9 +5,8 @@
     models--OWNER--NAME/refs/main                   the commit of a revision, written when its snapshot is whole
     .locks/models--OWNER--NAME/lmi.lock             one process fetches at a time
 
-What arrived of a file stays beside the blobs, and whoever is next asks only for the rest: the next try, or the process
-after one that was killed. A file that is not what the hub's listing says is removed. Sources: the documentation of the
-hub's cache, and huggingface_hub 2.4.
+What arrived of a file stays beside the blobs, and the next try or process asks only for the rest. Sources: the
+documentation of the hub's cache, and huggingface_hub 2.4.
 """
 
 from __future__ import annotations

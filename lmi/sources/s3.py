@@ -5,8 +5,7 @@
     H.part/             the same two while it is filled; a line is written when its object is whole and checked
     H.lock              one process fills at a time
 
-H.part is renamed to H when it is whole, so a process that dies at any moment leaves nothing that counts as whole, and
-the next one keeps every object that has its line.
+H.part is renamed to H when it is whole. A process that dies leaves every object that has its line to the next one.
 """
 
 from __future__ import annotations

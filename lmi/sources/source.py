@@ -1,11 +1,9 @@
 """Says what a text names as the source of a model or adapter.
 
-    /opt/ml/model, ./model, file:///…   a local folder
-    owner/name                          a repository of the hub; option.model_id may leave the owner out
-    s3://bucket/prefix                  every object below `prefix/`
-    s3://bucket/key.tar.gz              an archive; .tgz, .tar.bz2, .tar.zst and .tar too
-
-This module looks at no folder and asks nobody.
+/opt/ml/model, ./model, file:///…   a local folder
+owner/name                          a repository of the hub; option.model_id may leave the owner out
+s3://bucket/prefix                  every object below `prefix/`
+s3://bucket/key.tar.gz              an archive; .tgz, .tar.bz2, .tar.zst and .tar too
 """
 
 from __future__ import annotations

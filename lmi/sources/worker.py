@@ -1,8 +1,7 @@
 """The fetch process: `python -m lmi.sources.worker REQUEST FOLDER` (`lmi/shared/fetches.py`).
 
-It is the only process that needs the network and the secrets of hub and S3, which it has from its environment. It exits
-with 0, or with the exit code of the error in `failure.json`. SIGTERM ends it at once: what lies on the disk is good at
-any moment, also after SIGKILL.
+It has the secrets of hub and S3 from its environment. It exits with 0, or with the exit code of the error in
+`failure.json`. A signal ends it at once: what lies on the disk is good at any moment.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from rich.progress import Progress as Bar
 import lmi.shared.log
 from lmi.errors import StartError
 from lmi.shared import linux
-from lmi.shared.fetches import FAILURE, PROGRESS, RESULT, FetchedSource, FetchFailure, FetchRequest, FetchResult, write
+from lmi.shared.fetches import FAILURE, PROGRESS, RESULT, FetchFailure, FetchRequest, FetchResult, write
 from lmi.shared.sink import guard_streams, stream
 from lmi.sources.job import DELAYS_S, FetchJob, Progress, fetch
 from lmi.sources.place import SPARE_BYTES
@@ -80,7 +79,12 @@ def run(jobs: Sequence[FetchJob], folder: Path, reporter: AbstractContextManager
     """Fetch every source and write the result or the failure. Returns the exit code."""
     try:
         with reporter:
-            sources = tuple(map(_timed, jobs))
+            sources = []
+            for job in jobs:
+                started_s = time.monotonic()
+                sources.append(fetched := fetch(job))
+                took_s = time.monotonic() - started_s
+                log.info("%s is in %s, after %.1f s", fetched.source, fetched.folder, took_s)
     except Exception as error:
         if not isinstance(error, StartError):
             log.exception("the fetch failed")
@@ -91,15 +95,8 @@ def run(jobs: Sequence[FetchJob], folder: Path, reporter: AbstractContextManager
         if says_failure:
             log.error("%s", failure.message)
         return failure.exit_code
-    write(folder / RESULT, FetchResult(sources=sources))
+    write(folder / RESULT, FetchResult(sources=tuple(sources)))
     return 0
-
-
-def _timed(job: FetchJob) -> FetchedSource:
-    started_s = time.monotonic()
-    fetched = fetch(job)
-    log.info("%s is in %s, after %.1f s", fetched.source, fetched.folder, time.monotonic() - started_s)
-    return fetched
 
 
 def main() -> None:

@@ -1,7 +1,6 @@
 """The front end's end of the user code sockets.
 
-`UserCodeWorkers` keeps one connection to each worker and gives a call to the one with the fewest calls. If a worker is
-lost, its calls end with `EngineLost`. A call that is closed before its end sends Drop. Nothing is retried.
+The calls of a lost worker end with `EngineLost`. A call that is closed before its end sends Drop. Nothing is retried.
 """
 
 from __future__ import annotations

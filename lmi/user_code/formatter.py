@@ -1,7 +1,6 @@
 """User code around a request of an engine: the model's input formatter, and formatters of a response that it writes.
 
-The code runs in another process (`worker.py`). A Delta is sent there only if the model has an output formatter and the
-request names no other format.
+A Delta is sent to the code's process only if the model has an output formatter and the request names no other format.
 """
 
 from __future__ import annotations

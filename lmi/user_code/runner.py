@@ -1,8 +1,6 @@
-"""User code: `handle` and formatters, in a file as djl-serving runs it.
+"""The functions of user code, as djl-serving calls them, and what they return. It knows nothing of sockets or HTTP.
 
-UserCode finds the functions in the file, gives them the objects that they expect and reads what they return. It knows
-nothing of sockets or HTTP, and passes on the code's exceptions. Source: the reference's public documentation of
-handlers and formatters.
+Source: the reference's public documentation of handlers and formatters.
 """
 
 from __future__ import annotations

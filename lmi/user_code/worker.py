@@ -1,9 +1,7 @@
-"""The process of user code. No other process imports the model's file.
+"""The process of user code: it imports the model's file, which no other does, and serves front ends on a unix socket.
 
-`python -m lmi.user_code.worker --slot N` imports the file, lets `handle` load, then serves front ends on a unix socket.
 The main thread reads sockets, the code thread runs the code. The environment has no secrets of the server, and the
-supervisor logs what the code prints. It reads the record too, and ends a process whose code never returns
-(`lmi/supervisor/restarts.py`).
+supervisor logs what the code prints.
 """
 
 from __future__ import annotations
