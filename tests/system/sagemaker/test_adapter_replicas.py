@@ -217,11 +217,3 @@ def test_pickled_weights_beside_the_model_end_the_start(tmp_path: Path) -> None:
     with starting(tmp_path / "model", frontend_workers=1) as server:
         assert server.wait(60.0) == 5
         assert "adapter_model.bin is a pickle, which can run code" in server.log.read_text()
-
-
-def test_adapters_that_nobody_enabled_are_told_once_and_not_loaded(tmp_path: Path) -> None:
-    write_adapter(tmp_path / "model" / "adapters" / "formal", 1)
-    options: dict[str, Any] = {"option.enable_lora": "false", "frontend_workers": 1}
-    with serving(tmp_path / "model", num_engines=1, **options) as server:
-        assert server.log.read_text().count("are not loaded: option.enable_lora=true loads them") == 1
-        assert call(server, "GET", "/adapters") == (400, {"error": "LoRA is not enabled.", "code": 400})

@@ -15,8 +15,7 @@ import pytest
 
 from lmi.runtime import ServerRuntime
 from lmi.shared.linux import descendants
-from tests.served import serve
-from tests.system.container import ROOT, wait_until, write_model
+from tests.system.container import ROOT, wait_until
 from tests.system.engines.foreign_engine import write_adapter
 from tests.system.sagemaker.several import SeveralServer, error_of, several_models
 from tests.wheels import write_wheel
@@ -96,7 +95,7 @@ def test_a_name_is_taken_while_its_model_loads_and_afterwards(server: SeveralSer
 
 
 def test_loads_of_different_models_run_side_by_side(server: SeveralServer) -> None:
-    urls = {name: server.model(name, "option.load_s=4", engine="slow") for name in ("left", "right")}
+    urls = {name: server.model(name, "option.load_s=2", engine="slow") for name in ("left", "right")}
     with ThreadPoolExecutor(2) as clients:
         loads = [clients.submit(server.load, *each) for each in urls.items()]
         wait_until(lambda: len(server.pids("lmi-engine")) == 2, "both load at once")
@@ -132,7 +131,7 @@ def test_a_load_goes_on_for_others_when_the_front_end_that_began_it_dies(server:
 
 
 def test_a_client_that_leaves_does_not_end_its_load(server: SeveralServer) -> None:
-    url = server.model("left-alone", "option.load_s=4", engine="slow")
+    url = server.model("left-alone", "option.load_s=2", engine="slow")
     body = json.dumps({"model_name": "left-alone", "url": url}).encode()
     with server.connect_raw() as connection:
         connection.sendall(b"POST /models HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
@@ -318,26 +317,6 @@ def counted(server: SeveralServer) -> dict[str, int]:
     """The generations of each model, which KServe's statistics count."""
     stats = json.loads(server.request("GET", "/v2/models/stats").body)["model_stats"]
     return {model["name"]: model["inference_count"] for model in stats}
-
-
-def test_an_adapter_s_name_means_the_model_that_has_it(server: SeveralServer) -> None:
-    url = server.model("based", "option.enable_lora=true", engine="foreign")
-    adapter = write_adapter(Path(url) / "formal", 1)
-    assert server.load("based", url).status == 200
-    assert server.load("plain", server.model("plain")).status == 200
-    body = {"name": "formal", "src": str(adapter)}
-    registered = server.post(body, "/models/based/adapters")
-    assert registered.status == 200, registered.body
-    assert server.post({"name": "formal", "src": str(adapter)}, "/models/plain/adapters").status == 400
-    for _ in range(8):
-        answer = server.post({"prompt": "abc", "model": "formal", "max_tokens": 2}, "/v1/completions")
-        assert answer.status == 200 and json.loads(answer.body)["model"] == "formal"
-    cards = json.loads(server.request("GET", "/v1/models").body)["data"]
-    assert [(card["id"], card.get("parent")) for card in cards] == [
-        ("based", None),
-        ("formal", "based"),
-        ("plain", None),
-    ]
 
 
 STARTER = """
@@ -541,21 +520,6 @@ def test_a_signal_ends_a_load_and_its_client_has_an_answer() -> None:
         server.signal(signal.SIGTERM)
         assert loading.result().status == 503
         assert server.wait_within(5) == 0 and server.pids() == []
-
-
-def test_a_server_with_one_model_describes_it_and_loads_no_other(tmp_path: Path) -> None:
-    (tmp_path / "one").mkdir()
-    with serve(write_model(tmp_path / "one"), "option.rolling_batch=echo") as server:
-        page = json.loads(server.request("GET", "/models").body)
-        assert page == {"models": [{"modelName": "one", "modelUrl": "one", "status": "READY"}]}
-        [workflow] = json.loads(server.request("GET", "/models/one").body)
-        [group] = workflow["models"][0]["workerGroups"]
-        assert (workflow["workflowName"], group["maxWorkers"]) == ("one", 1)
-        assert group["workers"][0]["status"] == "READY" and group["workers"][0]["startTime"].endswith("Z")
-        for method, path in (("POST", "/models"), ("DELETE", "/models/one")):
-            answer = server.request(method, path)
-            assert answer.status == 404 and "SAGEMAKER_MULTI_MODEL=true" in error_of(answer)
-        assert server.request("GET", "/models/other").status == 404
 
 
 NEEDS_ONE = """

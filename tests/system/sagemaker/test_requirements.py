@@ -77,16 +77,6 @@ def test_front_ends_engines_and_supervisor_never_see_it(tmp_path: Path, environ:
             assert (installed in Path(f"/proc/{pid}/environ").read_bytes()) == is_code
 
 
-def test_a_model_without_code_of_its_own_starts_without_what_it_names(tmp_path: Path, environ: dict[str, str]) -> None:
-    folder = write(tmp_path / "model", "")
-    (folder / "model.py").unlink()
-    with launch(folder, environ) as server:
-        server.wait_ready()
-        notes = [line["message"] for line in server.log_lines() if "requirements.txt" in line.get("message", "")]
-        assert len(notes) == 1 and "no code of the model runs" in notes[0]
-    assert not (tmp_path / "cache").exists()
-
-
 def test_switched_off_the_code_that_needs_it_cannot_be_loaded(tmp_path: Path, environ: dict[str, str]) -> None:
     folder = write(tmp_path / "model", HANDLER)
     with launch(folder, {**environ, "STANDARD_AUTO_INSTALL_REQ": "false"}) as server:
