@@ -21,32 +21,22 @@ from lmi.http.exchange import CUSTOM_ATTRIBUTES, Exchange
 from lmi.server.service import Service
 from lmi.settings.config import Config
 from lmi.types import Delta, Token
-from lmi.user_code.client import Call, UserCodeWorkers
+from lmi.user_code.client import Call
 from lmi.user_code.messages import Feed, Head, Open, ReadInput, Respond, TokenFields, ToWorker
 
 EVENT = b"data: "
 
 
 class CallFormatter(AsyncFormatter):
-    """Writes a response with the model's own code, in one call."""
+    """Writes a response with the model's own code, in the call in which the input formatter ran, if there is one."""
 
     is_verbatim = True
 
-    def __init__(self, workers: UserCodeWorkers, call: Call | None) -> None:
-        """`call` is the one in which the input formatter ran, if there is one."""
-        self._workers, self._call = workers, call
-
-    async def ask(self, message: Callable[[int], ToWorker]) -> Call:
-        """Send the message that is made of the call's id, the first one of a new call if there is none."""
-        if self._call is None:
-            self._call = await self._workers.begin(message)
-        else:
-            self._call.send(message(self._call.id))
-        return self._call
+    def __init__(self, code: UserFormatters) -> None:
+        self._code = code
 
     def close(self) -> None:
-        if self._call is not None:
-            self._call.close()
+        self._code.close()
 
 
 class OutputFormatter(CallFormatter):
@@ -54,11 +44,11 @@ class OutputFormatter(CallFormatter):
 
     media_type = ""
 
-    def __init__(self, workers: UserCodeWorkers, call: Call | None, message: Message[Any], parsed: Parsed[Any]) -> None:
+    def __init__(self, code: UserFormatters, message: Message[Any], parsed: Parsed[Any]) -> None:
         if parsed.requests[0].num_sequences > 1:
             name = name_of_several(message.fields["parameters"])
             raise Unsupported(name, "the model's own output formatter writes one sequence")
-        super().__init__(workers, call)
+        super().__init__(code)
         self.is_streaming = parsed.requests[0].is_streaming
         self._message, self._parsed = message, parsed
         self._head: Head | None = None
@@ -68,7 +58,7 @@ class OutputFormatter(CallFormatter):
         prompts = [each.prompt for each in self._parsed.requests]
         fields = {name: value for name, value in message.fields.items() if name != "inputs"}
         settings = request.is_streaming, message.format.details, request.return_full_text
-        await self.ask(lambda call_id: Open(call_id, prompts, fields, *settings))
+        await self._code.ask(lambda call_id: Open(call_id, prompts, fields, *settings))
 
     async def feed(self, delta: Delta) -> list[bytes]:
         written = await self._written(delta)
@@ -78,7 +68,7 @@ class OutputFormatter(CallFormatter):
 
     async def _written(self, delta: Delta) -> bytes:
         """Return what the code writes for a Delta."""
-        call = await self.ask(lambda call_id: feed(call_id, delta))
+        call = await self._code.ask(lambda call_id: feed(call_id, delta))
         self._head = self._head or await call.head()
         return await call.chunk()
 
@@ -89,8 +79,8 @@ class ListOutputFormatter(OutputFormatter):
     A stream has lines like `{"outputs": ["what was written", ""]}`.
     """
 
-    def __init__(self, workers: UserCodeWorkers, call: Call | None, message: Message[Any], parsed: Parsed[Any]) -> None:
-        super().__init__(workers, call, message, parsed)
+    def __init__(self, code: UserFormatters, message: Message[Any], parsed: Parsed[Any]) -> None:
+        super().__init__(code, message, parsed)
         self.media_type = JSONLINES if self.is_streaming else JSON
         self._unsent = [b""] * len(parsed.requests)
         self._num_open = len(parsed.requests)
@@ -109,8 +99,8 @@ class ListOutputFormatter(OutputFormatter):
 class ResponseFormatter(CallFormatter):
     """Writes the response of an OpenAI API, each object of which the user's output formatter rewrites."""
 
-    def __init__(self, workers: UserCodeWorkers, call: Call | None, api: AnyApi, parsed: Parsed[Any]) -> None:
-        super().__init__(workers, call)
+    def __init__(self, code: UserFormatters, api: AnyApi, parsed: Parsed[Any]) -> None:
+        super().__init__(code)
         self._formatter, self._api = api.formatter(parsed), api
         self.media_type, self.is_streaming = self._formatter.media_type, self._formatter.is_streaming
 
@@ -125,7 +115,8 @@ class ResponseFormatter(CallFormatter):
         body = line.removeprefix(EVENT)
         if not body.startswith(b"{"):
             return line
-        written = await (await self.ask(lambda call_id: Respond(call_id, body))).chunk()
+        call = await self._code.ask(lambda call_id: Respond(call_id, body))
+        written = await call.chunk()
         if body == line:
             return written
         lines = written.splitlines()  # each becomes the data of an event, unless it is one already
@@ -191,13 +182,11 @@ class UserFormatters:
         self._takes_user_code = api.takes_user_code
         if not self.reads(api):
             return body, content_type
-        service = self._service
-        assert service.user_code is not None
         given = properties(self._exchange) | ({} if content_type is None else {"Content-Type": content_type})
-        with nullcontext() if self._is_admitted else service.admitted():
-            self._call = await service.user_code.begin(lambda call_id: ReadInput(call_id, given, body))
+        with nullcontext() if self._is_admitted else self._service.admitted():
+            call = await self.ask(lambda call_id: ReadInput(call_id, given, body))
             try:
-                return await self._call.chunk(), JSON
+                return await call.chunk(), JSON
             except UserCodeFailed as error:
                 raise MalformedRequest(f"the input formatter failed: {error}") from None
 
@@ -213,15 +202,23 @@ class UserFormatters:
 
     def choose(self, api: AnyApi, message: Message[Any], parsed: Parsed[Any]) -> tuple[AsyncFormatter, Parsed[Any]]:
         """Return the response's formatter, and the requests that it needs. `message` is as the client sent it."""
-        workers = self._service.user_code
-        if workers is None or not self._takes_user_code or not has_output_formatter(self._service.config, message):
+        if not self._takes_user_code or not has_output_formatter(self._service.config, message):
             self.close()
             return api.formatter(parsed), parsed
         if not api.takes_user_code:
-            return ResponseFormatter(workers, self._call, api, parsed), parsed
+            return ResponseFormatter(self, api, parsed), parsed
         kind = ListOutputFormatter if isinstance(message.fields["inputs"], list) else OutputFormatter
         requests = tuple(replace(request, needs_log_probs=True) for request in parsed.requests)
-        return kind(workers, self._call, message, parsed), replace(parsed, requests=requests)
+        return kind(self, message, parsed), replace(parsed, requests=requests)
+
+    async def ask(self, message: Callable[[int], ToWorker]) -> Call:
+        """Send the message that is made of the call's id, the first one of a new call if there is none."""
+        if self._call is None:
+            assert self._service.user_code is not None
+            self._call = await self._service.user_code.begin(message)
+        else:
+            self._call.send(message(self._call.id))
+        return self._call
 
     def close(self) -> None:
         if self._call is not None:

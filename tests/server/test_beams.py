@@ -14,7 +14,6 @@ from lmi.errors import GenerationFailed, Unsupported
 from lmi.executor import Capabilities, FinishReason, GuideType, Request, Response, Result, SamplingConfig
 from lmi.pipeline import beams_of
 from lmi.settings.config import ModelConfig
-from lmi.user_code.client import UserCodeWorkers
 from lmi.user_code.formatter import OutputFormatter
 from tests.scripted import CAPABILITIES, END_ID, Host, beams, host
 
@@ -222,4 +221,4 @@ def test_a_formatter_of_user_code_writes_one_sequence(name: str) -> None:
     body = json.dumps(in_lmi(do_sample=True, **{name: 2})).encode()
     message = lmi.read(body, None, ModelConfig(path="scripted", name="scripted"))
     with pytest.raises(Unsupported, match=rf"^parameters\.{name} is not supported here: the model's own output"):
-        OutputFormatter(UserCodeWorkers([], []), None, message, lmi.parse(message))
+        OutputFormatter(None, message, lmi.parse(message))
