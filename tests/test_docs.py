@@ -26,7 +26,7 @@ from lmi.apis.openai.chat_schema import IMAGE_PARTS, TEXT_PARTS
 from lmi.cli import lmi
 from lmi.gateway.command import gateway
 from lmi.server.app import ROUTES, SERVER_ROUTES
-from lmi.sources.files import NEVER
+from lmi.sources.source import NEVER
 from lmi.supervisor.preconditions import check_certificate
 from scripts.sagemaker_kit.__main__ import main as sagemaker
 from tests.clients.venvs import python_of

@@ -34,10 +34,9 @@ from lmi.gateway.exchange import AwsError, invalid, model_error
 from lmi.gateway.stores import S3_SCHEME, run_in_thread
 from lmi.shared.fetches import WantedSource
 from lmi.sources.archive import unpack
-from lmi.sources.files import descended
 from lmi.sources.job import FetchJob, fetch
 from lmi.sources.place import Place
-from lmi.sources.source import ARCHIVE_SUFFIXES
+from lmi.sources.source import ARCHIVE_SUFFIXES, descended
 
 LOAD_TIMEOUT_S = 3600.0  # beyond the container's own, model_loading_timeout
 UNLOAD_TIMEOUT_S = 360.0  # as on the platform

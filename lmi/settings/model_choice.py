@@ -22,8 +22,7 @@ from lmi.settings.kinds import MODELS, NamedModel, local_path
 from lmi.settings.properties import Properties
 from lmi.settings.values import ENVIRONMENT, Given, Problems, Surroundings, Values, collect, setting
 from lmi.shared.fetches import WantedSource
-from lmi.sources.files import GGUF, NO_GGUF, fault, listed
-from lmi.sources.source import ARCHIVE_SUFFIXES, remote
+from lmi.sources.source import ARCHIVE_SUFFIXES, GGUF, NO_GGUF, fault, listed, remote
 
 MODEL, NAME, DRAFT = "option.model_id", "option.model_name", "option.speculative_draft_model"
 DEMO = "demo"

@@ -27,11 +27,10 @@ from huggingface_hub.utils import (  # type: ignore[attr-defined]
 
 from lmi import __version__
 from lmi.errors import ModelUnusable, SourceUnreachable, StartError, cause_line, shorten
-from lmi.sources.files import ADAPTER_CONFIG, CONFIG, check_inside, check_listing, chosen, fault
 from lmi.sources.hub_cache import COMMIT, PART, Download, HubCache, HubFile
 from lmi.sources.job import NO_BYTE_S, PASSING_STATUSES, FetchJob, MayPass, attempt
 from lmi.sources.place import Place, size_of
-from lmi.sources.source import HubModel
+from lmi.sources.source import ADAPTER_CONFIG, CONFIG, HubModel, check_inside, check_listing, chosen, fault
 
 MAX_WORKERS = 8
 NO_CONNECTION = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.ProxyError)

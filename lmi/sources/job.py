@@ -19,9 +19,8 @@ import msgspec
 from lmi.errors import ModelUnusable, SourceUnreachable
 from lmi.shared.fetches import FetchedSource, FetchReport, WantedSource
 from lmi.sources.archive import check_readable
-from lmi.sources.files import check
 from lmi.sources.place import SPARE_BYTES
-from lmi.sources.source import HubModel, parse
+from lmi.sources.source import HubModel, check, parse
 
 WINDOW_S = 10.0  # over which the rate is measured
 DELAYS_S = (1.0, 2.0, 4.0, 8.0)  # between five tries

@@ -23,10 +23,9 @@ import msgspec
 from lmi.errors import ModelUnusable
 from lmi.sources.archive import unpack
 from lmi.sources.bucket import Bucket, StoredObject
-from lmi.sources.files import check, check_inside, check_listing, chosen, descended, warn_of_properties
 from lmi.sources.job import FetchJob, attempt
 from lmi.sources.place import Place, size_of
-from lmi.sources.source import S3Model
+from lmi.sources.source import S3Model, check, check_inside, check_listing, chosen, descended, warn_of_properties
 
 ARCHIVE = "archive"  # the file in H.part while it is not unpacked
 MODEL, MANIFEST = "model", "manifest.jsonl"

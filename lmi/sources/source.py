@@ -1,17 +1,26 @@
 """Says what a text names as the source of a model or adapter.
 
-/opt/ml/model, ./model, file:///…   a local folder
-owner/name                          a repository of the hub; option.model_id may leave the owner out
-s3://bucket/prefix                  every object below `prefix/`
-s3://bucket/key.tar.gz              an archive; .tgz, .tar.bz2, .tar.zst and .tar too
+    /opt/ml/model, ./model, file:///…   a local folder
+    owner/name                          a repository of the hub; option.model_id may leave the owner out
+    s3://bucket/prefix                  every object below `prefix/`
+    s3://bucket/key.tar.gz              an archive; .tgz, .tar.bz2, .tar.zst and .tar too
+
+Of a source only certain files are taken, and a folder with them may hold a whole model or adapter, or not.
 """
 
 from __future__ import annotations
 
+import logging
 import re
+from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path, PurePosixPath
 
-from lmi.errors import ModelUnusable, shorten
+import msgspec
+
+from lmi.errors import ModelUnusable, SecurityRefused, shorten
 
 SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 ARCHIVE_SUFFIXES = (".tar.gz", ".tgz", ".tar.bz2", ".tar.zst", ".tar")
@@ -20,6 +29,18 @@ ARCHIVE_SUFFIXES = (".tar.gz", ".tgz", ".tar.bz2", ".tar.zst", ".tar")
 _PART = r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?"
 HUB_ID = re.compile(rf"(?=.{{1,96}}$)(?!.*(?:--|\.\.|\.git$|\.gguf$))(?:{_PART}/)?{_PART}")
 KNOWN = "a folder, owner/name of a hub, s3://bucket/prefix, s3://bucket/key.tar.gz (.tgz, .tar.bz2, .tar.zst, .tar)"
+TAKEN = ("*.json", "*.txt", "*.model*", "*.spm", "*.jinja", "*.tiktoken", "*.safetensors")
+NEVER = ("*.gguf", "*.onnx", "*.h5", "*.msgpack")
+PICKLES = (".bin", ".pt", ".pth")
+WEIGHTS = "*.safetensors"
+ORIGINAL = "original"  # the folder with the weights in the form of the authors' own library
+CONFIG, ADAPTER_CONFIG = "config.json", "adapter_config.json"
+INDEX = ".index.json"
+SAFETENSORS = ".safetensors"
+GGUF, NO_GGUF = ".gguf", "GGUF is not read"
+NAMES_SHOWN = 5
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,3 +102,130 @@ def _with_scheme(text: str, scheme: str) -> S3Model:
         raise ModelUnusable(f"{shorten(text)}: names no bucket; the form is s3://bucket/prefix")
     prefix = key.rstrip("/")
     return S3Model(bucket, key if key.lower().endswith(ARCHIVE_SUFFIXES) else f"{prefix}/" * bool(prefix))
+
+
+def chosen(paths: Iterable[str], *, allow_pickle: bool = False, trust_remote_code: bool = False) -> list[str]:
+    """Return the paths that are taken, sorted. Each folder is judged separately.
+
+    Pickles are taken only from a folder without safetensors. Weights of the authors' own library (`consolidated*`)
+    are not taken where the same weights lie beside them as `model*.safetensors`.
+    """
+    folders: defaultdict[str, list[str]] = defaultdict(list)
+    for path in paths:
+        folders[str(PurePosixPath(path).parent)].append(path)
+    taken: list[str] = []
+    for siblings in folders.values():
+        patterns = [*TAKEN, "*.py"] if trust_remote_code else [*TAKEN]
+        if allow_pickle and not any(_is(path, WEIGHTS) for path in siblings):
+            patterns += [f"*{suffix}" for suffix in PICKLES]
+        never = [*NEVER, "consolidated*"] if any(_is(path, "model*.safetensors") for path in siblings) else NEVER
+        taken += [path for path in siblings if _is(path, *patterns) and not _is(path, *never)]
+    return sorted(path for path in taken if PurePosixPath(path).parts[0] != ORIGINAL)
+
+
+def check_inside(subject: str, paths: Iterable[str]) -> None:
+    """Raise SecurityRefused for a path that leaves its folder. A hub or bucket may list any text as a path."""
+    for path in paths:
+        if any(part in ("", ".", "..") for part in path.split("/")) or "\0" in path:
+            raise SecurityRefused(f"{subject}: {path} is not a path inside it")
+
+
+def _is(path: str, *patterns: str) -> bool:
+    name = PurePosixPath(path).name
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+class _Index(msgspec.Struct):
+    weight_map: dict[str, str]  # file by tensor
+
+
+def fault(folder: Path, *, is_adapter: bool = False) -> str | None:
+    """Return what keeps `folder` from being a whole model or adapter, or None.
+
+    It is whole with its configuration and each shard that an index names, or else one weight file.
+    """
+    if not folder.is_dir():
+        return "is not a folder" if folder.exists() else "does not exist"
+    names = sorted(entry.name for entry in folder.iterdir())
+    if (missing := _config_fault(names, is_adapter)) is not None:
+        return missing
+    weights = [name for name in names if name.startswith("adapter_model.")] if is_adapter else names
+    return _weights_fault(folder, weights, names)
+
+
+def check(folder: Path, *, name: str = "", allow_pickle: bool = False, is_adapter: bool = False) -> None:
+    """Raise ModelUnusable if the folder is not whole, or SecurityRefused if it has only pickled weights.
+
+    Messages begin with `name`, which is the folder's path unless it is given.
+    """
+    subject = name or str(folder)
+    if (found := fault(folder, is_adapter=is_adapter)) is not None:
+        raise ModelUnusable(f"{subject}: {found}")
+    refuse_pickles(subject, (entry.name for entry in folder.iterdir()), allow_pickle=allow_pickle)
+
+
+def check_listing(subject: str, paths: Iterable[str], *, allow_pickle: bool, is_adapter: bool = False) -> None:
+    """Raise what `check` would raise of a source's configuration and pickles, before a byte of it is fetched."""
+    paths = list(paths)
+    top = [path for path in paths if "/" not in path]
+    if (fault := _config_fault(sorted({path.partition("/")[0] for path in paths}), is_adapter)) is not None:
+        raise ModelUnusable(f"{subject}: {fault}")
+    refuse_pickles(subject, top, allow_pickle=allow_pickle)
+    warn_of_properties(subject, top)
+
+
+def warn_of_properties(subject: str, names: Iterable[str]) -> None:
+    """Warn if a remote source brings options, because they do not count."""
+    if "serving.properties" in names:
+        log.warning("%s: its serving.properties is not read, only the server's own is", subject)
+
+
+def refuse_pickles(subject: str, names: Iterable[str], *, allow_pickle: bool) -> None:
+    """Raise SecurityRefused if all weights among the names of one folder are pickled and nobody allowed it."""
+    names = list(names)
+    pickles = sorted(name for name in names if name.endswith(PICKLES))
+    if pickles and not allow_pickle and not any(_is(name, WEIGHTS) for name in names):
+        raise SecurityRefused(
+            f"{subject}: {pickles[0]} is pickled, which can run code, and there are no *.safetensors; "
+            "option.allow_pickle=true loads it if you trust it"
+        )
+
+
+def descended(folder: Path) -> Path:
+    """Return the only folder in `folder` if it holds nothing else, because archives are often packed so."""
+    entries = [entry for entry in folder.iterdir() if not entry.name.startswith(".")]
+    return entries[0] if len(entries) == 1 and entries[0].is_dir() else folder
+
+
+def _config_fault(names: list[str], is_adapter: bool) -> str | None:
+    config = ADAPTER_CONFIG if is_adapter else CONFIG
+    return None if config in names else f"{listed(names)}; {'an adapter' if is_adapter else 'a model'} has {config}"
+
+
+def _weights_fault(folder: Path, weights: list[str], names: list[str]) -> str | None:
+    for suffixes in ((SAFETENSORS,), PICKLES):
+        indexes = [name for name in weights if name.endswith(tuple(suffix + INDEX for suffix in suffixes))]
+        if indexes:
+            faults = [_index_fault(folder, index) for index in indexes]
+            return None if None in faults else faults[0]
+        if any(name.endswith(suffixes) for name in weights):
+            return None
+    return f"{listed(names)}; no weights are there (*{SAFETENSORS})"
+
+
+def _index_fault(folder: Path, index: str) -> str | None:
+    try:
+        shards = set(msgspec.json.decode((folder / index).read_bytes(), type=_Index).weight_map.values())
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        return f"{index} is not an index of weights: {error}"
+    missing = sorted(shard for shard in shards if not (folder / shard).is_file())
+    more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+    return f"has no {missing[0]}{more}, which {index} names" if missing else None
+
+
+def listed(names: list[str]) -> str:
+    """Return what a folder with these entries holds, for a message about it."""
+    if not names:
+        return "is empty"
+    gguf = f" ({NO_GGUF})" if any(name.endswith(GGUF) for name in names) else ""
+    return f"holds {', '.join(names[:NAMES_SHOWN])}{', …' if len(names) > NAMES_SHOWN else ''}{gguf}"

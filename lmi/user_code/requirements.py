@@ -16,7 +16,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
@@ -43,12 +42,11 @@ log = logging.getLogger("lmi.user_code.requirements")  # this module is __main__
 class Installer:
     """Runs pip for one file."""
 
-    def __init__(self, file: Path, folder: Path, state: Path, environ: Mapping[str, str]) -> None:
+    def __init__(self, file: Path, folder: Path, state: Path) -> None:
         self._file = file
         self._folder = folder
         self._part = folder.with_name(f"{folder.name}.part")
         self._state = state
-        self._environ = environ
         self._logged_s = time.monotonic()
         lines = filter(None, map(str.strip, file.read_text(errors="replace").splitlines()))
         self._num_named = max(1, sum(not line.startswith(("#", "-")) for line in lines))  # packages in the file
@@ -87,7 +85,7 @@ class Installer:
 
     def _offline(self) -> str:
         """Return the variable that forbids the network, with its value, or ""."""
-        given = {name: self._environ.get(name, "") for name in OFFLINE}
+        given = {name: os.environ.get(name, "") for name in OFFLINE}
         return next((f"{name}={text}" for name, text in given.items() if text.strip() and is_true(text, True)), "")
 
     def _pip(self, *arguments: str) -> str | None:
@@ -98,7 +96,6 @@ class Installer:
         process = subprocess.Popen(  # in a group of its own, of which nothing is left at the end
             command,
             cwd=self._file.parent,
-            env=dict(self._environ),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -135,7 +132,7 @@ class Installer:
 def run(file: Path, folder: Path, state: Path) -> int:
     """Install. Returns the exit code."""
     try:
-        Installer(file, folder, state, os.environ).install()
+        Installer(file, folder, state).install()
         return 0
     except StartError as error:
         log.error("%s", error)

@@ -19,7 +19,7 @@ from lmi.settings.engine_choice import NEURON
 from lmi.settings.kinds import BUILT_IN, ENTRY_POINT, FORMATTER_WORDS, is_built_in
 from lmi.settings.model_choice import facts, user_code_folders
 from lmi.settings.values import Values
-from lmi.sources.files import CONFIG
+from lmi.sources.source import CONFIG
 
 HANDLER = "handle"
 # Entry points that call the handler of a model.py first.

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lmi.errors import ModelUnusable, SecurityRefused
-from lmi.sources.files import check, check_listing, chosen, descended, fault, refuse_pickles
+from lmi.sources.source import check, check_listing, chosen, descended, fault, refuse_pickles
 
 SMALL = ["config.json", "tokenizer.model", "merges.txt", "spiece.spm", "chat.jinja", "qwen.tiktoken"]
 
