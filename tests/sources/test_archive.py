@@ -12,7 +12,7 @@ import pytest
 import zstandard
 
 from lmi.errors import ModelUnusable, SecurityRefused
-from lmi.sources.archive import unpack
+from lmi.sources.archive import BUFFER_BYTES, unpack
 
 
 def packed(path: Path, names: list[str]) -> Path:
@@ -148,10 +148,11 @@ def tar_of(*members: tarfile.TarInfo, num_bytes: int = 700) -> bytes:
 
 @PACKED
 def test_an_archive_of_each_form_is_unpacked(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
-    (tmp_path / "a").write_bytes(pack(tar_of(num_bytes=3 << 20)))
+    num_bytes = BUFFER_BYTES + 1
+    (tmp_path / "a").write_bytes(pack(tar_of(num_bytes=num_bytes)))
     unpack(tmp_path / "a", tmp_path / "out")
-    assert [(tmp_path / "out" / f"{number}.json").stat().st_size for number in range(3)] == [3 << 20] * 3
-    assert (tmp_path / "out/2.json").read_bytes() == random.Random(2).randbytes(3 << 20)
+    assert [(tmp_path / "out" / f"{number}.json").stat().st_size for number in range(3)] == [num_bytes] * 3
+    assert (tmp_path / "out/2.json").read_bytes() == random.Random(2).randbytes(num_bytes)
 
 
 @PACKED
