@@ -101,8 +101,8 @@ def test_the_count_of_sessions_is_mended_when_somebody_cleans(tmp_path: Path) ->
 
 
 def test_the_ten_thousandth_session_opens_as_fast_as_the_first(tmp_path: Path) -> None:
-    for measurement in measurements():
-        sessions = Sessions(tmp_path / str(measurement), 60)
+    for number, measurement in enumerate(measurements()):
+        sessions = Sessions(tmp_path / str(number), 60)
         first_s = timed(sessions, 100)
         for _ in range(9800):
             sessions.open()
