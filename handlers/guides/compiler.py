@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -44,8 +44,6 @@ STACK_BYTES = 512 << 20  # of address space, for a compilation here: what passed
 _STACK_LOCK = threading.Lock()
 
 log = logging.getLogger(__name__)
-
-Result = TypeVar("Result")
 
 
 class TooSlow(InvalidRequest):
@@ -164,18 +162,17 @@ class GuideCompiler:
 
     def compile(self, params: GuidedDecodingParams, wait: Wait | None = None) -> Compiled:
         """Raises InvalidRequest for a guide that is wrong or too large, Unavailable if the process is not there."""
-        text = self._text(params, wait or Wait())
+        text = self.check(params, wait or Wait())
         with self._vocabulary_lock:
             assert self._config is not None  # the process has it
             vocabulary = self._vocabulary = self._vocabulary or Vocabulary(self._config, self._vocab_size)
-        return Compiled(_on_large_stack(lambda: _new_template(vocabulary, text)), vocabulary)
+        return Compiled(_new_template(vocabulary, text), vocabulary)
 
-    def check(self, params: GuidedDecodingParams, wait: Wait) -> None:
-        """Compile a guide for an engine that compiles it again, without limits. Raises what `compile` raises."""
-        self._text(params, wait)
+    def check(self, params: GuidedDecodingParams, wait: Wait) -> str:
+        """Compile a guide for an engine that compiles it again, without limits. Raises what `compile` raises.
 
-    def _text(self, params: GuidedDecodingParams, wait: Wait) -> str:
-        """What the process has made of a guide, for llguidance."""
+        Returns what the process has made of it, for llguidance.
+        """
         process = self._ready()
         asked_s = time.monotonic()
         try:
@@ -254,18 +251,16 @@ def _new_template(vocabulary: Vocabulary, text: str) -> LLMatcher:
     """What the copies of a guide share. With its first mask it knows what each of them needs first."""
     from handlers.guides.text import new_matcher
 
-    matcher = new_matcher(vocabulary.tokenizer, text)  # which the process has made too
-    matcher.compute_bitmask()
-    return matcher
+    def make() -> LLMatcher:
+        matcher = new_matcher(vocabulary.tokenizer, text)  # which the process has made too
+        matcher.compute_bitmask()
+        return matcher
 
-
-def _on_large_stack(function: Callable[[], Result]) -> Result:
-    """Call a function on a thread of its own."""
     with ThreadPoolExecutor(1, thread_name_prefix="guide") as pool:
         with _STACK_LOCK:
             before = threading.stack_size(STACK_BYTES)
             try:
-                future = pool.submit(function)
+                future = pool.submit(make)
             finally:
                 threading.stack_size(before)
         return future.result()

@@ -7,7 +7,10 @@ long text by characters takes milliseconds. So a regular part of a grammar becom
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Iterator
+from functools import reduce
+from operator import or_
 
 from handlers.guides.ebnf import Chars, Either, Joined, Node, Ranges, Ref, Repeat
 
@@ -15,7 +18,6 @@ MAX_LEXEME_CHARS = 2_000  # of its regular expression
 MAX_PASSES = 20
 MAX_PLACES = 4_000
 MAX_PAIRS = 100_000
-ENCODINGS = ((0x80, 0x00, 0), (0x800, 0xC0, 6), (0x10000, 0xE0, 12), (0x110000, 0xF0, 18))  # end, first byte, shift
 TOKEN = re.compile(r"\\(?:[xuU]\{[0-9A-Fa-f]*\}|[pP]\{[^}]*\}|.)|.|\\", re.DOTALL)
 NARROW = {"d": "0-9", "w": "0-9A-Za-z_", "s": r" \t\n\r\f\v"}
 WIDE = {"d": r"\p{N}", "w": r"\p{L}\p{M}\p{N}\p{Pc}", "s": r"\p{Z}\t\n\r\f\v\x1c-\x1f\x{85}"}
@@ -34,14 +36,8 @@ def lark_of_ebnf(rules: dict[str, Node], *, has_lexemes: bool) -> str:
     `[a-z]+` no text fits `[a-z]+ "b"`. And while it is read, nothing outside it can read the same characters.
     """
     regexes = _regexes(rules) if has_lexemes else {}
-    while regexes:
-        places = _Places(rules, regexes)
-        if places.are_too_many:
-            regexes = {}
-        elif not (wrong := places.wrong_lexemes()):
-            break
-        else:
-            regexes = {key: regex for key, regex in regexes.items() if regex not in wrong}
+    while regexes and (wrong := _Places(rules, regexes).wrong_lexemes()):
+        regexes = {key: regex for key, regex in regexes.items() if regex not in wrong}
     names = {name: "start" if name == "root" else f"r{number}" for number, name in enumerate(rules)}
     return "\n".join(f"{names[name]}: {_lark(node, names, regexes)}" for name, node in rules.items())
 
@@ -125,14 +121,12 @@ class _Places:
         for name, node in rules.items():
             first, last = self._rule_states[name]
             self._step(self._build(node, first, is_inside=False), last)
-        self.are_too_many = len(self._chars) > MAX_PLACES
 
     def wrong_lexemes(self) -> set[str]:
         """The lexemes that would change the language; all if that takes too long to find out."""
-        nexts = [self._reachable(state) for state in self._ends]
-        mixed = self._mixed(nexts)
+        mixed = self._mixed() if len(self._chars) <= MAX_PLACES else None
         if mixed is None:
-            return set(self._lexemes)
+            return set(self._regexes.values())
         wrong = set()
         for regex, (_, last, low, high) in self._lexemes.items():
             inside = (1 << high) - (1 << low)
@@ -215,59 +209,43 @@ class _Places:
         states = self._walk(first, without) - {without}
         return sum(1 << place for state in states for place in self._places[state])
 
-    def _mixed(self, nexts: list[int]) -> list[int] | None:
-        """For each place, others that may read the same character of the same text."""
+    def _mixed(self) -> list[int] | None:
+        """For each place, others that may read the same character of the same text; None if there are too many."""
         same, mixed = self._overlapping(), [0] * len(self._chars)
-        pending: list[tuple[int, int]] = []
+        nexts = [self._reachable(state) for state in self._ends]
+        begin = self._reachable(self._rule_states["root"][0])
+        pending = [(begin, begin), *((places, places) for places in nexts)]  # that may be next in the same text
         num_pairs = 0
-        for begin in (self._reachable(self._rule_states["root"][0]), *nexts):
-            self._pair(begin, begin, same, mixed, pending)
         while pending:
-            one, other = pending.pop()
-            num_pairs += 1
+            ones, others = pending.pop()
+            for place in _bits(ones):
+                new = others & same[place] & ~mixed[place] & ~(1 << place)
+                mixed[place] |= new
+                for other in _bits(new):
+                    mixed[other] |= 1 << place
+                    pending.append((nexts[place], nexts[other]))
+                    num_pairs += 1
             if num_pairs > MAX_PAIRS:
                 return None
-            self._pair(nexts[one], nexts[other], same, mixed, pending)
         return mixed
-
-    def _pair(self, ones: int, others: int, same: list[int], mixed: list[int], pending: list[tuple[int, int]]) -> None:
-        for place in _bits(ones):
-            new = others & same[place] & ~mixed[place] & ~(1 << place)
-            mixed[place] |= new
-            for other in _bits(new):
-                mixed[other] |= 1 << place
-                pending.append((place, other))
 
     def _overlapping(self) -> list[int]:
         """For each place, those that have a character in common with it."""
         edges = sorted({edge for ranges in self._chars for low, high in ranges for edge in (low, high + 1)})
-        number = {edge: index for index, edge in enumerate(edges)}
         pieces = [
-            {piece for low, high in ranges for piece in range(number[low], number[high + 1])} for ranges in self._chars
+            [piece for low, high in ranges for piece in edges[bisect_left(edges, low) : bisect_left(edges, high + 1)]]
+            for ranges in self._chars
         ]
-        holders = [0] * len(edges)
+        holders = dict.fromkeys(edges, 0)
         for place, own in enumerate(pieces):
             for piece in own:
                 holders[piece] |= 1 << place
-        found = []
-        for own in pieces:
-            all_of_them = 0
-            for piece in own:
-                all_of_them |= holders[piece]
-            found.append(all_of_them)
-        return found
+        return [reduce(or_, (holders[piece] for piece in own)) for own in pieces]
 
     def _first_bytes(self, places: int) -> set[int]:
-        found: set[int] = set()
-        for place in _bits(places):
-            for low, high in self._chars[place]:
-                begin = 0
-                for end, first_byte, shift in ENCODINGS:
-                    if low < end and high >= begin:
-                        from_code, to_code = max(low, begin), min(high, end - 1)
-                        found.update(range(first_byte + (from_code >> shift), first_byte + (to_code >> shift) + 1))
-                    begin = end
-        return found
+        """Of the UTF-8 of their characters, which has their order. A range may have some that begin no character."""
+        ranges = [one for place in _bits(places) for one in self._chars[place]]
+        return {byte for low, high in ranges for byte in range(chr(low).encode()[0], chr(high).encode()[0] + 1)}
 
 
 def _bits(places: int) -> Iterator[int]:
