@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import httptools
 
-Header = tuple[str, str]
+from lmi.http.exchange import Header
 
 MAX_CHUNK_BYTES = 1 << 20  # a longer chunk is handed on in pieces of this size
 MAX_WAITING_BYTES = 256 << 10  # of a response wait for their reader; with more its connection is not read
@@ -66,51 +66,60 @@ class Container:
         if method != "GET":
             fields.append(("Content-Length", str(len(body))))
         lines = [f"{method} {self._prefix}{path} HTTP/1.1", *(f"{name}: {value}" for name, value in fields), "", ""]
-        response = ContainerResponse(timeout_s)
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + timeout_s
+        incoming = Incoming(MAX_WAITING_BYTES // 2)
         try:
-            transport = await self._connect(response)
+            async with asyncio.timeout_at(deadline_s):
+                protocol = asyncio.StreamReaderProtocol(incoming)
+                transport, _ = await loop.create_connection(lambda: protocol, self._host, self._port)
+        except TimeoutError:
+            raise OutOfTime(f"no connection to {self.url} within {timeout_s:g} s") from None
+        except OSError as error:
+            raise Unreachable(f"no connection to {self.url}: {error.strerror or error}") from None
+
+        def expire() -> None:
+            incoming.set_exception(OutOfTime(f"no whole answer within {timeout_s:g} s"))
+            transport.abort()
+
+        timer = loop.call_at(deadline_s, expire)
+        response = ContainerResponse(incoming)
+        try:
             transport.write("\r\n".join(lines).encode("latin-1") + body)
             await response.wait_for_head()
             yield response
         finally:
-            response.close()
-
-    async def _connect(self, response: ContainerResponse) -> asyncio.Transport:
-        loop = asyncio.get_running_loop()
-        try:
-            async with asyncio.timeout(response.timeout_s):
-                transport, _ = await loop.create_connection(lambda: response, self._host, self._port)
-                return transport
-        except TimeoutError:
-            raise OutOfTime(f"no connection to {self.url} within {response.timeout_s:g} s") from None
-        except OSError as error:
-            raise Unreachable(f"no connection to {self.url}: {error.strerror or error}") from None
+            timer.cancel()
+            transport.abort()
 
 
-class ContainerResponse(asyncio.Protocol):
+class Incoming(asyncio.StreamReader):
+    """What a container sends. `loss` is why the connection has ended; what came before can still be read."""
+
+    loss: Exception | None = None
+
+    def set_exception(self, exc: Exception) -> None:
+        self.loss = self.loss or exc
+        self.feed_eof()
+
+
+class ContainerResponse:
     """A container's response. `status` and `headers` are there when the call yields it; the body comes in chunks.
 
     `fault` says why the body ended early. It is None while the body comes, and for a body that is complete.
     """
 
-    def __init__(self, timeout_s: float) -> None:
-        self.timeout_s = timeout_s
+    def __init__(self, incoming: Incoming) -> None:
         self.status = 0  # or 1xx until the head is complete
         self.headers: list[Header] = []  # names in lower case
         self.is_chunked = False
         self.fault: ContainerFault | None = None
+        self._incoming = incoming
+        self._is_over = False
         self._num_head_bytes = 0
-        self._is_over = self._is_paused = False
-        self._news: asyncio.Future[None] | None = None  # what the reader waits for
         self._chunk = bytearray()  # what has come of the current chunk
-        self._waiting: deque[bytes] = deque()
-        self._num_waiting_bytes = 0
-        self._transport: asyncio.Transport | None = None
+        self._chunks: deque[bytes] = deque()
         self._parser = httptools.HttpResponseParser(self)
-        late = OutOfTime(f"no whole answer within {timeout_s:g} s")
-        self._timer = asyncio.get_running_loop().call_later(timeout_s, self.close, late)
-
-    # For the caller.
 
     def header(self, name: str) -> str | None:
         """Return the value of the first field of that name, which is given in lower case."""
@@ -123,24 +132,18 @@ class ContainerResponse(asyncio.Protocol):
     async def wait_for_head(self) -> None:
         """Raises Unreachable or OutOfTime."""
         while not self._has_head and not self._is_over:
-            await self._wait()
-        if not self._has_head:
-            raise self.fault or Unreachable("the call is over")
+            await self._read()
+        if not self._has_head and self.fault is not None:
+            raise self.fault
 
     async def receive(self) -> bytes:
         """Return the next chunk, at most MAX_CHUNK_BYTES, or b"" at the end of the body, however it ended.
 
         A body that is not chunked comes as it arrives. A call that is cancelled loses nothing.
         """
-        while not self._waiting and not self._is_over:
-            await self._wait()
-        if not self._waiting:
-            return b""
-        chunk = self._waiting.popleft()
-        self._num_waiting_bytes -= len(chunk)
-        if self._is_paused and self._num_waiting_bytes <= MAX_WAITING_BYTES:
-            self._pause(False)
-        return chunk
+        while not self._chunks and not self._is_over:
+            await self._read()
+        return self._chunks.popleft() if self._chunks else b""
 
     async def read(self, max_bytes: int = MAX_RESPONSE_BYTES) -> bytes:
         """Return the whole body. Raises OutOfTime, or ResponseCut, also for a body of more than `max_bytes`."""
@@ -153,33 +156,19 @@ class ContainerResponse(asyncio.Protocol):
             raise self.fault
         return bytes(body)
 
-    def close(self, fault: ContainerFault | None = None) -> None:
-        """Close the connection at once. What came of the body can still be received. Only the first call counts."""
-        if self._is_over:
-            return
-        self._push()
-        self._is_over, self.fault = True, fault
-        self._timer.cancel()
-        if self._transport is not None:
-            self._transport.abort()
-
-    async def _wait(self) -> None:
-        self._news = asyncio.get_running_loop().create_future()
-        await self._news
-
     @property
     def _has_head(self) -> bool:
         return self.status >= 200
 
-    # For the event loop.
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        self._transport = transport
-        if self._is_over:  # the time was up before
-            transport.abort()
-
-    def data_received(self, data: bytes) -> None:
-        if self._is_over:
+    async def _read(self) -> None:
+        """Read what has come next, or note that the connection has ended."""
+        if not (data := await self._incoming.read(MAX_WAITING_BYTES)):
+            ends_with_connection = not self.is_chunked and self.header("content-length") is None
+            loss = self._incoming.loss
+            if isinstance(loss, OutOfTime) or (loss is None and self._has_head and ends_with_connection):
+                self._end(loss)
+            else:
+                self._lose(str(loss or "it closed the connection"))
             return
         try:
             self._parser.feed_data(data)
@@ -189,25 +178,16 @@ class ContainerResponse(asyncio.Protocol):
             self._num_head_bytes += len(data)
             if self._num_head_bytes > MAX_HEAD_BYTES:
                 self._lose(f"the head of its answer has over {MAX_HEAD_BYTES} bytes")
-        if self._num_waiting_bytes > MAX_WAITING_BYTES:
-            self._pause(True)
-
-    def connection_lost(self, error: Exception | None) -> None:
-        ends_with_connection = not self.is_chunked and self.header("content-length") is None
-        if self._has_head and ends_with_connection and error is None:
-            self.close()
-        else:
-            self._lose(str(error) if error else "it closed the connection")
 
     def _lose(self, reason: str) -> None:
         kind = ResponseCut if self._has_head else Unreachable
-        self.close(kind(f"the container did not complete its answer: {reason}"))
+        self._end(kind(f"the container did not complete its answer: {reason}"))
 
-    def _pause(self, is_paused: bool) -> None:
-        """Stop reading, or go on. A connection that is over is left alone."""
-        self._is_paused = is_paused
-        if self._transport is not None and not self._is_over:
-            (self._transport.pause_reading if is_paused else self._transport.resume_reading)()
+    def _end(self, fault: ContainerFault | None = None) -> None:
+        """What came of the body can still be received. Only the first call counts."""
+        if not self._is_over:
+            self._push()
+            self._is_over, self.fault = True, fault
 
     # For the parser.
 
@@ -215,14 +195,12 @@ class ContainerResponse(asyncio.Protocol):
         self.headers = []
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._has_head:
-            return  # a trailer
-        self.headers.append((name.decode("latin-1").lower(), value.decode("latin-1")))
+        if not self._has_head:  # else a trailer
+            self.headers.append((name.decode("latin-1").lower(), value.decode("latin-1")))
 
     def on_headers_complete(self) -> None:
         self.status = self._parser.get_status_code()
         self.is_chunked = self.header("transfer-encoding") is not None
-        self._push()
 
     def on_body(self, data: bytes) -> None:
         self._chunk += data
@@ -234,13 +212,10 @@ class ContainerResponse(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         if self._has_head:
-            self.close()
+            self._end()
 
     def _push(self) -> None:
-        """Hand on what has come of the current chunk, and wake the reader."""
+        """Hand on what has come of the current chunk."""
         for begin in range(0, len(self._chunk), MAX_CHUNK_BYTES):
-            self._waiting.append(bytes(self._chunk[begin : begin + MAX_CHUNK_BYTES]))
-        self._num_waiting_bytes += len(self._chunk)
+            self._chunks.append(bytes(self._chunk[begin : begin + MAX_CHUNK_BYTES]))
         self._chunk.clear()
-        if self._news is not None and not self._news.done():
-            self._news.set_result(None)
