@@ -15,13 +15,13 @@ import uuid
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from lmi.gateway.container import ContainerFault, ContainerResponse, Header, OutOfTime
+from lmi.gateway.container import ContainerFault, ContainerResponse, OutOfTime
 from lmi.gateway.endpoints import TIMED_OUT, AwsEndpoint
 from lmi.gateway.exchange import (
     ASYNC,
     PREFIX,
     AwsError,
-    AwsRequest,
+    AwsExchange,
     headers_for_container,
     invalid,
     model_error,
@@ -29,7 +29,7 @@ from lmi.gateway.exchange import (
     unavailable,
 )
 from lmi.gateway.stores import FolderOutput, Inputs, S3Output, StoreError, run_in_thread
-from lmi.http.exchange import MAX_HEADER_BYTES
+from lmi.http.exchange import MAX_HEADER_BYTES, Header
 
 INPUT_LOCATION = PREFIX + "InputLocation"
 MAX_INLINE_BYTES = 128_000
@@ -97,9 +97,9 @@ class AsyncInvocations:
         self._answering: set[asyncio.Task[OutputFile]] = set()
         self._is_stopping = False
 
-    def accept(self, request: AwsRequest, endpoint: AwsEndpoint) -> AsyncJob:
+    def accept(self, exchange: AwsExchange, endpoint: AwsEndpoint) -> AsyncJob:
         """Put an invocation into the queue. Raises AwsError for a wrong one, or if the queue is full."""
-        job = read_job(request, endpoint, self._inputs)
+        job = read_job(exchange, endpoint, self._inputs)
         self.add(job)
         return job
 
@@ -179,16 +179,16 @@ class AsyncInvocations:
                 await self._leave(job, self._failed(job, job.error(str(error))))
 
 
-def read_job(request: AwsRequest, endpoint: AwsEndpoint, inputs: Inputs) -> AsyncJob:
+def read_job(exchange: AwsExchange, endpoint: AwsEndpoint, inputs: Inputs) -> AsyncJob:
     """Return the invocation that a request asks for. Raises AwsError."""
-    values = request.values(ASYNC)
+    values = exchange.values(ASYNC)
     id, folder = str(uuid.uuid4()), _folder(values.get("S3OutputPathExtension", ""))
     return AsyncJob(
         endpoint=endpoint,
-        region=request.region,
+        region=exchange.region,
         inference_id=values.get("InferenceId") or str(uuid.uuid4()),
         headers=headers_for_container(values, endpoint.name),
-        input=_input(request, inputs),
+        input=_input(exchange, inputs),
         output=folder + values.get("Filename", f"{id}.out"),
         failure=f"{folder}{id}-error.out",
         ttl_s=int(values.get("RequestTTLSeconds", TTL_S)),
@@ -205,14 +205,14 @@ def _folder(extension: str) -> str:
     return "".join(f"{part}/" for part in parts)
 
 
-def _input(request: AwsRequest, inputs: Inputs) -> bytes | str:
-    location = request.exchange.headers.get(INPUT_LOCATION, "")
-    if bool(location) == bool(request.body):
+def _input(exchange: AwsExchange, inputs: Inputs) -> bytes | str:
+    location = exchange.headers.get(INPUT_LOCATION, "")
+    if bool(location) == bool(exchange.payload):
         given = "both" if location else "neither"
         raise invalid(f"Exactly one of Body and InputLocation must be given, not {given}.")
-    if len(request.body) > MAX_INLINE_BYTES:
+    if len(exchange.payload) > MAX_INLINE_BYTES:
         raise too_large(MAX_INLINE_BYTES)
     if location and (len(location) > MAX_LOCATION_CHARS or not inputs.is_allowed(location)):
         where = "s3://BUCKET/KEY or a file:// URL below the folder of --async-input"
         raise invalid(f"InputLocation must be {where}, with at most {MAX_LOCATION_CHARS} characters, given {location}")
-    return location or request.body
+    return location or exchange.payload

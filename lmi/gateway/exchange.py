@@ -1,4 +1,4 @@
-"""One exchange with a client of AWS's API: what its request says in headers, and the answer or error that it gets.
+"""One exchange with a client of AWS's API: what its request says in headers, who signed it, and the answer or error.
 
 The table of these headers is botocore's model of the SageMaker runtime, in its words; a test holds both equal. botocore
 chooses the class of its exception by the header x-amzn-ErrorType. Every fault of a container is a ModelError, whose
@@ -7,18 +7,21 @@ status 424 is never retried.
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import re
+import time
 import uuid
-from collections.abc import Iterable
+from calendar import timegm
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 import orjson
 
-from lmi.errors import LmiError, shorten
-from lmi.gateway.container import Header
+from lmi.errors import BadConfiguration, LmiError, shorten
 from lmi.http.exchange import ENDPOINT_NAME as ENDPOINT_HEADER
-from lmi.http.exchange import Exchange
+from lmi.http.exchange import Exchange, Header
 
 ACCOUNT, VARIANT = "000000000000", "AllTraffic"
 MAX_TEXT_CHARS = 2048  # of an error
@@ -172,20 +175,34 @@ TO_CONTAINER = {
 
 
 class AwsExchange(Exchange):
+    """A request of AWS's API, and its answer. An operation finds the names in its path, and its body in `payload`."""
+
+    names: Mapping[str, str] = {}
+    payload = b""
+
     def _choose_id(self) -> str:
         return str(uuid.uuid4())
 
-    async def start(self, status: int, media_type: str, headers: Iterable[Header] = ()) -> None:
-        """Send the head, without a content type if `media_type` is ""."""
-        fields = [("content-type", media_type), ("x-amzn-RequestId", self.request_id), *headers]
-        raw = [(name.lower().encode(), value.encode("latin-1")) for name, value in fields if value]
+    @property
+    def region(self) -> str:
+        """The region that the client signed for, else "local"."""
+        found = REGION.search(self.headers.get("authorization", ""))
+        return found[1] if found else "local"
+
+    def values(self, members: tuple[AwsMember, ...]) -> dict[str, str]:
+        """Return the sent headers of an operation by member. Raises AwsError for a value against its rule."""
+        headers = self.headers
+        values = {member.name: member.check(headers[member.header]) for member in members if member.header in headers}
+        if values.get("TargetVariant", VARIANT) != VARIANT:
+            raise invalid(f"Variant {values['TargetVariant']} of endpoint {self.names['endpoint']} not found.")
+        return values
+
+    async def _start(self, status: int, media_type: str, headers: Iterable[Header], length: int | None = None) -> None:
+        length_field = "" if length is None else str(length)
+        own = [("content-type", media_type), ("x-amzn-RequestId", self.request_id), ("content-length", length_field)]
+        raw = [(name.lower().encode(), value.encode("latin-1")) for name, value in [*own, *headers] if value]
         self.status = status
         await self._send({"type": "http.response.start", "status": status, "headers": raw})
-
-    async def send_whole(self, status: int, media_type: str, body: bytes, headers: Iterable[Header] = ()) -> None:
-        """Send a whole response with its length."""
-        await self.start(status, media_type, [("content-length", str(len(body))), *headers])
-        await self.end(body)
 
     async def send_error(self, error: AwsError) -> None:
         """Send an error. A POST of `/` is AWS JSON 1.1, whose clients read its class in the body."""
@@ -194,38 +211,92 @@ class AwsExchange(Exchange):
         await self.send_whole(error.status, "application/json", orjson.dumps(body), [("x-amzn-ErrorType", error.kind)])
 
 
-@dataclass(frozen=True)
-class AwsRequest:
-    """A request of AWS's API: who asks what of which endpoint. `names` are those in its path."""
-
-    exchange: AwsExchange
-    names: dict[str, str]
-    body: bytes
-
-    @property
-    def region(self) -> str:
-        """The region that the client signed for, else "local"."""
-        found = REGION.search(self.exchange.headers.get("authorization", ""))
-        return found[1] if found else "local"
-
-    def values(self, members: tuple[AwsMember, ...]) -> dict[str, str]:
-        """Return the sent headers of an operation by member. Raises AwsError for a value against its rule."""
-        headers = self.exchange.headers
-        values = {member.name: member.check(headers[member.header]) for member in members if member.header in headers}
-        if values.get("TargetVariant", VARIANT) != VARIANT:
-            raise invalid(f"Variant {values['TargetVariant']} of endpoint {self.names['endpoint']} not found.")
-        return values
-
-
-def headers_for_container(
-    values: dict[str, str], endpoint: str, component: str | None = None, adapter: str = ""
-) -> list[Header]:
+def headers_for_container(values: dict[str, str], endpoint: str, adapter: str = "") -> list[Header]:
     """Return what a container gets of a request: the members that are for it, and the adapter of its component.
 
     It gets the name of its endpoint too, which some clients send as the name of the model.
     """
     headers = [(header, values[member]) for member, header in TO_CONTAINER.items() if member in values]
     headers.append((ENDPOINT_HEADER, endpoint))
-    if component and adapter:
-        headers += [(PREFIX + "Adapter-Identifier", adapter), (PREFIX + "Adapter-Alias", component)]
+    if adapter:
+        alias = values[COMPONENT_NAME.name]
+        headers += [(PREFIX + "Adapter-Identifier", adapter), (PREFIX + "Adapter-Alias", alias)]
     return headers
+
+
+SERVICE = "sagemaker"
+MAX_SKEW_S = 300.0
+AUTHORIZATION = re.compile(
+    r"AWS4-HMAC-SHA256 Credential=(?P<key>[^/,]+)/(?P<day>\d{8})/(?P<region>[^/,]+)/(?P<service>[^/,]+)/aws4_request, *"
+    r"SignedHeaders=(?P<headers>[^,]+), *Signature=(?P<signature>[0-9a-f]{64})"
+)
+REQUIRED = {"host", "x-amz-date"}  # among the signed headers
+SIGNED_IF_SENT = ("x-amz-", "x-amzn-sagemaker-")  # AWS's rule, and what chooses the model or its session
+DIGEST = "x-amz-content-sha256"  # is compared with the body
+TIME_FORM = "%Y%m%dT%H%M%SZ"
+
+
+class Signatures:
+    """Checks signatures made with the credentials in `environ`. Raises BadConfiguration without these or botocore."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        key, secret = environ.get("AWS_ACCESS_KEY_ID"), environ.get("AWS_SECRET_ACCESS_KEY")
+        if not key or not secret:
+            raise BadConfiguration(
+                "--check-signatures needs AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, as clients do"
+            )
+        try:
+            from botocore.credentials import Credentials  # type: ignore[import-untyped]
+        except ModuleNotFoundError:
+            raise BadConfiguration("--check-signatures needs botocore: pip install boto3") from None
+        self._credentials = Credentials(key, secret, environ.get("AWS_SESSION_TOKEN") or None)
+
+    def check(self, exchange: AwsExchange) -> None:
+        """Raise AwsError unless the request is signed with these credentials, as it is, and lately."""
+        given = AUTHORIZATION.fullmatch(exchange.headers.get("authorization", ""))
+        if given is None:
+            raise AwsError("MissingAuthenticationTokenException", 403, "Missing Authentication Token")
+        token = exchange.headers.get("x-amz-security-token")
+        if (given["key"], token) != (self._credentials.access_key, self._credentials.token):
+            message = "The security token included in the request is invalid."
+            raise AwsError("UnrecognizedClientException", 403, message)
+        date = exchange.headers.get("x-amz-date", "")
+        if not _is_now(date) or not date.startswith(given["day"]):
+            raise _wrong(f"Signature expired or not yet current: X-Amz-Date is more than {MAX_SKEW_S:g} s off.")
+        # What anyone could have added to a signed request, whose meaning it changes.
+        sent = {name for name in exchange.headers.keys() if name.startswith(SIGNED_IF_SENT)}
+        if unsigned := sorted(sent - {DIGEST, *given["headers"].split(";")}):
+            raise _wrong(f"There were headers present in the request which were not signed: {', '.join(unsigned)}")
+        if not hmac.compare_digest(self._sign(exchange, given, date), given["signature"]):
+            raise _wrong("The request signature we calculated does not match the signature you provided.")
+
+    def _sign(self, exchange: AwsExchange, given: re.Match[str], date: str) -> str:
+        """Return the signature that the request must have."""
+        from botocore.auth import SigV4Auth  # type: ignore[import-untyped]
+        from botocore.awsrequest import AWSRequest  # type: ignore[import-untyped]
+
+        names, headers = given["headers"].split(";"), exchange.headers
+        digest = hashlib.sha256(exchange.payload).hexdigest()
+        is_bound = REQUIRED <= set(names) and headers.get(DIGEST, digest) == digest
+        if not is_bound or given["service"] != SERVICE:
+            return ""  # it would be good for other requests too
+        query = exchange.scope["query_string"].decode("latin-1")
+        url = f"http://{headers['host']}{exchange.scope['raw_path'].decode('latin-1')}" + (f"?{query}" if query else "")
+        signed = {name: ",".join(headers.getlist(name)) for name in names}
+        request = AWSRequest(exchange.method, url, signed, exchange.payload)
+        request.context["timestamp"] = date
+        signer = SigV4Auth(self._credentials, SERVICE, given["region"])
+        text: str = signer.signature(signer.string_to_sign(request, signer.canonical_request(request)), request)
+        return text
+
+
+def _is_now(date: str) -> bool:
+    try:
+        signed_s = timegm(time.strptime(date, TIME_FORM))
+    except ValueError:
+        return False
+    return abs(time.time() - signed_s) <= MAX_SKEW_S
+
+
+def _wrong(message: str) -> AwsError:
+    return AwsError("InvalidSignatureException", 403, message)

@@ -22,7 +22,7 @@ from lmi.errors import shorten
 from lmi.gateway import eventstream
 from lmi.gateway.async_invocations import AsyncInvocations
 from lmi.gateway.command import GatewaySettings
-from lmi.gateway.container import ContainerFault, ContainerResponse, Header, OutOfTime
+from lmi.gateway.container import ContainerFault, ContainerResponse, OutOfTime
 from lmi.gateway.endpoints import AwsEndpoint, Endpoints
 from lmi.gateway.exchange import (
     COMPONENT_NAME,
@@ -32,8 +32,8 @@ from lmi.gateway.exchange import (
     STREAM,
     VARIANT,
     AwsError,
+    AwsExchange,
     AwsMember,
-    AwsRequest,
     cut,
     headers_for_container,
     model_error,
@@ -41,7 +41,7 @@ from lmi.gateway.exchange import (
 from lmi.gateway.stores import S3, S3_SCHEME, FolderOutput, Inputs, S3Output
 from lmi.gateway.target_models import ModelStore, TargetModels
 from lmi.http.body import BodyMemory
-from lmi.http.exchange import MAX_HEADER_BYTES
+from lmi.http.exchange import MAX_HEADER_BYTES, Header
 
 MAX_BODY_MEMORY = 1 << 30
 MAX_ERROR_BYTES = 16 << 10  # that are read of an error, of which a client sees 2048 characters
@@ -81,19 +81,18 @@ class Gateway:
             await self._target_models.close()
             await self._async_invocations.close()
 
-    async def invoke(self, request: AwsRequest) -> None:
+    async def invoke(self, exchange: AwsExchange) -> None:
         """Send the container's whole response."""
-        async with self._invocation(request, INVOKE, self.settings.timeout_s) as response:
+        async with self._invocation(exchange, INVOKE, self.settings.timeout_s) as response:
             if response.is_chunked:
                 log.warning("the container's answer is chunked: an asynchronous endpoint would refuse it")
             body = await response.read()
         media_type = response.header("content-type") or ""
-        await request.exchange.send_whole(200, media_type, body, headers_for_client(response))
+        await exchange.send_whole(200, media_type, body, headers_for_client(response))
 
-    async def stream(self, request: AwsRequest) -> None:
+    async def stream(self, exchange: AwsExchange) -> None:
         """Send the container's response as an event stream, part by part."""
-        exchange = request.exchange
-        async with self._invocation(request, STREAM, self.settings.stream_timeout_s) as response:
+        async with self._invocation(exchange, STREAM, self.settings.stream_timeout_s) as response:
             headers = headers_for_client(response)
             headers += [(PREFIX + "Content-Type", value) for value in filter(None, [response.header("content-type")])]
             async with aclosing(self.settings.parts.cut(response)) as parts:
@@ -113,13 +112,13 @@ class Gateway:
             )
         await exchange.end()
 
-    async def chat(self, request: AwsRequest) -> None:
+    async def chat(self, exchange: AwsExchange) -> None:
         """Send what the container's /v1/chat/completions answers: its status and bytes, of errors too."""
-        endpoint, values = self.endpoints.find(request.names["endpoint"]), request.values(OPENAI)
-        if component := request.names.get("component"):
+        endpoint, values = self.endpoints.find(exchange.names["endpoint"]), exchange.values(OPENAI)
+        if component := exchange.names.get("component"):
             values[COMPONENT_NAME.name] = COMPONENT_NAME.check(component)
-        exchange, timeout_s = request.exchange, self.settings.stream_timeout_s
-        async with self._call(request, endpoint, values, "/v1/chat/completions", timeout_s) as response:
+        timeout_s = self.settings.stream_timeout_s
+        async with self._call(exchange, endpoint, values, "/v1/chat/completions", timeout_s) as response:
             headers = [("content-length", value) for name, value in response.headers if name == "content-length"]
             headers += headers_for_client(response)
             await exchange.start(response.status, response.header("content-type") or "", headers)
@@ -129,46 +128,45 @@ class Gateway:
                 raise response.fault  # the client's connection is cut, which shows that the answer is not whole
         await exchange.end()
 
-    async def invoke_later(self, request: AwsRequest) -> None:
+    async def invoke_later(self, exchange: AwsExchange) -> None:
         """Accept an async invocation, and send where its answer will be."""
-        endpoint = self.endpoints.find(request.names["endpoint"])
+        endpoint = self.endpoints.find(exchange.names["endpoint"])
         await endpoint.health.check_was_ready()
-        job, url = self._async_invocations.accept(request, endpoint), self._async_invocations.output.url
+        job, url = self._async_invocations.accept(exchange, endpoint), self._async_invocations.output.url
         locations = [(PREFIX + "OutputLocation", url(job.output)), (PREFIX + "FailureLocation", url(job.failure))]
         body = orjson.dumps({"InferenceId": job.inference_id})
-        await request.exchange.send_whole(202, "application/json", body, locations)
+        await exchange.send_whole(202, "application/json", body, locations)
 
     @asynccontextmanager
     async def _invocation(
-        self, request: AwsRequest, members: tuple[AwsMember, ...], timeout_s: float
+        self, exchange: AwsExchange, members: tuple[AwsMember, ...], timeout_s: float
     ) -> AsyncIterator[ContainerResponse]:
         """Yield the model's response. Raises AwsError for an error of the container, or where none came in time."""
-        endpoint, values = self.endpoints.find(request.names["endpoint"]), request.values(members)
-        async with self._target_models.path(endpoint, values.get("TargetModel"), request.region) as path:
-            async with self._call(request, endpoint, values, path, timeout_s) as response:
+        endpoint, values = self.endpoints.find(exchange.names["endpoint"]), exchange.values(members)
+        async with self._target_models.path(endpoint, values.get("TargetModel"), exchange.region) as path:
+            async with self._call(exchange, endpoint, values, path, timeout_s) as response:
                 if response.status >= 300:
                     text = b""
                     while len(text) < MAX_ERROR_BYTES and (chunk := await response.receive()):
                         text += chunk
-                    raise model_error(response.status, text.decode(errors="replace"), endpoint.name, request.region)
+                    raise model_error(response.status, text.decode(errors="replace"), endpoint.name, exchange.region)
                 yield response
 
     @asynccontextmanager
     async def _call(
-        self, request: AwsRequest, endpoint: AwsEndpoint, values: dict[str, str], path: str, timeout_s: float
+        self, exchange: AwsExchange, endpoint: AwsEndpoint, values: dict[str, str], path: str, timeout_s: float
     ) -> AsyncIterator[ContainerResponse]:
         """Yield the container's response. Raises AwsError where it does not come whole while the block runs."""
-        component = values.get(COMPONENT_NAME.name)
-        adapter = self.endpoints.adapter(endpoint.name, component)
-        headers = headers_for_container(values, endpoint.name, component, adapter)
+        adapter = self.endpoints.adapter(endpoint.name, values.get(COMPONENT_NAME.name))
+        headers = headers_for_container(values, endpoint.name, adapter)
         await endpoint.health.check_was_ready()
         try:
-            async with endpoint.container.call("POST", path, headers, request.body, timeout_s) as response:
+            async with endpoint.container.call("POST", path, headers, exchange.payload, timeout_s) as response:
                 if response.num_header_bytes > MAX_HEADER_BYTES:
                     log.warning("the container's answer has %d bytes of headers", response.num_header_bytes)
                 yield response
         except ContainerFault as fault:
-            raise endpoint.error(fault, request.region) from fault
+            raise endpoint.error(fault, exchange.region) from fault
 
 
 def headers_for_client(response: ContainerResponse) -> list[Header]:
@@ -213,17 +211,17 @@ class Listed(msgspec.Struct):
 SORT_KEYS = {"Name": "EndpointName", "CreationTime": "CreationTime", "Status": "EndpointStatus"}
 
 
-async def control(gateway: Gateway, request: AwsRequest) -> None:
+async def control(gateway: Gateway, exchange: AwsExchange) -> None:
     """Run the operation that the request names."""
-    target = request.exchange.headers.get("x-amz-target", "")
+    target = exchange.headers.get("x-amz-target", "")
     if target not in OPERATIONS:
         raise AwsError("UnknownOperationException", 400, f"The gateway has no operation {shorten(target)}.")
-    answer = await OPERATIONS[target](gateway, request)
-    await request.exchange.send_whole(200, MEDIA_TYPE, orjson.dumps(answer))
+    answer = await OPERATIONS[target](gateway, exchange)
+    await exchange.send_whole(200, MEDIA_TYPE, orjson.dumps(answer))
 
 
-async def describe(gateway: Gateway, request: AwsRequest) -> Members:
-    name = _decode(request, Described).EndpointName
+async def describe(gateway: Gateway, exchange: AwsExchange) -> Members:
+    name = _decode(exchange, Described).EndpointName
     try:
         endpoint = gateway.endpoints.find(name)
     except AwsError:
@@ -233,15 +231,15 @@ async def describe(gateway: Gateway, request: AwsRequest) -> Members:
     variant |= {"CurrentInstanceCount": 1, "DesiredInstanceCount": 1}
     details = {"EndpointConfigName": endpoint.name, "ProductionVariants": [variant]}
     why = {"FailureReason": cut(reason, MAX_REASON_CHARS)} if reason else {}
-    return _summary(endpoint, status, request.region) | details | why
+    return _summary(endpoint, status, exchange.region) | details | why
 
 
-async def list_endpoints(gateway: Gateway, request: AwsRequest) -> Members:
-    asked = _decode(request, Listed)
+async def list_endpoints(gateway: Gateway, exchange: AwsExchange) -> Members:
+    asked = _decode(exchange, Listed)
     endpoints = gateway.endpoints.all()
     healths = list({endpoint.health for endpoint in endpoints})
     statuses = dict(zip(healths, await asyncio.gather(*(health.status() for health in healths)), strict=True))
-    found = [_summary(endpoint, statuses[endpoint.health][0], request.region) for endpoint in endpoints]
+    found = [_summary(endpoint, statuses[endpoint.health][0], exchange.region) for endpoint in endpoints]
     chosen = [endpoint for endpoint in found if asked.takes(endpoint)]
     chosen.sort(key=lambda endpoint: endpoint[SORT_KEYS[asked.SortBy]], reverse=asked.SortOrder == "Descending")
     begin = int(asked.NextToken)
@@ -249,7 +247,7 @@ async def list_endpoints(gateway: Gateway, request: AwsRequest) -> Members:
     return {"Endpoints": chosen[begin:end]} | ({"NextToken": str(end)} if end < len(chosen) else {})
 
 
-OPERATIONS: dict[str, Callable[[Gateway, AwsRequest], Awaitable[Members]]] = {
+OPERATIONS: dict[str, Callable[[Gateway, AwsExchange], Awaitable[Members]]] = {
     "SageMaker.DescribeEndpoint": describe,
     "SageMaker.ListEndpoints": list_endpoints,
 }
@@ -265,9 +263,9 @@ def _summary(endpoint: AwsEndpoint, status: str, region: str) -> Members:
     }
 
 
-def _decode(request: AwsRequest, kind: type[Input]) -> Input:
+def _decode(exchange: AwsExchange, kind: type[Input]) -> Input:
     try:
-        return msgspec.json.decode(request.body or b"{}", type=kind)
+        return msgspec.json.decode(exchange.payload or b"{}", type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise _invalid(str(error)) from None
 

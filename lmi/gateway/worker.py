@@ -26,9 +26,8 @@ import lmi.shared.log
 from lmi.errors import BadConfiguration, ClientGone, ForeignPage, LmiError, Overloaded
 from lmi.gateway import local_url
 from lmi.gateway.command import GatewaySettings
-from lmi.gateway.exchange import AwsError, AwsExchange, AwsRequest, too_large, unavailable
+from lmi.gateway.exchange import AwsError, AwsExchange, Signatures, too_large, unavailable
 from lmi.gateway.gateway import Gateway, control
-from lmi.gateway.signatures import Signatures
 from lmi.gateway.stores import NO_BOTO3, S3_SCHEME
 from lmi.http.browsers import ANY, check_page, is_loopback
 from lmi.http.exchange import BodyTooLarge
@@ -40,7 +39,7 @@ from lmi.shared.log import escape, is_text
 FINISH_S = 25  # for requests that are still open at SIGTERM
 KEEP_ALIVE_S = 120
 
-Handler = Callable[[Gateway, AwsRequest], Coroutine[Any, Any, None]]
+Handler = Callable[[Gateway, AwsExchange], Coroutine[Any, Any, None]]
 
 ROUTES: list[tuple[str, Handler]] = [  # by the path of a POST
     ("/endpoints/{endpoint}/invocations", Gateway.invoke),
@@ -83,11 +82,11 @@ class App:
             return
         if self._signatures is None:  # which no page has
             check_page(exchange, (), self._hosts)
-        handler, names = self._find(exchange)
-        body = await self._body(exchange)
+        handler, exchange.names = self._find(exchange)
+        exchange.payload = await self._body(exchange)
         if self._signatures is not None:
-            self._signatures.check(exchange, body)
-        await exchange.run_while_there(handler(self._gateway, AwsRequest(exchange, names, body)))
+            self._signatures.check(exchange)
+        await exchange.run_while_there(handler(self._gateway, exchange))
 
     def _find(self, exchange: AwsExchange) -> tuple[Handler, dict[str, str]]:
         for pattern, handler in self._routes:
