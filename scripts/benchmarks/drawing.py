@@ -10,7 +10,8 @@ from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont
 
-SCALE = 3
+from lmi.client.bench.picture import LARGER, SCALE, SIZE, Pen
+
 WIDTH, HEIGHT = 960, 400  # of the picture
 TOP, BOTTOM, LEFT, RIGHT = 64, 56, 64, 24  # around the area of each panel
 COLOURS = ["#0f766e", "#c2410c", "#6d28d9", "#1d4ed8"]
@@ -35,7 +36,7 @@ class Panel:
 
 def draw(panels: list[Panel], x_title: str, path: Path) -> None:
     image = Image.new("RGB", (WIDTH * SCALE, HEIGHT * SCALE), PAPER)
-    pen = Pen(ImageDraw.Draw(image))
+    pen = DottingPen(ImageDraw.Draw(image))
     width = WIDTH // len(panels)
     for number, panel in enumerate(panels):
         draw_panel(pen, panel, number * width, width, x_title)
@@ -43,29 +44,16 @@ def draw(panels: list[Panel], x_title: str, path: Path) -> None:
     image.resize((WIDTH * 2, HEIGHT * 2), Image.Resampling.LANCZOS).save(path, optimize=True)
 
 
-class Pen:
-    """Draws in the units of the finished picture."""
-
-    def __init__(self, canvas: ImageDraw.ImageDraw) -> None:
-        self._canvas = canvas
-
-    def line(self, points: list[tuple[float, float]], colour: str, width: float) -> None:
-        scaled = [(x * SCALE, y * SCALE) for x, y in points]
-        self._canvas.line(scaled, fill=colour, width=round(width * SCALE), joint="curve")
-
+class DottingPen(Pen):
     def dot(self, x: float, y: float, colour: str, radius: float = 4, is_hollow: bool = False) -> None:
         box = [(x - radius) * SCALE, (y - radius) * SCALE, (x + radius) * SCALE, (y + radius) * SCALE]
         self._canvas.ellipse(box, fill=PAPER if is_hollow else colour, outline=colour, width=2 * SCALE)
 
-    def text(self, x: float, y: float, text: str, colour: str, size: float = 13, anchor: str = "mm") -> None:
-        font = ImageFont.load_default(size * SCALE)
-        self._canvas.text((x * SCALE, y * SCALE), text, fill=colour, font=font, anchor=anchor)
-
-    def width(self, text: str, size: float = 13) -> float:
-        return float(self._canvas.textlength(text, font=ImageFont.load_default(size * SCALE))) / SCALE
+    def width(self, text: str) -> float:
+        return float(self._canvas.textlength(text, font=ImageFont.load_default(SIZE * SCALE))) / SCALE
 
 
-def draw_panel(pen: Pen, panel: Panel, left: float, width: float, x_title: str) -> None:
+def draw_panel(pen: DottingPen, panel: Panel, left: float, width: float, x_title: str) -> None:
     step = tick(panel.highest)
     top = step * -(-panel.highest // step)  # the first tick at or above all values
 
@@ -76,13 +64,13 @@ def draw_panel(pen: Pen, panel: Panel, left: float, width: float, x_title: str) 
     def y(value: float) -> float:
         return HEIGHT - BOTTOM - value / top * (HEIGHT - TOP - BOTTOM)
 
-    pen.text(left + LEFT, TOP - 22, panel.title, INK, 15, "lm")
+    pen.text(left + LEFT, TOP - 22, panel.title, INK, "lm", LARGER)
     for number in range(round(top / step) + 1):
         pen.line([(left + LEFT, y(number * step)), (left + width - RIGHT, y(number * step))], GRID, 1)
-        pen.text(left + LEFT - 8, y(number * step), f"{number * step:,.0f}".replace(",", " "), GREY, anchor="rm")
+        pen.text(left + LEFT - 8, y(number * step), f"{number * step:,.0f}".replace(",", " "), GREY, "rm")
     for place in panel.places:
-        pen.text(x(place), HEIGHT - BOTTOM + 16, str(place), GREY)
-    pen.text(left + LEFT + (width - LEFT - RIGHT) / 2, HEIGHT - 16, x_title, GREY)
+        pen.text(x(place), HEIGHT - BOTTOM + 16, str(place), GREY, "mm")
+    pen.text(left + LEFT + (width - LEFT - RIGHT) / 2, HEIGHT - 16, x_title, GREY, "mm")
     for colour, line in zip(COLOURS, panel.lines.values(), strict=False):
         points = [(x(place), y(value)) for place, value in sorted(line.items())]
         pen.line(points, colour, 2.5)
@@ -92,14 +80,14 @@ def draw_panel(pen: Pen, panel: Panel, left: float, width: float, x_title: str) 
         pen.dot(x(place), y(value), GREY, is_hollow=True)
 
 
-def draw_legend(pen: Pen, lines: list[str], points: list[str]) -> None:
+def draw_legend(pen: DottingPen, lines: list[str], points: list[str]) -> None:
     left: float = LEFT
     for name, colour, is_hollow in [
         *((name, colour, False) for name, colour in zip(lines, COLOURS, strict=False)),
         *((name, GREY, True) for name in points),
     ]:
         pen.dot(left + 6, 18, colour, 5, is_hollow)
-        pen.text(left + 18, 18, name, INK, anchor="lm")
+        pen.text(left + 18, 18, name, INK, "lm")
         left += 18 + pen.width(name) + 28
 
 

@@ -31,13 +31,15 @@ from lmi.settings.model_choice import demo_folder
 from lmi.shared import linux
 from lmi.supervisor.environment import num_engine_threads
 from scripts.benchmarks import servers
+from scripts.benchmarks.load import LMI, ask_all, invocation, run_round
 
 NUM_TOKENS = 128
 BATCHES = (1, 8, 64)
 NUM_SEQUENTIAL = 6
 GUIDED_BATCH = 16
 NUM_GUIDED_RUNS, NUM_GUIDED_PAIRS = 5, 7
-SAMPLED, NUM_SAMPLED_PAIRS = {"do_sample": True, "temperature": 0.8, "top_p": 0.95}, 3
+SAMPLED: dict[str, Any] = {"do_sample": True, "temperature": 0.8, "top_p": 0.95}
+NUM_SAMPLED_PAIRS = 3
 PEOPLE = {  # a schema that no answer of NUM_TOKENS completes
     "type": "array",
     "minItems": NUM_TOKENS,
@@ -48,7 +50,6 @@ PEOPLE = {  # a schema that no answer of NUM_TOKENS completes
     },
 }
 BEAM_WIDTH, NUM_SEARCHES = 4, 12
-PROMPT = "Tell me a story about a fox."
 TOKEN_IDS = tuple(range(5, 25))  # of a prompt
 
 
@@ -144,24 +145,15 @@ def beam_ratio(model: str) -> float:
     return beams_s / sampled_s
 
 
-def body(**parameters: object) -> dict[str, object]:
-    fixed = {"max_new_tokens": NUM_TOKENS, "ignore_eos_token": True}
-    return {"inputs": PROMPT, "stream": True, "parameters": fixed | parameters}
+def tokens_per_s(port: int, num_streams: int, *requests: bytes) -> float:
+    return run_round(port, [list(requests)] * num_streams, LMI, {}).tokens_per_s
 
 
 def throughput(port: int) -> dict[str, float]:
     """The tokens per second of 64 streams at once, those of streams one after another, and the ratio of the two."""
-    crowd = asyncio.run(servers.run_load(port, [body()] * 64))
-    alone = servers.Load()
-    for _ in range(NUM_SEQUENTIAL):
-        load = asyncio.run(servers.run_load(port, [body()]))
-        alone.num_tokens += load.num_tokens
-        alone.seconds += load.seconds
-    return {
-        "tokens_per_s_64": crowd.tokens_per_s,
-        "tokens_per_s_1": alone.tokens_per_s,
-        "concurrency_ratio": crowd.tokens_per_s / alone.tokens_per_s,
-    }
+    crowd = tokens_per_s(port, 64, invocation(NUM_TOKENS))
+    alone = tokens_per_s(port, 1, *[invocation(NUM_TOKENS)] * NUM_SEQUENTIAL)
+    return {"tokens_per_s_64": crowd, "tokens_per_s_1": alone, "concurrency_ratio": crowd / alone}
 
 
 def sampled_ratio() -> float:
@@ -172,17 +164,14 @@ def sampled_ratio() -> float:
         ratios = []
         with servers.lmi({}, f"{folder}/f32") as server:
             for _ in range(NUM_SAMPLED_PAIRS + 1):
-                sampled, greedy = (
-                    asyncio.run(servers.run_load(server.port, [body(max_new_tokens=64, **one)] * 64)).tokens_per_s
-                    for one in (SAMPLED, {})
-                )
+                sampled, greedy = (tokens_per_s(server.port, 64, invocation(64, **one)) for one in (SAMPLED, {}))
                 ratios.append(sampled / greedy)
     return statistics.median(ratios[1:])  # the first pair warms up
 
 
 async def ping_under_load(port: int) -> list[float]:
     """The seconds of each `/ping`, each on its own connection, while 64 streams run."""
-    load = asyncio.create_task(servers.run_load(port, [body()] * 64))
+    load = asyncio.create_task(ask_all(port, [[invocation(NUM_TOKENS)]] * 64))
     times_s: list[float] = []
     while not load.done():
         start_s = time.perf_counter()
@@ -198,13 +187,13 @@ async def ping_under_load(port: int) -> list[float]:
     return times_s
 
 
-def measure(model: str | None = None) -> dict[str, float]:
-    """Measure all figures on one model folder, the demo by default, with the threads that a server gives its engine."""
-    model = model or str(demo_folder())
+def measure() -> dict[str, float]:
+    """Measure all figures on the demo, with the threads that a server gives its engine."""
+    model = str(demo_folder())
     os.environ["OMP_NUM_THREADS"] = str(num_engine_threads(EngineConfig(), model, linux.num_usable_cores()))
     figures: dict[str, float] = {}
     with servers.lmi({}, model) as server:
-        asyncio.run(servers.run_load(server.port, [body()] * 4))  # warm-up
+        tokens_per_s(server.port, 4, invocation(NUM_TOKENS))  # warm-up
         figures |= throughput(server.port)
         pings_s = asyncio.run(ping_under_load(server.port)) + asyncio.run(ping_under_load(server.port))
         figures["ping_p99_ms"] = quantile(pings_s, 0.99) * 1000
@@ -219,9 +208,3 @@ def measure(model: str | None = None) -> dict[str, float]:
     figures["beam_ratio"] = beam_ratio(model)
     figures["sampled_ratio"] = sampled_ratio()
     return figures
-
-
-if __name__ == "__main__":
-    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
-    for name, value in measure(sys.argv[1] if len(sys.argv) > 1 else None).items():
-        print(f"{name:24} {value:10.3f}")

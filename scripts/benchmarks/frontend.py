@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import statistics
 import sys
 
 from scripts.benchmarks import servers
+from scripts.benchmarks.load import LMI, invocation, run_round
 
 NUM_STREAMS = 64
 NUM_TOKENS = 200
@@ -14,15 +14,8 @@ STEP_S = 0.02
 ROUNDS = 5
 
 
-def body(num_tokens: int = NUM_TOKENS) -> dict[str, object]:
-    parameters = {"max_new_tokens": num_tokens, "ignore_eos_token": True}
-    return {"inputs": "Tell me a story about a fox.", "stream": True, "parameters": parameters}
-
-
 def us_per_token(port: int, pid: int) -> float:
-    before_s = servers.cpu_s(pid)
-    load = asyncio.run(servers.run_load(port, [body()] * NUM_STREAMS))
-    return (servers.cpu_s(pid) - before_s) / load.num_tokens * 1e6
+    return run_round(port, [[invocation(NUM_TOKENS)]] * NUM_STREAMS, LMI, {pid: "server"}).us_per_token("server")
 
 
 def measure(rounds: int = ROUNDS) -> dict[str, float]:
@@ -50,8 +43,3 @@ def measure(rounds: int = ROUNDS) -> dict[str, float]:
         "frontend_ratio": statistics.median(ratios),
         "frontend_idle_mb": idle_mb,
     }
-
-
-if __name__ == "__main__":
-    for name, value in measure().items():
-        print(f"{name:24} {value:8.2f}")

@@ -8,18 +8,15 @@ difference of the mean times to the first token.
 from __future__ import annotations
 
 import asyncio
-import json
 import random
-import re
 import statistics
 import sys
-import time
 from dataclasses import dataclass
 
 import uvloop
 
 from scripts.benchmarks import servers
-from scripts.benchmarks.load import Answer, Connection, Meter, realtime, request
+from scripts.benchmarks.load import LMI, Answer, Connection, Meter, invocation, realtime
 
 NUM_STREAMS = 64
 NUM_REQUESTS = 12  # of each user, one after another
@@ -27,7 +24,6 @@ NUM_TOKENS = (10, 30)
 STEP_S = 0.02
 ROUNDS = 3
 TIMEOUT_S = 60.0
-TOKEN = re.compile(rb'\{"token": ?\{')
 STREAM_PATH = "/endpoints/any/invocations-response-stream"
 
 
@@ -42,9 +38,7 @@ async def ask(port: int, path: str, chance: random.Random) -> list[Answer]:
     _, connection = await asyncio.get_running_loop().create_connection(Connection, "127.0.0.1", port)
     answers = []
     for _ in range(1 + NUM_REQUESTS):
-        parameters = {"max_new_tokens": chance.randint(*NUM_TOKENS), "ignore_eos_token": True}
-        body = {"inputs": "Tell me a story about a fox.", "stream": True, "parameters": parameters}
-        answers.append(await connection.ask(request(path, json.dumps(body).encode())))
+        answers.append(await connection.ask(invocation(chance.randint(*NUM_TOKENS), path=path)))
         await asyncio.sleep(chance.uniform(0, 2 * STEP_S))
     connection.close()
     return answers
@@ -61,9 +55,9 @@ def run(port: int, path: str, roles: dict[int, str], seed: int) -> Round:
     with realtime(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         answers = runner.run(ask_all(port, path, seed))
     cpu_s, _ = meter.stop()
-    num_tokens = sum(len(TOKEN.findall(answer.body)) for own in answers for answer in own)
+    num_tokens = sum(len(LMI.mark.findall(answer.body)) for own in answers for answer in own)
     counted = [answer for own in answers for answer in own[1:]]
-    first_s = statistics.mean(answer.record_times_s(TOKEN)[0] - answer.start_s for answer in counted)
+    first_s = statistics.mean(answer.record_times_s(LMI.mark)[0] - answer.start_s for answer in counted)
     return Round(first_s, {role: seconds / num_tokens * 1e6 for role, seconds in cpu_s.items()})
 
 
@@ -93,10 +87,3 @@ def figures(pairs: list[tuple[Round, Round]]) -> dict[str, float]:
         "gateway_us_per_token": statistics.median(through.cpu_us["gateway"] for _, through in pairs),
         "frontend_behind_gateway_us_per_token": statistics.median(through.cpu_us["front end"] for _, through in pairs),
     }
-
-
-if __name__ == "__main__":
-    started_s = time.monotonic()
-    for name, value in measure().items():
-        print(f"{name:40} {value:8.2f}")
-    print(f"{'seconds':40} {time.monotonic() - started_s:8.2f}")

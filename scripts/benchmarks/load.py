@@ -11,6 +11,7 @@ import asyncio
 import bisect
 import gc
 import itertools
+import json
 import os
 import re
 import time
@@ -33,6 +34,9 @@ class Records:
 
     mark: re.Pattern[bytes]  # once in every record that carries tokens
     count: re.Pattern[bytes] | int = 1  # the number of tokens: in the last match of an answer, or for each record
+
+
+LMI = Records(re.compile(rb'\{"token": ?\{'))
 
 
 @dataclass
@@ -117,6 +121,14 @@ def request(path: str, body: bytes, headers: Mapping[str, str] | None = None) ->
     return "\r\n".join([*lines, "", ""]).encode() + body
 
 
+def invocation(
+    num_tokens: int, inputs: str = "Tell me a story about a fox.", path: str = "/invocations", **parameters: object
+) -> bytes:
+    """A request for a stream of so many tokens, one in each record of LMI's."""
+    fixed = {"max_new_tokens": num_tokens, "ignore_eos_token": True}
+    return request(path, json.dumps({"inputs": inputs, "stream": True, "parameters": fixed | parameters}).encode())
+
+
 @dataclass(frozen=True)
 class Round:
     """The results of one round."""
@@ -184,7 +196,7 @@ def run_round(port: int, requests: list[list[bytes]], records: Records, roles: M
     client_from_s, meter = time.process_time(), Meter(roles)
     try:
         with realtime(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            seconds, answers = runner.run(_ask_all(port, requests))
+            seconds, answers = runner.run(ask_all(port, requests))
     finally:
         gc.enable()
     client_cpu_s = time.process_time() - client_from_s
@@ -202,7 +214,7 @@ def run_round(port: int, requests: list[list[bytes]], records: Records, roles: M
     )
 
 
-async def _ask_all(port: int, requests: list[list[bytes]]) -> tuple[float, list[Answer]]:
+async def ask_all(port: int, requests: list[list[bytes]]) -> tuple[float, list[Answer]]:
     async with asyncio.timeout(ROUND_TIMEOUT_S):
         loop = asyncio.get_running_loop()
         made = [loop.create_connection(Connection, "127.0.0.1", port) for _ in requests]

@@ -4,16 +4,12 @@ Both have the same random weights, float32 (except in columns that say bf16 or i
 128 tokens before the first step. The Hugging Face model keeps its DynamicCache. They take turns in short blocks, so
 that both meet the same noise of the machine. The first step of a block is not counted, because it finds the other
 model's data in the processor's cache. Sampling and scheduling are not part of a step. The table has medians and, in
-brackets, minima. The last line is one JSON object of ratios.
-
-    python -m scripts.benchmarks.model [demo] [135m] [--batches 1,8,32,64] [--threads N]
+brackets, minima.
 """
 
 from __future__ import annotations
 
-import argparse
 import gc
-import json
 import os
 import statistics
 import tempfile
@@ -28,33 +24,13 @@ from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig, LlamaF
 from transformers.utils import logging as transformers_logging  # noqa: E402
 
 from handlers.lmi_dist import loading  # noqa: E402
-from handlers.lmi_dist.runner import (  # noqa: E402
-    Chunk,
-    Plan,
-    Runner,  # noqa: E402
-)
+from handlers.lmi_dist.runner import Chunk, Plan, Runner  # noqa: E402
 from lmi.settings.config import EngineConfig  # noqa: E402
+from scripts.benchmarks.peers import shapes  # noqa: E402
 
 CONTEXT, MAX_LENGTH, VOCABULARY = 128, 1024, 1000
 BLOCKS, STEPS = 8, 5
-SHAPES: dict[str, dict[str, Any]] = {
-    "demo": {
-        "hidden_size": 192,
-        "intermediate_size": 512,
-        "num_hidden_layers": 5,
-        "num_attention_heads": 6,
-        "num_key_value_heads": 2,
-        "vocab_size": 1024,
-    },
-    "135m": {
-        "hidden_size": 576,
-        "intermediate_size": 1536,
-        "num_hidden_layers": 30,
-        "num_attention_heads": 9,
-        "num_key_value_heads": 3,
-        "vocab_size": 49152,
-    },
-}
+SHAPES = {"demo": shapes.Shape("llama", 1024, 192, 512, 5, 6, 2), "135m": shapes.SHAPES["135M"]}
 VARIANTS: dict[str, dict[str, Any]] = {  # the key of a figure ends with the variant's name
     "ours": {},
     "bf16": {"dtype": "bf16"},
@@ -71,11 +47,11 @@ def measure() -> dict[str, float]:
     """
     figures: dict[str, float] = {}
     for shape in SHAPES:
-        figures |= measure_shape(shape, BATCHES, default_threads(shape))
+        figures |= measure_shape(shape, default_threads(shape))
     return figures
 
 
-def measure_shape(shape: str, batches: list[int], num_threads: int) -> dict[str, float]:
+def measure_shape(shape: str, num_threads: int) -> dict[str, float]:
     torch.set_num_threads(num_threads)
     transformers_logging.disable_progress_bar()
     print(f"{shape}: {num_threads} threads, load average {os.getloadavg()[0]:.1f}")
@@ -83,8 +59,8 @@ def measure_shape(shape: str, batches: list[int], num_threads: int) -> dict[str,
     with tempfile.TemporaryDirectory() as folder:
         make_model(shape, folder)
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-        runners = {name: load(folder, max(batches), **settings) for name, settings in VARIANTS.items()}
-        for batch in batches:
+        runners = {name: load(folder, max(BATCHES), **settings) for name, settings in VARIANTS.items()}
+        for batch in BATCHES:
             steps = {"Hugging Face": reference_step(model, batch)}
             steps |= {name: own_step(runner, batch) for name, runner in runners.items()}
             times_ms = take_turns(steps)
@@ -100,8 +76,7 @@ def measure_shape(shape: str, batches: list[int], num_threads: int) -> dict[str,
 
 def make_model(shape: str, folder: str) -> None:
     torch.manual_seed(0)
-    config = LlamaConfig(**SHAPES[shape], max_position_embeddings=2048, tie_word_embeddings=True)
-    LlamaForCausalLM(config).save_pretrained(folder)
+    LlamaForCausalLM(LlamaConfig(**SHAPES[shape].config())).save_pretrained(folder)
 
 
 def load(folder: str, num_sequences: int, **settings: Any) -> Runner:
@@ -170,20 +145,3 @@ def default_threads(shape: str) -> int:
     """The engine's default number of threads. A small model leaves one core to the front end."""
     cores = len(os.sched_getaffinity(0))
     return max(1, cores - 1) if shape == "demo" else cores
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("shapes", nargs="*", default=list(SHAPES), help=", ".join(SHAPES))
-    parser.add_argument("--batches", default=",".join(map(str, BATCHES)))
-    parser.add_argument("--threads", type=int)
-    arguments = parser.parse_args()
-    batches = [int(batch) for batch in arguments.batches.split(",")]
-    figures: dict[str, float] = {}
-    for shape in arguments.shapes:
-        figures |= measure_shape(shape, batches, arguments.threads or default_threads(shape))
-    print(json.dumps({name: round(figure, 3) for name, figure in figures.items()}))
-
-
-if __name__ == "__main__":
-    main()

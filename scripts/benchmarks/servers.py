@@ -1,12 +1,10 @@
-"""A running `lmi serve` and a load of streams, for the benchmarks: start it, find its processes, count their CPU time.
+"""A running server, for the benchmarks: start it, find its processes, count their CPU time.
 
 Of lmi it uses only the Linux calls, which need no other package. All traffic stays on loopback.
 """
 
 from __future__ import annotations
 
-import asyncio
-import json
 import os
 import signal
 import socket
@@ -16,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.request import urlopen
 
@@ -140,46 +138,3 @@ def lmi(
         command += ["--set", f"{name}={value}"]
     with process([*command, *([model] if model else [])], port, environ) as server:
         yield server
-
-
-@dataclass
-class Load:
-    """The results of a number of streams."""
-
-    num_tokens: int = 0
-    seconds: float = 0.0
-    first_s: list[float] = field(default_factory=list)
-    gaps_s: list[float] = field(default_factory=list)
-
-    @property
-    def tokens_per_s(self) -> float:
-        return self.num_tokens / self.seconds
-
-
-async def stream(port: int, body: dict[str, object], load: Load) -> None:
-    """Send one streaming request. Each line of the answer is a token."""
-    payload = json.dumps(body).encode()
-    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 20)
-    head = f"POST /invocations HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(payload)}\r\n\r\n"
-    start_s = last_s = time.monotonic()
-    writer.write(head.encode() + payload)
-    status = await reader.readline()
-    if b" 200 " not in status:
-        raise RuntimeError(f"the server said {status!r} {(await reader.read(2000))!r}")
-    has_begun = False
-    while line := await reader.readline():
-        if line.startswith((b"{", b"data:")):
-            now_s = time.monotonic()
-            (load.gaps_s if has_begun else load.first_s).append(now_s - (last_s if has_begun else start_s))
-            has_begun, last_s = True, now_s
-            load.num_tokens += 1
-    writer.close()
-
-
-async def run_load(port: int, bodies: list[dict[str, object]]) -> Load:
-    """Send all bodies at once."""
-    load = Load()
-    start_s = time.monotonic()
-    await asyncio.gather(*(stream(port, body, load) for body in bodies))
-    load.seconds = time.monotonic() - start_s
-    return load

@@ -235,10 +235,9 @@ def main() -> None:
     parser.add_argument(
         "--write", action="store_true", help="put ratios and plot into docs/performance.md, tables on a page"
     )
-    parser.add_argument("--engine", default="vllm", help="another engine of lmi, to look at the front end alone")
     arguments = parser.parse_args()
     turns, repeats, limit_s = (1, 1, 60.0) if arguments.quick else (4, 2, 660.0)
-    records = vllm_servers.measure(arguments.engine, turns, repeats, limit_s)
+    records = vllm_servers.measure(turns, repeats, limit_s)
     own_ratios = ratios(records)
     with realtime() as has_realtime:
         told = conditions(records, has_realtime)

@@ -24,7 +24,8 @@ from typing import Any
 from urllib.request import urlopen
 
 from scripts.benchmarks import servers, vllm_model
-from scripts.benchmarks.load import Records, Round, request, run_round
+from scripts.benchmarks.load import LMI as LMI_RECORDS
+from scripts.benchmarks.load import Records, Round, invocation, request, run_round
 from scripts.benchmarks.servers import Server
 
 NUM_TOKENS = 64
@@ -65,14 +66,10 @@ LMI, VLLM, RUST, BARE = "lmi", "vllm", "vllm_rust", "bare"
 
 @dataclass(frozen=True)
 class Asking:
-    """One kind of request: its path, its body, and how its answer is read."""
+    """One kind of request, and how its answer is read."""
 
-    path: str
-    body: Callable[[str], dict[str, object]]  # given the prompt
+    request: Callable[[str], bytes]  # given the prompt
     records: Records
-
-    def request(self, prompt: str) -> bytes:
-        return request(self.path, json.dumps(self.body(prompt)).encode())
 
 
 @dataclass(frozen=True)
@@ -97,8 +94,9 @@ class Peer:
         return roles
 
 
-def completion(prompt: str, **more: object) -> dict[str, object]:
-    return {"model": "bench", "prompt": prompt, "max_tokens": NUM_TOKENS, "temperature": 0, "ignore_eos": True} | more
+def completion(prompt: str, **more: object) -> bytes:
+    body = {"model": "bench", "prompt": prompt, "max_tokens": NUM_TOKENS, "temperature": 0, "ignore_eos": True}
+    return request("/v1/completions", json.dumps(body | more).encode())
 
 
 def completions() -> dict[str, Asking]:
@@ -106,12 +104,7 @@ def completions() -> dict[str, Asking]:
     chunk = Records(mark=re.compile(rb'"text": ?"[^"]'), count=re.compile(rb'"completion_tokens": ?(\d+)'))
     stream: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
     wanted: dict[str, dict[str, Any]] = {STREAMED: stream, WHOLE: {}, LOG_PROBS: stream | {"logprobs": NUM_LOG_PROBS}}
-    return {kind: Asking("/v1/completions", partial(completion, **more), chunk) for kind, more in wanted.items()}
-
-
-def own_api(prompt: str) -> dict[str, object]:
-    parameters = {"max_new_tokens": NUM_TOKENS, "ignore_eos_token": True}
-    return {"inputs": prompt, "stream": True, "parameters": parameters}
+    return {kind: Asking(partial(completion, **more), chunk) for kind, more in wanted.items()}
 
 
 def kept_in(caches: Path) -> dict[str, str | None]:
@@ -120,17 +113,16 @@ def kept_in(caches: Path) -> dict[str, str | None]:
     return {"XDG_CACHE_HOME": str(caches), "TMPDIR": str(caches), "VLLM_CACHE_ROOT": None}
 
 
-def lmi_peer(engine: str) -> Peer:
+def lmi_peer() -> Peer:
     properties = {
         "log_level": "INFO",  # the default: a line for each request, as from vLLM's Python server
-        "option.rolling_batch": engine,
+        "option.rolling_batch": "vllm",
         "option.model_name": "bench",
     }
-    line = Records(mark=re.compile(rb'\{"token": \{"id": \d'))
     return Peer(
-        name="lmi" if engine == "vllm" else f"lmi ({engine})",
+        name="lmi",
         start=lambda model, caches: servers.lmi(properties, model, ENVIRON | kept_in(caches)),
-        askings=completions() | {OWN_API: Asking("/invocations", own_api, line)},
+        askings=completions() | {OWN_API: Asking(partial(invocation, NUM_TOKENS), LMI_RECORDS)},
         counter="lmi_generated_tokens_total",
     )
 
@@ -266,10 +258,10 @@ def bare_turn(record: Record, model: str, repeats: int, seed: str) -> None:
             num_good += record.add((STREAMED, MOST), Round(**json.loads(line)))
 
 
-def measure(engine: str, turns: int, repeats: int, limit_s: float) -> dict[str, Record]:
+def measure(turns: int, repeats: int, limit_s: float) -> dict[str, Record]:
     """Take turns until all are done or the next one would exceed the limit."""
     began_s = time.monotonic()
-    peers = {LMI: lmi_peer(engine), VLLM: vllm_peer()}
+    peers = {LMI: lmi_peer(), VLLM: vllm_peer()}
     if binary := rust_binary():
         peers[RUST] = vllm_peer(binary)
     records = {key: Record(peer.name) for key, peer in peers.items()} | {BARE: Record("bare engine, no server")}

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from scripts.benchmarks.load import Answer, Records, request
+from scripts.benchmarks.load import LMI, Answer, Records, request
 from scripts.benchmarks.overload.records import Outcome, Record
 from scripts.benchmarks.vllm_model import words
 
@@ -16,7 +16,6 @@ REFUSALS = (429, 503)
 RETRY_AFTER = re.compile(rb"(?i)\r\nretry-after: *([\d.]+)")
 APIS = {"openai": "/v1/completions", "lmi": "/invocations"}
 OPENAI = Records(re.compile(rb'"text": ?"'), re.compile(rb'"completion_tokens": ?(\d+)'))
-LMI = Records(re.compile(rb'\{"token": ?\{'))
 WORDS = words()
 WHOLE = {"openai": re.compile(rb"data: \[DONE\]"), "lmi": re.compile(rb'"generated_text": ?"')}
 BROKEN = re.compile(rb'data: \{"error"|"finish_reason": ?"error"')

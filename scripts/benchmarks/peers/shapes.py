@@ -25,7 +25,7 @@ class Shape:
     num_layers: int
     num_heads: int
     num_kv_heads: int
-    num_new: int  # tokens that a request makes
+    num_new: int = 0  # tokens that a request makes
 
     def config(self) -> dict[str, Any]:
         return {
