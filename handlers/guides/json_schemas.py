@@ -19,6 +19,7 @@ from urllib.parse import unquote
 
 from handlers.guides.disjoint_schemas import are_disjoint, required_of
 from handlers.guides.lark import rust_regex
+from lmi.errors import shorten
 
 Schema = dict[str, Any]
 
@@ -82,7 +83,7 @@ class _SchemaReader:
         if isinstance(schema, bool):
             return schema
         if not isinstance(schema, dict):
-            raise _fault(f"{_short(schema)} in place of a schema", where)
+            raise _fault(f"{shorten(schema)} in place of a schema", where)
         if where.count("/") > 2 * MAX_LEVELS:
             raise _fault("so many levels", "")
         if schema.get("not") is True or schema.get("not") == {}:
@@ -227,7 +228,7 @@ class _SchemaReader:
 
     def _name(self, pointer: object, where: str, *, is_alone: bool) -> str:
         if not isinstance(pointer, str) or not (pointer == "#" or pointer.startswith("#/")):
-            raise _fault(f"$ref {_short(pointer)}, which does not begin with #/,", where)
+            raise _fault(f"$ref {shorten(pointer)}, which does not begin with #/,", where)
         key = pointer, is_alone
         if key not in self._names:
             self._resolve(pointer)
@@ -247,7 +248,7 @@ class _SchemaReader:
         except (KeyError, IndexError, TypeError):
             found = None
         if not isinstance(found, dict | bool):
-            raise _fault(f"$ref {_short(pointer)}, which points at no schema,", "")
+            raise _fault(f"$ref {shorten(pointer)}, which points at no schema,", "")
         return found
 
 
@@ -280,7 +281,7 @@ def _types(schema: Schema, where: str, *, is_alone: bool) -> Schema:
     given = schema["type"]
     for name in given if isinstance(given, list) else [given]:
         if not isinstance(name, str) or name not in TYPES:
-            raise _fault(f"type {_short(name)}", where)
+            raise _fault(f"type {shorten(name)}", where)
     return {"type": given}
 
 
@@ -304,12 +305,12 @@ def _check_value(value: object, where: str) -> None:
 
 def _check_text(text: str, where: str) -> None:
     if CONTROL.search(text):
-        raise _fault(f"the control character in {_short(text)}", where)
+        raise _fault(f"the control character in {shorten(text)}", where)
 
 
 def _check_number(value: float, where: str) -> None:
     if not math.isfinite(value) or (abs(value) > MAX_INTEGER and float(value).is_integer()):
-        raise _fault(f"the number {_short(value)}, larger than {MAX_INTEGER},", where)
+        raise _fault(f"the number {shorten(value)}, larger than {MAX_INTEGER},", where)
 
 
 def _numbers(schema: Schema, where: str) -> Schema:
@@ -324,7 +325,7 @@ def _numbers(schema: Schema, where: str) -> Schema:
             raise _fault(f"{name} of a wrong type", where)
         _check_number(value, where)
         if name in SIZES and (value < 0 or value != int(value)):
-            raise _fault(f"{name} {_short(value)}", where)
+            raise _fault(f"{name} {shorten(value)}", where)
         out[name] = int(value) if name in SIZES else value
     for name, exclusive in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
         if schema.get(exclusive) is True and name in out:
@@ -339,11 +340,11 @@ def _pattern(pattern: object, where: str) -> str:
     if not isinstance(pattern, str):
         raise _fault("pattern of a wrong type", where)
     if CONTROL.search(pattern) or OF_PATTERNS.search(pattern):
-        raise _fault(f"the control character in {_short(pattern)}", where)
+        raise _fault(f"the control character in {shorten(pattern)}", where)
     try:
         return rust_regex(pattern, is_in_json=True)
     except ValueError as error:
-        raise _fault(f"{_short(pattern)}: {error}, so it", where) from None
+        raise _fault(f"{shorten(pattern)}: {error}, so it", where) from None
 
 
 def _names(given: object, keyword: str, where: str) -> list[str]:
@@ -404,11 +405,6 @@ def _is_resource(schema: Schema) -> bool:
 def _fault(what: str, where: str) -> ValueError:
     place = f" in {where[where.startswith('#') :].strip('/')}" if where.strip("#/") else ""
     return ValueError(f"{what}{place} cannot be followed")
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def _refuse_constant(name: str) -> None:

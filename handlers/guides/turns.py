@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter, OrderedDict, deque
+from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -76,28 +76,26 @@ class Kept(Generic[T]):
     """What came of the guides that were used last, up to a number of them and of their characters."""
 
     def __init__(self, max_num: int, max_chars: int) -> None:
-        self.num_chars = 0
         self._max_num, self._max_chars = max_num, max_chars
-        self._outcomes: OrderedDict[GuidedDecodingParams, T] = OrderedDict()
+        self._outcomes: dict[GuidedDecodingParams, T] = {}  # the one used longest ago first
 
     def __len__(self) -> int:
         return len(self._outcomes)
 
+    @property
+    def num_chars(self) -> int:
+        return sum(len(params.guide or "") for params in self._outcomes)
+
     def get(self, params: GuidedDecodingParams) -> T | None:
         if params in self._outcomes:
-            self._outcomes.move_to_end(params)
+            self._outcomes[params] = self._outcomes.pop(params)
         return self._outcomes.get(params)
 
     def put(self, params: GuidedDecodingParams, outcome: T) -> None:
-        self._drop(params)
+        self._outcomes.pop(params, None)
         self._outcomes[params] = outcome
-        self.num_chars += len(params.guide or "")
-        while len(self._outcomes) > self._max_num or self.num_chars > self._max_chars:
-            self._drop(next(iter(self._outcomes)))
-
-    def _drop(self, params: GuidedDecodingParams) -> None:
-        if self._outcomes.pop(params, None) is not None:
-            self.num_chars -= len(params.guide or "")
+        while len(self) > self._max_num or self.num_chars > self._max_chars:
+            del self._outcomes[next(iter(self._outcomes))]
 
 
 class GuideFuture(Future[T]):
