@@ -1,12 +1,7 @@
 """TargetModel: the models of multi-model endpoints, which are stored for their containers and loaded there.
 
-A model that clients call KEY is a folder or an archive at SOURCE/KEY, where SOURCE is a folder or `s3://BUCKET/PREFIX`.
-It is stored at `DIR/H/model`, where `H` is a hash of its place, because a key comes from clients and must not become a
-path. A stamp beside it says from which files it was made. What comes from S3 is kept in `DIR/sources`.
-
-A container is asked what it has, because it may have been restarted since. When it has no room for a further model
-(507), the least recently used one that serves no request is unloaded, again until the new one fits. Source: SageMaker's
-guide, "Custom containers contract for multi-model endpoints".
+When a container has no room for a further model (507), the least recently used one that serves no request is unloaded,
+again until the new one fits. Source: SageMaker's guide, "Custom containers contract for multi-model endpoints".
 """
 
 from __future__ import annotations
@@ -20,8 +15,8 @@ import re
 import shutil
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -59,7 +54,12 @@ class LoadFailed(Exception):
 
 
 class ModelStore:
-    """The models of `source` in `folder`, which the container sees too."""
+    """The models of `source`, a folder or `s3://BUCKET/PREFIX`, in `folder`, which the container sees too.
+
+    The one at SOURCE/KEY, a folder or an archive, is stored at `H/model`, where H is a hash of its place, because a key
+    comes from clients and must not become a path. A stamp beside it says from which files it was made. What comes from
+    S3 is kept in `sources`.
+    """
 
     def __init__(self, source: str, folder: Path) -> None:
         self._folder = folder
@@ -132,24 +132,20 @@ class TargetModels:
         elif store is None:
             raise invalid(f"Endpoint {endpoint.name} is not a multi-model endpoint: --models names no source for it.")
         else:
-            async with self._lease(endpoint, store, target, region) as name:
+            loaded = self._loaded.setdefault(endpoint.container.url, LoadedModels(endpoint.container))
+            name = store.name(target)
+            with loaded.lease(name):
+                try:
+                    async with asyncio.timeout(self._timeout_s):
+                        await loaded.load(name, store, target)
+                except LoadFailed as error:
+                    raise model_error(error.status, error.reason, endpoint.name, region) from error
+                except ContainerFault as fault:
+                    raise endpoint.error(fault, region) from fault
+                except TimeoutError:
+                    not_ready = f"TargetModel {target} is still loading. Try again later."
+                    raise AwsError("ModelNotReadyException", 429, not_ready) from None
                 yield f"/models/{name}/invoke"
-
-    @asynccontextmanager
-    async def _lease(self, endpoint: AwsEndpoint, store: ModelStore, target: str, region: str) -> AsyncIterator[str]:
-        loaded = self._loaded.setdefault(endpoint.container.url, LoadedModels(endpoint.container))
-        async with AsyncExitStack() as stack:
-            try:
-                async with asyncio.timeout(self._timeout_s):
-                    name = await stack.enter_async_context(loaded.lease(store, target))
-            except LoadFailed as error:
-                raise model_error(error.status, error.reason, endpoint.name, region) from error
-            except ContainerFault as fault:
-                raise endpoint.error(fault, region) from fault
-            except TimeoutError:
-                not_ready = f"TargetModel {target} is still loading. Try again later."
-                raise AwsError("ModelNotReadyException", 429, not_ready) from None
-            yield name
 
 
 class _ListedModel(msgspec.Struct, rename="camel"):
@@ -162,7 +158,10 @@ class _ListedModels(msgspec.Struct):
 
 
 class LoadedModels:
-    """The models that one container has loaded for the gateway, by its routes below /models."""
+    """The models that one container has loaded for the gateway, by its routes below /models.
+
+    The container is asked what it has, because it may have been restarted since.
+    """
 
     def __init__(self, container: Container) -> None:
         self._container = container
@@ -172,27 +171,28 @@ class LoadedModels:
         self._unloads: dict[str, asyncio.Task[None]] = {}
         self._room = asyncio.Lock()  # whoever holds it may unload models to make room
 
-    @asynccontextmanager
-    async def lease(self, store: ModelStore, key: str) -> AsyncIterator[str]:
-        """Yield the name of a model that is loaded and stays so in the block.
-
-        A caller that leaves does not end a load. Raises AwsError, LoadFailed or ContainerFault.
-        """
-        name = store.name(key)
+    @contextmanager
+    def lease(self, name: str) -> Iterator[None]:
+        """In the block the model is not unloaded."""
         self._num_requests[name] += 1
         try:
-            if name in self._unloads:
-                await asyncio.wait([self._unloads[name]])
-            known = _decoded(await self._ask("GET", f"/models/{name}"), _ListedModel)
-            if known is None or known.status != READY:
-                if name not in self._loads:  # one task loads a model
-                    self._loads[name] = asyncio.create_task(self._load(name, store, key))
-                    self._loads[name].add_done_callback(lambda task: self._has_loaded(name, key, task))
-                await asyncio.shield(self._loads[name])
-            yield name
+            yield
             self._last_used_s[name] = time.monotonic()
         finally:
             self._num_requests -= Counter([name])
+
+    async def load(self, name: str, store: ModelStore, key: str) -> None:
+        """Return when a model is loaded. A caller that leaves does not end a load.
+
+        Raises AwsError, LoadFailed or ContainerFault.
+        """
+        if name in self._unloads:
+            await asyncio.wait([self._unloads[name]])
+        known = _decoded(await self._ask("GET", f"/models/{name}"), _ListedModel)
+        if known is None or known.status != READY:
+            if name not in self._loads:  # one task loads a model
+                self._loads[name] = asyncio.create_task(self._load(name, store, key))
+            await asyncio.shield(self._loads[name])
 
     async def close(self) -> None:
         """End all loads. The container may go on with its own."""
@@ -200,25 +200,23 @@ class LoadedModels:
             task.cancel()
         await asyncio.gather(*self._loads.values(), return_exceptions=True)
 
-    def _has_loaded(self, name: str, key: str, task: asyncio.Task[None]) -> None:
-        del self._loads[name]
-        if task.cancelled():
-            return
-        if (error := task.exception()) is not None:  # its callers may have left
-            log.warning("model %s (TargetModel %s) was not loaded: %s", name, key, error)
-        else:
-            self._last_used_s[name] = time.monotonic()
-
     async def _load(self, name: str, store: ModelStore, key: str) -> None:
-        folder, was_replaced = await run_in_thread(store.add, key)
-        if was_replaced:  # the container may have loaded the files that were there
-            await self._unload(name)
-        log.info("loading model %s (TargetModel %s)", name, key)
-        status, body = await self._register(name, str(folder))
-        if status == NO_ROOM:
-            status, body = await self._register_with_room(name, str(folder))
-        if status not in (OK, CONFLICT):
-            raise LoadFailed(body.decode(errors="replace"), status)
+        try:
+            folder, was_replaced = await run_in_thread(store.add, key)
+            if was_replaced:  # the container may have loaded the files that were there
+                await self._unload(name)
+            log.info("loading model %s (TargetModel %s)", name, key)
+            status, body = await self._register(name, str(folder))
+            if status == NO_ROOM:
+                status, body = await self._register_with_room(name, str(folder))
+            if status not in (OK, CONFLICT):
+                raise LoadFailed(body.decode(errors="replace"), status)
+            self._last_used_s[name] = time.monotonic()
+        except Exception as error:  # its callers may have left
+            log.warning("model %s (TargetModel %s) was not loaded: %s", name, key, error)
+            raise
+        finally:
+            del self._loads[name]
 
     async def _register_with_room(self, name: str, url: str) -> tuple[int, bytes]:
         """Register a model, and unload others until it fits or none is left to unload."""
