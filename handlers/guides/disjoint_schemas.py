@@ -17,9 +17,7 @@ def are_disjoint(one: object, other: object, resolve: Resolve, level: int = 0) -
     if one is False or other is False:
         return True
     parts, others = list(_conjuncts(one, resolve)), list(_conjuncts(other, resolve))
-    types = set(TYPES)
-    for part in parts + others:
-        types &= _types(part)
+    types = TYPES.intersection(*map(_types, parts + others))
     if not types:
         return True
     is_object = types == {"object"} and level <= MAX_LEVELS

@@ -109,9 +109,7 @@ class _SchemaReader:
     def _objects(self, schema: Schema, where: str, out: Schema, *, is_alone: bool) -> None:
         required = _names(schema.get("required", []), "required", where)
         properties, patterns = schema.get("properties", {}), schema.get("patternProperties", {})
-        more = schema.get("additionalProperties")
-        if _says_something(schema, "unevaluatedProperties") and more is None:
-            more = _unevaluated(schema, "unevaluatedProperties", where)
+        more = _rest(schema, schema.get("additionalProperties"), "unevaluatedProperties", where)
         if "propertyNames" in schema:
             patterns, more = _named(schema, patterns, more, where)
         for name in (*required, *properties):
@@ -154,8 +152,7 @@ class _SchemaReader:
         first, rest = schema.get("prefixItems"), schema.get("items")
         if isinstance(rest, list):  # of older drafts
             first, rest = rest, schema.get("additionalItems")
-        if _says_something(schema, "unevaluatedItems") and rest is None:
-            rest = _unevaluated(schema, "unevaluatedItems", where)
+        rest = _rest(schema, rest, "unevaluatedItems", where)
         if schema.get("uniqueItems") not in (None, False) and out.get("maxItems", 2) > 1:
             raise _fault("uniqueItems", where)
         if first is not None:
@@ -364,12 +361,10 @@ def _named(schema: Schema, patterns: Schema, more: object, where: str) -> tuple[
     return {names["pattern"]: True if more is None else more}, False
 
 
-def _says_something(schema: Schema, keyword: str) -> bool:
-    return schema.get(keyword) not in (None, True, {})
-
-
-def _unevaluated(schema: Schema, keyword: str, where: str) -> object:
-    """What it says where nothing else is evaluated elsewhere."""
+def _rest(schema: Schema, given: object, keyword: str, where: str) -> object:
+    """The schema of what has no other: the given one, or that of `keyword` if nothing is evaluated elsewhere."""
+    if given is not None or schema.get(keyword) in (None, True, {}):
+        return given
     if schema.keys() & set(COMBINED):
         raise _fault(keyword, where)
     return schema[keyword]
