@@ -99,22 +99,19 @@ COLUMNS: dict[str, Callable[[Round], float]] = {
 def ratios(records: dict[str, Record]) -> dict[str, float]:
     """The ratios of which both sides were measured."""
     ours, theirs = records[LMI], records[VLLM]
-    pairs: dict[str, tuple[float | None, float | None]] = {}
+    front, most, with_log_probs = us_per_token(FRONT), (STREAMED, MOST), (LOG_PROBS, MOST)
+    compared: dict[str, tuple[tuple[str, int], Callable[[Round], float]]] = {
+        "front_cpu_ratio": (most, front),
+        "front_cpu_log_probs_ratio": (with_log_probs, front),
+        "all_cpu_ratio": (most, all_us_per_token),
+        "tokens_log_probs_ratio": (with_log_probs, tokens_per_s),
+    }
     for num_streams in ASKS:
         for kind, stem in ((STREAMED, "tokens_ratio"), (WHOLE, "whole_ratio")):
-            case = (kind, num_streams)
-            pairs[f"{stem}_{num_streams}"] = ours.median(case, tokens_per_s), theirs.median(case, tokens_per_s)
+            compared[f"{stem}_{num_streams}"] = (kind, num_streams), tokens_per_s
         for column in ("first_p50", "first_p99", "gap_p50", "gap_p99"):
-            figure = COLUMNS[f"{column}_ms"]
-            case = (STREAMED, num_streams)
-            pairs[f"{column}_ratio_{num_streams}"] = ours.median(case, figure), theirs.median(case, figure)
-    front, most = us_per_token(FRONT), (STREAMED, MOST)
-    pairs["front_cpu_ratio"] = ours.median(most, front), theirs.median(most, front)
-    with_log_probs = (LOG_PROBS, MOST)
-    pairs["front_cpu_log_probs_ratio"] = ours.median(with_log_probs, front), theirs.median(with_log_probs, front)
-    pairs["all_cpu_ratio"] = ours.median(most, all_us_per_token), theirs.median(most, all_us_per_token)
-    speeds = ours.median(with_log_probs, tokens_per_s), theirs.median(with_log_probs, tokens_per_s)
-    pairs["tokens_log_probs_ratio"] = speeds
+            compared[f"{column}_ratio_{num_streams}"] = (STREAMED, num_streams), COLUMNS[f"{column}_ms"]
+    pairs = {name: (ours.median(*each), theirs.median(*each)) for name, each in compared.items()}
     pairs["bare_share"] = ours.median(most, tokens_per_s), records[BARE].median(most, tokens_per_s)
     pairs["own_api_share"] = ours.median((OWN_API, MOST), tokens_per_s), ours.median(most, tokens_per_s)
     pairs["first_start_ratio"] = ours.starts_s[0], theirs.starts_s[0]
