@@ -17,17 +17,7 @@ from typing import NamedTuple
 
 from lmi.gateway.container import ContainerFault, ContainerResponse, OutOfTime
 from lmi.gateway.endpoints import TIMED_OUT, AwsEndpoint
-from lmi.gateway.exchange import (
-    ASYNC,
-    PREFIX,
-    AwsError,
-    AwsExchange,
-    headers_for_container,
-    invalid,
-    model_error,
-    too_large,
-    unavailable,
-)
+from lmi.gateway.exchange import ASYNC, PREFIX, AwsError, AwsExchange, invalid, model_error, too_large, unavailable
 from lmi.gateway.stores import FolderOutput, Inputs, S3Output, StoreError, run_in_thread
 from lmi.http.exchange import MAX_HEADER_BYTES, Header
 
@@ -187,7 +177,7 @@ def read_job(exchange: AwsExchange, endpoint: AwsEndpoint, inputs: Inputs) -> As
         endpoint=endpoint,
         region=exchange.region,
         inference_id=values.get("InferenceId") or str(uuid.uuid4()),
-        headers=headers_for_container(values, endpoint.name),
+        headers=exchange.headers_for_container(values),
         input=_input(exchange, inputs),
         output=folder + values.get("Filename", f"{id}.out"),
         failure=f"{folder}{id}-error.out",

@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from lmi.gateway.container import Container, ContainerFault, OutOfTime, Unreachable
-from lmi.gateway.exchange import ACCOUNT, ENDPOINT_NAME, AwsError, invalid, model_error, unavailable
+from lmi.gateway.exchange import ACCOUNT, ENDPOINT_NAME, AwsError, cut, invalid, model_error, unavailable
 
 ANY = ""  # in place of an endpoint's name
 TIMED_OUT = "Your invocation timed out while waiting for a response from container primary."
 PING_TIMEOUT_S = 2.0  # as on the platform
 OUT_OF_SERVICE_S = 10.0
-MAX_PING_BYTES = 64 << 10
+MAX_PING_BYTES, MAX_REASON_CHARS = 64 << 10, 1024
 MAX_NAMES = 1000  # that are remembered of those that the clients choose
 
 
@@ -43,7 +43,7 @@ class Health:
         """Return AWS's EndpointStatus, and why it failed."""
         status, text = await self._ping()
         if status == 500:
-            return "Failed", text
+            return "Failed", cut(text, MAX_REASON_CHARS)
         if not self._was_ready:
             return "Creating", ""
         lost_s = 0.0 if self._lost_since_s is None else time.monotonic() - self._lost_since_s

@@ -195,7 +195,21 @@ class AwsExchange(Exchange):
         values = {member.name: member.check(headers[member.header]) for member in members if member.header in headers}
         if values.get("TargetVariant", VARIANT) != VARIANT:
             raise invalid(f"Variant {values['TargetVariant']} of endpoint {self.names['endpoint']} not found.")
+        if component := self.names.get("component"):
+            values[COMPONENT_NAME.name] = COMPONENT_NAME.check(component)
         return values
+
+    def headers_for_container(self, values: dict[str, str], adapter: str = "") -> list[Header]:
+        """Return what a container gets of a request: the members that are for it, and the adapter of its component.
+
+        It gets the name of its endpoint too, which some clients send as the name of the model.
+        """
+        headers = [(header, values[member]) for member, header in TO_CONTAINER.items() if member in values]
+        headers.append((ENDPOINT_HEADER, self.names["endpoint"]))
+        if adapter:
+            alias = values[COMPONENT_NAME.name]
+            headers += [(PREFIX + "Adapter-Identifier", adapter), (PREFIX + "Adapter-Alias", alias)]
+        return headers
 
     async def _start(self, status: int, media_type: str, headers: Iterable[Header], length: int | None = None) -> None:
         length_field = "" if length is None else str(length)
@@ -209,19 +223,6 @@ class AwsExchange(Exchange):
         self.error_label = error.kind
         body = error.members | ({"__type": error.kind} if (self.method, self.path) == ("POST", "/") else {})
         await self.send_whole(error.status, "application/json", orjson.dumps(body), [("x-amzn-ErrorType", error.kind)])
-
-
-def headers_for_container(values: dict[str, str], endpoint: str, adapter: str = "") -> list[Header]:
-    """Return what a container gets of a request: the members that are for it, and the adapter of its component.
-
-    It gets the name of its endpoint too, which some clients send as the name of the model.
-    """
-    headers = [(header, values[member]) for member, header in TO_CONTAINER.items() if member in values]
-    headers.append((ENDPOINT_HEADER, endpoint))
-    if adapter:
-        alias = values[COMPONENT_NAME.name]
-        headers += [(PREFIX + "Adapter-Identifier", adapter), (PREFIX + "Adapter-Alias", alias)]
-    return headers
 
 
 SERVICE = "sagemaker"

@@ -1,8 +1,7 @@
-"""The gateway: what all requests share, the operations that invoke an endpoint, and those that describe endpoints.
+"""The operations: those that invoke an endpoint, and DescribeEndpoint and ListEndpoints for waiters and people.
 
-The first are InvokeEndpoint, streamed or async, and OpenAI's chat completions. The others, DescribeEndpoint and
-ListEndpoints, are for waiters and for people who look around. They are AWS JSON 1.1: a POST of / that names the
-operation in X-Amz-Target. An endpoint never changes after the gateway first heard of it.
+The latter are AWS JSON 1.1: a POST of / that names the operation in X-Amz-Target. An endpoint never changes after the
+gateway first heard of it.
 """
 
 from __future__ import annotations
@@ -24,20 +23,7 @@ from lmi.gateway.async_invocations import AsyncInvocations
 from lmi.gateway.command import GatewaySettings
 from lmi.gateway.container import ContainerFault, ContainerResponse, OutOfTime
 from lmi.gateway.endpoints import AwsEndpoint, Endpoints
-from lmi.gateway.exchange import (
-    COMPONENT_NAME,
-    INVOKE,
-    OPENAI,
-    PREFIX,
-    STREAM,
-    VARIANT,
-    AwsError,
-    AwsExchange,
-    AwsMember,
-    cut,
-    headers_for_container,
-    model_error,
-)
+from lmi.gateway.exchange import INVOKE, OPENAI, PREFIX, STREAM, VARIANT, AwsError, AwsExchange, AwsMember, model_error
 from lmi.gateway.stores import S3, S3_SCHEME, FolderOutput, Inputs, S3Output
 from lmi.gateway.target_models import ModelStore, TargetModels
 from lmi.http.body import BodyMemory
@@ -50,7 +36,6 @@ ALLOTTED = "Your model primary did not complete sending the inference response i
 BROKEN = "The connection to your model primary was lost before the inference response was complete."
 
 MEDIA_TYPE = "application/x-amz-json-1.1"
-MAX_REASON_CHARS = 1024
 
 log = logging.getLogger(__name__)
 Members = dict[str, Any]
@@ -115,8 +100,6 @@ class Gateway:
     async def chat(self, exchange: AwsExchange) -> None:
         """Send what the container's /v1/chat/completions answers: its status and bytes, of errors too."""
         endpoint, values = self.endpoints.find(exchange.names["endpoint"]), exchange.values(OPENAI)
-        if component := exchange.names.get("component"):
-            values[COMPONENT_NAME.name] = COMPONENT_NAME.check(component)
         timeout_s = self.settings.stream_timeout_s
         async with self._call(exchange, endpoint, values, "/v1/chat/completions", timeout_s) as response:
             headers = [("content-length", value) for name, value in response.headers if name == "content-length"]
@@ -157,8 +140,8 @@ class Gateway:
         self, exchange: AwsExchange, endpoint: AwsEndpoint, values: dict[str, str], path: str, timeout_s: float
     ) -> AsyncIterator[ContainerResponse]:
         """Yield the container's response. Raises AwsError where it does not come whole while the block runs."""
-        adapter = self.endpoints.adapter(endpoint.name, values.get(COMPONENT_NAME.name))
-        headers = headers_for_container(values, endpoint.name, adapter)
+        adapter = self.endpoints.adapter(endpoint.name, values.get("InferenceComponentName"))
+        headers = exchange.headers_for_container(values, adapter)
         await endpoint.health.check_was_ready()
         try:
             async with endpoint.container.call("POST", path, headers, exchange.payload, timeout_s) as response:
@@ -230,7 +213,7 @@ async def describe(gateway: Gateway, exchange: AwsExchange) -> Members:
     variant = {"VariantName": VARIANT, "CurrentWeight": 1.0, "DesiredWeight": 1.0}
     variant |= {"CurrentInstanceCount": 1, "DesiredInstanceCount": 1}
     details = {"EndpointConfigName": endpoint.name, "ProductionVariants": [variant]}
-    why = {"FailureReason": cut(reason, MAX_REASON_CHARS)} if reason else {}
+    why = {"FailureReason": reason} if reason else {}
     return _summary(endpoint, status, exchange.region) | details | why
 
 

@@ -10,7 +10,6 @@ import logging
 import os
 import re
 import signal
-import socket
 import time
 import uuid
 from collections.abc import Callable, Coroutine
@@ -147,8 +146,13 @@ def run(settings: GatewaySettings) -> int:
     if not settings.checks_signatures and not is_loopback(settings.host):
         log.warning("%s is no loopback address, and everybody who reaches it is served", settings.host)
     say_ready(settings, listener.getsockname()[1])
+
+    async def serve() -> None:
+        async with gateway.running():
+            await server.serve(sockets=[listener])
+
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(serve(gateway, server, listener))
+        runner.run(serve())
     return 0
 
 
@@ -169,12 +173,6 @@ def make_server(app: App, settings: GatewaySettings) -> uvicorn.Server:
         timeout_graceful_shutdown=FINISH_S,
     )
     return uvicorn.Server(config)
-
-
-async def serve(gateway: Gateway, server: uvicorn.Server, listener: socket.socket) -> None:
-    """Serve until a signal."""
-    async with gateway.running():
-        await server.serve(sockets=[listener])
 
 
 def say_ready(settings: GatewaySettings, port: int) -> None:
