@@ -24,7 +24,7 @@ from lmi.gateway.command import GatewaySettings
 from lmi.gateway.container import ContainerFault, ContainerResponse, OutOfTime
 from lmi.gateway.endpoints import AwsEndpoint, Endpoints
 from lmi.gateway.exchange import INVOKE, OPENAI, PREFIX, STREAM, VARIANT, AwsError, AwsExchange, AwsMember, model_error
-from lmi.gateway.stores import S3, S3_SCHEME, FolderOutput, Inputs, S3Output
+from lmi.gateway.stores import S3_SCHEME, FolderOutput, Inputs, S3Output
 from lmi.gateway.target_models import ModelStore, TargetModels
 from lmi.http.body import BodyMemory
 from lmi.http.exchange import MAX_HEADER_BYTES, Header
@@ -52,9 +52,9 @@ class Gateway:
         self.body_memory = BodyMemory(self, max(MAX_BODY_MEMORY, 4 * settings.max_body_bytes))
         stores = {name: ModelStore(source, settings.models_dir) for name, source in settings.models.items()}
         self._target_models = TargetModels(stores, settings.timeout_s)
-        s3, place = S3(), settings.async_output
-        output = S3Output(s3, place) if place.startswith(S3_SCHEME) else FolderOutput(Path(place))
-        self._async_invocations = AsyncInvocations(Inputs(s3, settings.async_input), output, settings.async_concurrency)
+        place, inputs = settings.async_output, Inputs(settings.async_input)
+        output = S3Output(place) if place.startswith(S3_SCHEME) else FolderOutput(Path(place))
+        self._async_invocations = AsyncInvocations(inputs, output, settings.async_concurrency)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

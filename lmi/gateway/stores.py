@@ -56,66 +56,59 @@ class FolderOutput:
 
 
 class S3:
-    """Objects of S3 by their URL. boto3 finds endpoint, region and credentials in the environment."""
+    """A client of S3. boto3 finds endpoint, region and credentials in the environment."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._client: Any = None
 
-    def read(self, url: str) -> bytes:
-        """Return the bytes of an object. Raises StoreError."""
-        bucket, key = parse_s3(url)
-        try:
-            found = self._connected().get_object(Bucket=bucket, Key=key)
-            if found["ContentLength"] > MAX_INPUT_BYTES:
-                raise StoreError(f"{url} has {found['ContentLength']} bytes, at most {MAX_INPUT_BYTES} are read")
-            data: bytes = found["Body"].read()
-            return data
-        except Exception as error:  # botocore's errors have no common base, and urllib3's pass through it
-            raise _unreadable(url, error) from error
-
-    def write(self, url: str, data: bytes, media_type: str) -> None:
-        """Write an object. Raises StoreError if it is not there afterwards, for S3's answer may be lost."""
-        bucket, key = parse_s3(url)
-        try:
-            self._connected().put_object(Bucket=bucket, Key=key, Body=data, ContentType=media_type)
-        except Exception as error:
-            if not self._holds(bucket, key, data):
-                raise StoreError(f"{url} cannot be written: {cause_line(error)}") from error
-
-    def _holds(self, bucket: str, key: str, data: bytes) -> bool:
-        """Whether an object with these bytes is there, as far as S3 says so: the ETag of most is their MD5."""
-        with suppress(Exception):
-            found = self._connected().head_object(Bucket=bucket, Key=key)
-            return bool(found["ETag"].strip('"') == hashlib.md5(data, usedforsecurity=False).hexdigest())
-        return False
-
-    def _connected(self) -> Any:
+    def client(self) -> Any:
+        """Return boto3's client. Raises StoreError without boto3."""
         with self._lock:  # a client may be used by many threads, but not be made by two
             if self._client is None:
-                self._client = _make_client()
+                try:
+                    import boto3  # type: ignore[import-untyped]
+                    from botocore.config import Config  # type: ignore[import-untyped]
+                except ImportError:
+                    raise StoreError(NO_BOTO3) from None
+                retries = {"mode": "standard", "max_attempts": NUM_TRIES}
+                limits = Config(connect_timeout=CONNECT_TIMEOUT_S, read_timeout=READ_TIMEOUT_S, retries=retries)
+                self._client = boto3.session.Session().client("s3", config=limits)
             return self._client
 
 
-class S3Output:
+class S3Output(S3):
     """Answers as objects below a URL, in the way of FolderOutput."""
 
-    def __init__(self, s3: S3, root: str) -> None:
-        self._s3 = s3
+    def __init__(self, root: str) -> None:
+        super().__init__()
         self._root = root.rstrip("/")
 
     def url(self, path: str) -> str:
         return f"{self._root}/{path}"
 
     def write(self, path: str, data: bytes, media_type: str) -> None:
-        self._s3.write(self.url(path), data, media_type)
+        """Write an object. Raises StoreError if it is not there afterwards, for S3's answer may be lost."""
+        bucket, key = parse_s3(self.url(path))
+        try:
+            self.client().put_object(Bucket=bucket, Key=key, Body=data, ContentType=media_type)
+        except Exception as error:
+            if not self._holds(bucket, key, data):
+                raise StoreError(f"{self.url(path)} cannot be written: {cause_line(error)}") from error
+
+    def _holds(self, bucket: str, key: str, data: bytes) -> bool:
+        """Whether an object with these bytes is there, as far as S3 says so: the ETag of most is their MD5."""
+        with suppress(Exception):
+            found = self.client().head_object(Bucket=bucket, Key=key)
+            return bool(found["ETag"].strip('"') == hashlib.md5(data, usedforsecurity=False).hexdigest())
+        return False
 
 
-class Inputs:
+class Inputs(S3):
     """Reads inputs: any object of S3, and files below `folder` if there is one."""
 
-    def __init__(self, s3: S3, folder: Path | None = None) -> None:
-        self._s3 = s3
+    def __init__(self, folder: Path | None = None) -> None:
+        super().__init__()
         self._folder = folder and folder.resolve()
 
     def is_allowed(self, location: str) -> bool:
@@ -124,19 +117,28 @@ class Inputs:
 
     def read(self, location: str) -> bytes:
         """Return the bytes at a location. Raises StoreError."""
-        if location.startswith(S3_SCHEME):
-            return self._s3.read(location)
+        try:
+            return self._object(location) if location.startswith(S3_SCHEME) else self._content(location)
+        except StoreError:
+            raise
+        except Exception as error:  # botocore's errors have no common base, and urllib3's pass through it
+            raise StoreError(f"{location} cannot be read: {cause_line(error)}") from error
+
+    def _object(self, url: str) -> bytes:
+        bucket, key = parse_s3(url)
+        found = self.client().get_object(Bucket=bucket, Key=key)
+        _check_size(url, found["ContentLength"])
+        data: bytes = found["Body"].read()
+        return data
+
+    def _content(self, location: str) -> bytes:
         file = self._file(location)
         if file is None:
             raise StoreError(f"{location} is not below the folder of --async-input")
-        try:
-            if not file.is_file():  # any other, such as a pipe, could let its reader wait for ever
-                raise StoreError(f"{file} is not a regular file" if file.exists() else f"there is no {file}")
-            if (num_bytes := file.stat().st_size) > MAX_INPUT_BYTES:
-                raise StoreError(f"{file} has {num_bytes} bytes, at most {MAX_INPUT_BYTES} are read")
-            return file.read_bytes()
-        except (OSError, StoreError) as error:
-            raise _unreadable(location, error) from error
+        if not file.is_file():  # any other, such as a pipe, could let its reader wait for ever
+            raise StoreError(f"{file} is not a regular file" if file.exists() else f"there is no {file}")
+        _check_size(file, file.stat().st_size)
+        return file.read_bytes()
 
     def _file(self, location: str) -> Path | None:
         """Return the file that a location names, or None if it may not be read. Links count where they lead."""
@@ -155,22 +157,9 @@ def parse_s3(url: str) -> tuple[str, str]:
     return bucket, key
 
 
-def _unreadable(location: str, error: Exception) -> StoreError:
-    return error if isinstance(error, StoreError) else StoreError(f"{location} cannot be read: {cause_line(error)}")
-
-
-def _make_client() -> Any:
-    try:
-        import boto3  # type: ignore[import-untyped]
-        from botocore.config import Config  # type: ignore[import-untyped]
-    except ImportError:
-        raise StoreError(NO_BOTO3) from None
-    limits = Config(
-        connect_timeout=CONNECT_TIMEOUT_S,
-        read_timeout=READ_TIMEOUT_S,
-        retries={"mode": "standard", "max_attempts": NUM_TRIES},
-    )
-    return boto3.session.Session().client("s3", config=limits)
+def _check_size(source: object, num_bytes: int) -> None:
+    if num_bytes > MAX_INPUT_BYTES:
+        raise StoreError(f"{source} has {num_bytes} bytes, at most {MAX_INPUT_BYTES} are read")
 
 
 async def run_in_thread(call: Callable[..., T], *arguments: object) -> T:

@@ -18,7 +18,7 @@ from lmi.gateway.async_invocations import EXPIRED, STOPPED, AsyncInvocations, As
 from lmi.gateway.container import Container
 from lmi.gateway.endpoints import TIMED_OUT, AwsEndpoint, Health
 from lmi.gateway.exchange import AwsError
-from lmi.gateway.stores import S3, FolderOutput, Inputs
+from lmi.gateway.stores import FolderOutput, Inputs
 from tests.gateway.gateways import Gateway, ScriptedContainer, Talk, chunked, gateway, scripted, then_silent, whole
 from tests.sources.faulty_server import Answer
 from tests.sources.s3_server import S3Server, moto
@@ -236,7 +236,7 @@ class Queue:
     """The queue in this process, in front of a container."""
 
     def __init__(self, url: str, folder: Path) -> None:
-        self.invocations = AsyncInvocations(Inputs(S3()), FolderOutput(folder))
+        self.invocations = AsyncInvocations(Inputs(), FolderOutput(folder))
         container = Container(url)
         self._endpoint = AwsEndpoint("any", container, Health(container))
 
