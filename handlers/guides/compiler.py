@@ -148,11 +148,11 @@ class GuideCompiler:
         """
         self.max_compile_s = max_compile_s
         self._read_config = read_config
-        self._vocab_size = vocab_size
-        self._is_compact = is_compact
-        self._compiler, self._backends = compiler, backends
         self._max_start_wait_s = max_start_wait_s
-        self._max_cpu_s, self._max_bytes = max_cpu_s, max_bytes or max_compile_bytes()
+        limits = max_cpu_s, max_bytes or max_compile_bytes()
+        self._given = Start(
+            GuidedDecodingConfig([]), vocab_size, max_compile_s, is_compact, compiler, backends, *limits
+        )
         self._config: GuidedDecodingConfig | None = None
         self._vocabulary: Vocabulary | None = None
         self._process: _Process | None = None
@@ -165,7 +165,7 @@ class GuideCompiler:
         text = self.check(params, wait or Wait())
         with self._vocabulary_lock:
             assert self._config is not None  # the process has it
-            vocabulary = self._vocabulary = self._vocabulary or Vocabulary(self._config, self._vocab_size)
+            vocabulary = self._vocabulary = self._vocabulary or Vocabulary(self._config, self._given.vocab_size)
         return Compiled(_new_template(vocabulary, text), vocabulary)
 
     def check(self, params: GuidedDecodingParams, wait: Wait) -> str:
@@ -191,7 +191,8 @@ class GuideCompiler:
             raise Unavailable("the process that compiles guides has ended; the next guide starts it again")
         if time.monotonic() - asked_s >= self.max_compile_s:
             raise TooSlow(f"{RULE}: to compile it takes more than {self.max_compile_s:g} s here", FIELD)
-        limits = f"{self._max_cpu_s} s, or {self._max_bytes >> 20} MiB, or it is larger than {MAX_TEXT_BYTES >> 20} MiB"
+        cpu_s, memory_mb = self._given.max_cpu_s, self._given.max_bytes >> 20
+        limits = f"{cpu_s} s, or {memory_mb} MiB, or it is larger than {MAX_TEXT_BYTES >> 20} MiB"
         raise _refusal(f"to compile it takes more than {limits} then")
 
     def close(self) -> None:
@@ -228,12 +229,10 @@ class GuideCompiler:
 
     def _start(self) -> _Process:
         self._config = self._config or self._read_config()
-        given = self._config, self._vocab_size, self.max_compile_s, self._is_compact
-        limits = self._max_cpu_s, self._max_bytes
-        start = msgspec.msgpack.encode(Start(*given, self._compiler, self._backends, *limits))
+        given = msgspec.structs.replace(self._given, config=self._config, max_compile_s=self.max_compile_s)
         ours, its = socket.socketpair()
         with its, os.fdopen(os.memfd_create("guides"), "wb+") as file:
-            file.write(start)
+            file.write(msgspec.msgpack.encode(given))
             file.seek(0)
             fds = [its.fileno(), file.fileno()]
             argv = [sys.executable, "-m", "handlers.guides.process", *map(str, fds)]
