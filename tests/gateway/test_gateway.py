@@ -41,7 +41,7 @@ from tests.system.container import free_port, wait_until, write_model
 
 MODES = ("as-is", "coalesce", "split")
 ANSWER = b'{"generated_text": "fox"}\n'
-NUM_STREAMS = 1000
+NUM_STREAMS = 400
 STEP_S = 0.1  # of the slow server
 Both = tuple[Gateway, ScriptedContainer]
 Modes = tuple[ScriptedContainer, dict[str, Gateway]]
@@ -295,10 +295,9 @@ def test_a_stream_without_a_first_byte_in_time_is_a_model_error_of_status_0() ->
     assert (error["OriginalStatusCode"], error["OriginalMessage"][:26]) == (0, "Your invocation timed out ")
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_a_stream_over_its_time_ends_with_an_exception_after_what_came(mode: str) -> None:
+def test_a_stream_over_its_time_ends_with_an_exception_after_what_came() -> None:
     silent = then_silent(chunked(b"some", b"thing", end=b""))
-    with before(silent, "--stream-timeout", "2", "--parts", mode) as (aws, container):
+    with before(silent, "--stream-timeout", "2", "--parts", "coalesce") as (aws, container):
         *parts, last = frames(aws)
         assert container.left.wait(60)
         with pytest.raises(EventStreamError, match="did not complete sending the inference response"):
@@ -654,18 +653,15 @@ def random_body(chance: random.Random) -> bytes:
     return json.dumps({"inputs": text, "parameters": parameters, "stream": True}).encode()
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_random_streams_are_the_bytes_of_the_containers_own(fast: Server, mode: str) -> None:
-    chance = random.Random(mode)
-    bodies = [random_body(chance) for _ in range(NUM_STREAMS // len(MODES) + 1)]
-    with gateway("--endpoint", f"http://127.0.0.1:{fast.port}", "--parts", mode) as aws, ThreadPoolExecutor(32) as pool:
+def test_random_streams_have_the_records_of_the_containers_own_as_parts(fast: Server) -> None:
+    chance = random.Random(1)
+    bodies = [random_body(chance) for _ in range(NUM_STREAMS)]
+    with gateway("--endpoint", f"http://127.0.0.1:{fast.port}") as aws, ThreadPoolExecutor(32) as pool:
         runtime = aws.runtime  # made once
         own = list(pool.map(lambda body: fast.post(body).body, bodies))
         through = list(pool.map(aws.parts, bodies))
         assert runtime is aws.runtime
-    assert [b"".join(parts) for parts in through] == own
-    if mode == "as-is":
-        assert all(parts == body.splitlines(True) for parts, body in zip(through, own, strict=True))
+    assert through == [body.splitlines(True) for body in own]
 
 
 def test_a_whole_answer_is_the_containers_own(fast: Server) -> None:
