@@ -47,8 +47,6 @@ class Repeat:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """One after the other."""
-
     parts: tuple[Node, ...]
 
 

@@ -99,8 +99,6 @@ class Kept(Generic[T]):
 
 
 class GuideFuture(Future[T]):
-    """What becomes of one guide."""
-
     def __init__(self) -> None:
         super().__init__()
         self.wait = Wait()

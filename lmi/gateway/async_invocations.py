@@ -122,7 +122,6 @@ class AsyncInvocations:
             self._queue.task_done()
 
     async def _run(self, job: AsyncJob) -> OutputFile:
-        """Return what becomes of an invocation."""
         answering = asyncio.create_task(self._answer(job))
         self._answering.add(answering)
         try:

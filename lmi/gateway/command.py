@@ -89,7 +89,6 @@ def _flag(name: str, default: object, help: str = "", parse: Callable[[str], obj
 
 
 def _pairs(name: str, default: object, help: str, metavar: str, parse: Callable[[str], object]) -> Any:
-    """Return a setting whose flag may be repeated."""
     return _flag(name, default, help, metavar=metavar, parse=parse, multiple=True, callback=_collect)
 
 

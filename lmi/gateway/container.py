@@ -215,7 +215,6 @@ class ContainerResponse:
             self._end()
 
     def _push(self) -> None:
-        """Hand on what has come of the current chunk."""
         for begin in range(0, len(self._chunk), MAX_CHUNK_BYTES):
             self._chunks.append(bytes(self._chunk[begin : begin + MAX_CHUNK_BYTES]))
         self._chunk.clear()

@@ -43,7 +43,6 @@ class AwsError(LmiError):
 
     @property
     def members(self) -> dict[str, str | int]:
-        """What the body holds."""
         members = {"Message": self.message, **self.others}
         return {name: cut(value) if isinstance(value, str) else value for name, value in members.items()}
 
@@ -272,7 +271,6 @@ class Signatures:
             raise _wrong("The request signature we calculated does not match the signature you provided.")
 
     def _sign(self, exchange: AwsExchange, given: re.Match[str], date: str) -> str:
-        """Return the signature that the request must have."""
         from botocore.auth import SigV4Auth  # type: ignore[import-untyped]
         from botocore.awsrequest import AWSRequest  # type: ignore[import-untyped]
 

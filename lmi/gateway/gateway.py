@@ -43,8 +43,6 @@ Input = TypeVar("Input")
 
 
 class Gateway:
-    """What all requests share, with the operations as methods."""
-
     def __init__(self, settings: GatewaySettings) -> None:
         self.settings = settings
         self.endpoints = Endpoints(settings.endpoints, settings.components)
@@ -163,8 +161,6 @@ def headers_for_client(response: ContainerResponse) -> list[Header]:
 
 
 class Described(msgspec.Struct):
-    """The input of DescribeEndpoint."""
-
     EndpointName: str
 
 
@@ -195,7 +191,6 @@ SORT_KEYS = {"Name": "EndpointName", "CreationTime": "CreationTime", "Status": "
 
 
 async def control(gateway: Gateway, exchange: AwsExchange) -> None:
-    """Run the operation that the request names."""
     target = exchange.headers.get("x-amz-target", "")
     if target not in OPERATIONS:
         raise AwsError("UnknownOperationException", 400, f"The gateway has no operation {shorten(target)}.")

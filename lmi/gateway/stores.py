@@ -38,7 +38,6 @@ class FolderOutput:
         self._folder = folder.absolute()
 
     def url(self, path: str) -> str:
-        """Return the URL of a path below the folder."""
         return (self._folder / path).as_uri()
 
     def write(self, path: str, data: bytes, media_type: str) -> None:
