@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import logging
 import math
+from abc import abstractmethod
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as SequenceOf
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
-from typing import ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import msgspec
 
@@ -23,11 +25,13 @@ from handlers.base.adapters import AdapterEngine, Adapters, Turns
 from handlers.base.driven_outputs import BeamRounds, BeamRow, SequenceOutput, check_beams, feed
 from handlers.base.sequence import Sequence
 from handlers.base.stepped import EngineStopped, Step, SteppedExecutor
+from handlers.base.waiting import Waiting
 from lmi.errors import InvalidRequest, LmiError, OutOfMemory, Unavailable, UnknownAdapter, is_out_of_memory
 from lmi.executor import EngineInfo, ErrorKind, ExecutorConfig, KvCacheStats, Request
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
 Work = TypeVar("Work")
 Work_contra = TypeVar("Work_contra", contravariant=True)
 
@@ -69,6 +73,22 @@ class Engine(AdapterEngine, Protocol[Work_contra]):
     def close(self) -> None: ...
 
 
+class Preparation(Waiting[Sequence, T]):
+    """What a sequence needs before it is its turn, and what another thread makes."""
+
+    is_of_guides: ClassVar[bool] = False
+
+    @abstractmethod
+    def begin(self, sequence: Sequence) -> Future[T] | None:
+        """What becomes of it, or None if the sequence needs nothing."""
+
+    @abstractmethod
+    def equip(self, sequence: Sequence, made: T) -> None: ...
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+
 class DrivenExecutor(SteppedExecutor[Sequence], Generic[Work]):
     """A subclass sets `title`, implements `_work`, and calls `_start` when the engine is warm."""
 
@@ -99,6 +119,7 @@ class DrivenExecutor(SteppedExecutor[Sequence], Generic[Work]):
             info.max_num_sequences if info.num_express_places else math.inf
         )  # else the engine's own bound counts
         self._turns = Turns(max_batch, adapters_take_turns=take_turns)
+        self._preparations: SequenceOf[Preparation[Any]] = ()  # a sequence passes one after the other
         self._known: dict[str, Sequence] = {}  # the sequences that the engine has, by their ids there
         self._load = EngineLoad()
         self._num_preemptions = 0
@@ -112,11 +133,6 @@ class DrivenExecutor(SteppedExecutor[Sequence], Generic[Work]):
     def _row_work(self, sequence: Sequence, row: BeamRow) -> Work:
         """Translate a running beam of a sequence, as `_work`. Only an engine that does not search beams needs it."""
         raise NotImplementedError
-
-    @property
-    def _held(self) -> SequenceOf[Sequence]:
-        """The sequences that wait for something before it is their turn; any thread may ask."""
-        return ()
 
     def _refuse(self, sequence: Sequence, error: Exception) -> None:
         """End a sequence that the engine did not take."""
@@ -147,6 +163,10 @@ class DrivenExecutor(SteppedExecutor[Sequence], Generic[Work]):
     def is_loading_adapter(self) -> bool:
         return self._adapters.is_reading
 
+    @property
+    def is_waiting_for_guides(self) -> bool:
+        return any(one.is_waiting for one in self._preparations if one.is_of_guides)
+
     def load_adapter(self, name: str, path: str, *, pinned: bool = False, preload: bool = True) -> None:
         if not self.capabilities.lora:
             super().load_adapter(name, path, pinned=pinned, preload=preload)
@@ -166,7 +186,20 @@ class DrivenExecutor(SteppedExecutor[Sequence], Generic[Work]):
 
     # The sequences that the engine has, and those that wait for it.
 
+    @property
+    def _held(self) -> list[Sequence]:
+        """The sequences whose preparations go on."""
+        return [sequence for one in self._preparations for sequence in one.waiting]
+
     def _add(self, sequence: Sequence) -> None:
+        self._prepare(sequence, 0)
+
+    def _prepare(self, sequence: Sequence, first: int) -> None:
+        """Begin the next preparation that a sequence needs. Its turn may come when there is none left."""
+        for preparation in self._preparations[first:]:
+            if (future := preparation.begin(sequence)) is not None:
+                preparation.add_waiting(sequence, future)
+                return
         try:
             self._adapters.claim(sequence)
         except UnknownAdapter as error:
@@ -174,7 +207,24 @@ class DrivenExecutor(SteppedExecutor[Sequence], Generic[Work]):
         else:
             self._turns.add(sequence)
 
+    def _go_on(self) -> list[Sequence]:
+        """Let the sequences go on that are prepared. Returns those that were refused instead."""
+        prepared = []
+        for number, preparation in enumerate(self._preparations):
+            for sequence, future in preparation.take_done():
+                prepared.append(sequence)
+                try:
+                    preparation.equip(sequence, future.result())
+                except Exception as error:
+                    self._refuse(sequence, error)
+                else:
+                    self._prepare(sequence, number + 1)
+        return [sequence for sequence in prepared if sequence.is_finished]
+
     def _remove(self, sequence: Sequence) -> None:
+        for preparation in self._preparations:
+            if (future := preparation.drop_waiting(sequence)) is not None:
+                future.cancel()  # what nobody waits for, unless it has begun
         names = [name for name in _names_of(sequence) if self._known.pop(name, None) is not None]
         if names:
             self._engine.abort(names)
@@ -200,17 +250,26 @@ class DrivenExecutor(SteppedExecutor[Sequence], Generic[Work]):
         return [*dict.fromkeys(one for one in known.values() if one not in begun), *waiting, *self._held]
 
     def _wake(self) -> None:
+        for preparation in self._preparations:
+            preparation.wake()
         self._engine.wake()
 
     def _kv_cache_stats(self) -> KvCacheStats:
         return self._load.kv_cache
 
     def _close(self) -> None:
+        for preparation in self._preparations:
+            preparation.close()
         self._engine.close()
 
     # One step.
 
     def _step(self) -> Step[Sequence] | None:
+        if ended := self._go_on():
+            return Step(ended)
+        if (held := [one for one in self._preparations if one.waiting]) and not (self._known or self._turns.waiting):
+            held[0].wait()
+            return None
         refused = [sequence for sequence in self._turns.take(self._known) if not self._give(sequence)]
         try:
             outputs = self._engine.step() if self._known else ()

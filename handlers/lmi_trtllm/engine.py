@@ -27,7 +27,6 @@ from handlers.base.engine_loop import EngineLoop, Processes
 from handlers.base.sequence import Sequence
 from handlers.base.stepped import EngineStopped
 from handlers.lmi_trtllm import adapters
-from handlers.lmi_trtllm.guides import GuideChecks
 from handlers.lmi_trtllm.outputs import Cursor, OutputFault
 from handlers.lmi_trtllm.processors import Faults
 from lmi.errors import InvalidRequest, LmiError
@@ -124,16 +123,14 @@ class Statistics:
 
 
 class TrtllmEngine:
-    def __init__(self, arguments: dict[str, Any], guides: GuideChecks | None = None) -> None:
-        """`arguments` are those of `tensorrt_llm.LLM`. Without `guides` no request has a structure."""
+    def __init__(self, arguments: dict[str, Any]) -> None:
+        """`arguments` are those of `tensorrt_llm.LLM`."""
         self._llm = LLM(**arguments)
         self.arguments = Effective(arguments, self._llm)
         self.faults = Faults()
-        self._guides = guides
         self._ranks = ranks()
         self._error: Exception | None = None  # after which TensorRT-LLM cannot go on
         self._open: set[str] = set()  # the ids of the sequences that it has
-        self._checked: set[str] = set()  # the ids of those that wait for the check of their structure
         self._statistics = Statistics()
         self._loop = EngineLoop("trtllm")
         if self.arguments.get("enable_iter_perf_stats"):
@@ -179,10 +176,6 @@ class TrtllmEngine:
         """TensorRT-LLM drops an adapter by itself when newer ones need its place."""
 
     @property
-    def is_waiting_for_guides(self) -> bool:
-        return 0 < len(self._open) <= len(self._checked)
-
-    @property
     def is_alive(self) -> bool:
         return self._error is None and self._ranks.are_alive
 
@@ -200,8 +193,6 @@ class TrtllmEngine:
         self._loop.close(CLOSE_WAIT_S)
         self._ranks.close()
         self.faults.close()
-        if self._guides is not None:
-            self._guides.close()
 
     def _shut_down(self) -> None:
         try:
@@ -221,14 +212,6 @@ class TrtllmEngine:
             self.wake()
 
     async def _run(self, work: TrtllmWork) -> None:
-        request = work.sequence.request
-        guide = request.guided_decoding_params
-        if guide is not None and self._guides is not None:
-            self._checked.add(work.id)
-            try:
-                await self._guides.check(guide, request.client_id)
-            finally:
-                self._checked.discard(work.id)
         try:
             output = self._llm.generate_async(
                 inputs={"prompt_token_ids": work.token_ids},

@@ -65,9 +65,11 @@ class TrtllmExecutor(DrivenExecutor[TrtllmWork]):
             raise Unsupported("logits_post_processor_config", IN_A_FILE)
         progress("configuration", 0.0)
         try:
-            arguments = self._arguments(folder, options)
+            arguments, checks = self._arguments(folder, options), None
+            if guides.kinds(options, folder)[0]:
+                checks = GuideChecks(folder, vocab_size(folder), compile_limit_s(options.step_timeout_s), self._wake)
             progress("weights", 0.0)
-            self._trtllm = TrtllmEngine(arguments, self._guides)
+            self._trtllm = TrtllmEngine(arguments)
         except Exception as error:
             log.debug("TensorRT-LLM did not start", exc_info=error)
             raise explained(error, folder, options) from error
@@ -77,6 +79,7 @@ class TrtllmExecutor(DrivenExecutor[TrtllmWork]):
             info = describe(known, self._sampler, folder, settings, options)
             max_loras = known.get("lora_config").max_loras if info.capabilities.lora else 0
             super().__init__(self._trtllm, info, settings, max_resident_adapters=max_loras)
+            self._preparations = () if checks is None else (checks,)
             progress("warm-up", 0.0)
             self._warm_up()
         except Exception as error:
@@ -89,8 +92,6 @@ class TrtllmExecutor(DrivenExecutor[TrtllmWork]):
         self._profile = installed(LLM.generate_async)
         arguments = llm_arguments(options, folder, self._profile)
         self._file = processors.file_of(options, folder)
-        max_compile_s, has_guides = compile_limit_s(options.step_timeout_s), bool(guides.kinds(options, folder)[0])
-        self._guides = GuideChecks(folder, vocab_size(folder), max_compile_s) if has_guides else None
         arguments |= processors.arguments(self._file, arguments)
         return arguments | adapters.arguments(arguments)
 
@@ -121,8 +122,6 @@ class TrtllmExecutor(DrivenExecutor[TrtllmWork]):
             raise PromptTooLong(f"{most} tokens at most {MAX_PREFILL}", f"{len(request.input_token_ids)} tokens")
 
     def _work(self, sequence: Sequence) -> TrtllmWork:
-        if self._guides is not None and sequence.request.guided_decoding_params is not None:
-            self._guides.follow(sequence)
         functions = processors.of(sequence, self._file, self._trtllm.faults.path)
         token_ids = [int(token_id) for token_id in sequence.request.input_token_ids]
         params = sampling_params(sequence, self._sampler, functions)
@@ -153,10 +152,6 @@ class TrtllmExecutor(DrivenExecutor[TrtllmWork]):
         if sequence is not None and isinstance(output, TrtllmOutput) and output.rows is not None:
             note_rows(sequence, output.rows, len(output.token_ids))
         super()._take(output, step)
-
-    @property
-    def is_waiting_for_guides(self) -> bool:
-        return self._trtllm.is_waiting_for_guides
 
 
 def _warm_up_requests(info: EngineInfo) -> list[Request]:

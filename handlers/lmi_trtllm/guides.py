@@ -6,14 +6,16 @@ towards the errors after which it ends itself. So a structure is compiled first 
 
 from __future__ import annotations
 
-import asyncio
 import logging
+from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 
 from tensorrt_llm.llmapi import GuidedDecodingParams as TheirParams
 
+from handlers.base.driven import Preparation
 from handlers.base.sequence import Sequence
-from handlers.guides.compiler import MAX_COMPILE_WAIT_S, GuideCompiler
+from handlers.guides.compiler import GuideCompiler, Wait
 from handlers.guides.json_schemas import ANY_OBJECT
 from handlers.guides.turns import GuideOutcomes
 from handlers.guides.vocabulary import NO_TEXTS, read_config, why_no_guides
@@ -67,32 +69,35 @@ def check(request: Request) -> None:
         raise Unsupported("min_tokens", "TensorRT-LLM ends an answer where its structure ends")
 
 
-class GuideChecks:
-    """The structures of an engine whose `kinds` are not empty. Any thread may use it."""
+class GuideChecks(Preparation[None]):
+    """The check of structures, for an engine whose `kinds` are not empty."""
 
-    def __init__(self, model_path: str, vocab_size: int, max_compile_s: float = MAX_COMPILE_WAIT_S) -> None:
+    is_of_guides = True
+
+    def __init__(self, model_path: str, vocab_size: int, max_compile_s: float, wake_engine: Callable[[], None]) -> None:
         """`vocab_size` is the width of the logits. Reads the tokenizer's files."""
+        super().__init__(wake_engine)
         vocabulary = read_config(model_path)
         self._end_ids = frozenset(vocabulary.stop_token_ids or ())
-        compiler = GuideCompiler(lambda: vocabulary, vocab_size, max_compile_s)
-        self.outcomes = GuideOutcomes(compiler, compiler.check)
+        self._compiler = GuideCompiler(lambda: vocabulary, vocab_size, max_compile_s)
+        self._outcomes = GuideOutcomes(self._compiler, self._check)
 
-    def follow(self, sequence: Sequence) -> None:
+    def begin(self, sequence: Sequence) -> Future[None] | None:
+        params = sequence.request.guided_decoding_params
+        return None if params is None else self._outcomes.of(params, sequence.request.client_id)
+
+    def equip(self, sequence: Sequence, made: None) -> None:
         """Let the tokenizer's end tokens end a sequence: the engine closes its structure with one of them."""
         sequence.end_ids |= self._end_ids
 
-    async def check(self, params: GuidedDecodingParams, client: int | None = None) -> None:
-        """Raise InvalidRequest for a structure that is wrong or too large, another LmiError if that is not found out.
+    def close(self) -> None:
+        self._outcomes.close()
 
-        No other error leaves it: one would end the engine. Call it on one event loop.
-        """
+    def _check(self, params: GuidedDecodingParams, wait: Wait) -> None:
         try:
-            await asyncio.shield(asyncio.wrap_future(self.outcomes.of(params, client)))
+            self._compiler.check(params, wait)
         except LmiError:
             raise
         except Exception as error:
             log.exception("a structure was not compiled")
             raise GenerationFailed(f"the structure was not compiled: {cause_line(error)}") from error
-
-    def close(self) -> None:
-        self.outcomes.close()

@@ -12,7 +12,6 @@ import threading
 import warnings
 from collections.abc import Iterator
 from collections.abc import Sequence as SequenceOf
-from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -20,7 +19,7 @@ from typing import Any
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.exceptions import VLLMValidationError
 from vllm.pooling_params import PoolingParams
-from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
+from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
 from handlers.base.configuration import AnyConfig, settled
@@ -28,7 +27,6 @@ from handlers.base.driven import DrivenExecutor, name_of
 from handlers.base.driven_outputs import BeamRow
 from handlers.base.engine_arguments import refusal
 from handlers.base.sequence import Sequence
-from handlers.base.stepped import Step
 from handlers.lmi_vllm import process_setup, vllm_log
 from handlers.lmi_vllm.about import ON_RAY, environment
 from handlers.lmi_vllm.arguments import engine_arguments, named_for
@@ -138,9 +136,8 @@ class VllmExecutor(DrivenExecutor[VllmWork]):
             max_resident_adapters=0 if lora is None else lora.max_loras,
             mixes_adapters=info.device != "cpu",  # on a CPU vLLM computes wrong rows for the base model beside adapters
         )
-        self._gate = GuideGate(engine.config, engine.wake)
-        self._structures: dict[Sequence, StructuredOutputsParams] = {}  # as they were checked
-        self._images = ImageReader(engine.renderer, self._wake)
+        self._guides = GuideGate(engine.config, engine.wake)
+        self._preparations = (self._guides, ImageReader(engine.renderer, info.max_sequence_length, self._wake))
         progress("warm-up", 0.0)
         try:
             _warm_up(engine, is_pooling=info.capabilities.embeddings is not None)
@@ -150,7 +147,7 @@ class VllmExecutor(DrivenExecutor[VllmWork]):
 
     def _work(self, sequence: Sequence) -> VllmWork:
         token_ids = list(sequence.request.input_token_ids)
-        params = params_of(sequence, self.capabilities.embeddings, self._structures.get(sequence))
+        params = params_of(sequence, self.capabilities.embeddings, self._guides.checked.get(sequence))
         return self._work_of(sequence, name_of(sequence), token_ids, params)
 
     def _row_work(self, sequence: Sequence, row: BeamRow) -> VllmWork:
@@ -170,68 +167,6 @@ class VllmExecutor(DrivenExecutor[VllmWork]):
             cache_salt=sequence.request.cache_salt,
             with_images=sequence.prompt,
         )
-
-    # A sequence with a structure waits for its check before vLLM gets it, then one with images until they are read.
-
-    def _add(self, sequence: Sequence) -> None:
-        if (params := sequence.request.guided_decoding_params) is None:
-            self._add_checked(sequence)
-        else:
-            self._gate.add(sequence, params)
-
-    def _add_checked(self, sequence: Sequence) -> None:
-        if sequence.request.images:
-            self._images.begin(sequence)
-        else:
-            super()._add(sequence)
-
-    def _remove(self, sequence: Sequence) -> None:
-        self._structures.pop(sequence, None)
-        self._gate.drop_waiting(sequence)  # its check goes on for others, and ends by its limits
-        self._images.forget(sequence)
-        super()._remove(sequence)
-
-    @property
-    def _held(self) -> SequenceOf[Sequence]:
-        return [*self._gate.waiting, *self._images.waiting]
-
-    def _wake(self) -> None:
-        self._gate.wake()
-        self._images.wake()
-        super()._wake()
-
-    def _step(self) -> Step[Sequence] | None:
-        for sequence, check in (checked := self._gate.take_done()):
-            if isinstance(error := check.exception(), Exception):
-                self._refuse(sequence, error)
-            else:
-                self._structures[sequence] = check.result()
-                self._add_checked(sequence)
-        for sequence, read in (seen := self._images.take_done()):
-            self._add_seen(sequence, read)
-        if ended := [sequence for sequence, _ in [*checked, *seen] if sequence.is_finished]:
-            return Step(ended)
-        if self._held and not (self._known or self._turns.waiting):
-            (self._gate if self._gate.waiting else self._images).wait()
-            return None
-        return super()._step()
-
-    def _add_seen(self, sequence: Sequence, read: Future[Any]) -> None:
-        try:
-            sequence.prompt = prompt = read.result()
-            sequence.replace_prompt(prompt["prompt_token_ids"], self.info.max_sequence_length)
-            super()._add(sequence)
-        except Exception as error:
-            self._fail(sequence, error, f"vLLM cannot read its images: {error}")
-
-    @property
-    def is_waiting_for_guides(self) -> bool:
-        return self._gate.is_waiting
-
-    def _close(self) -> None:
-        self._gate.close()
-        self._images.close()
-        super()._close()
 
     def _refuse(self, sequence: Sequence, error: Exception) -> None:
         """End a refused sequence. vLLM refuses only structures: the rest of a request was checked before."""

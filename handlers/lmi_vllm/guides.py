@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from concurrent.futures import Future
 
 from vllm.config import VllmConfig
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm.tokenizers import cached_tokenizer_from_config
 
+from handlers.base.driven import Preparation
 from handlers.base.sequence import Sequence
-from handlers.base.waiting import Waiting
 from handlers.guides.compiler import MAX_START_S, GuideCompiler, Wait
 from handlers.guides.process import MAX_COMPILATIONS
 from handlers.guides.turns import GuideOutcomes
@@ -31,11 +32,14 @@ MAX_MEMORY_BYTES = 4 << 30  # of all compilations together, and at most a quarte
 log = logging.getLogger("lmi.vllm")
 
 
-class GuideGate(Waiting[Sequence, StructuredOutputsParams]):
-    """The sequences that wait for the check of their structures."""
+class GuideGate(Preparation[StructuredOutputsParams]):
+    """The check of structures. It goes on for others when a sequence leaves, and ends by its limits."""
+
+    is_of_guides = True
 
     def __init__(self, config: VllmConfig, wake_engine: Callable[[], None]) -> None:
         super().__init__(wake_engine)
+        self.checked: dict[Sequence, StructuredOutputsParams] = {}
         settings = config.structured_outputs_config
         self._config, self._backends = config, BACKENDS.get(settings.backend, ())
         self._compiler = GuideCompiler(
@@ -50,8 +54,16 @@ class GuideGate(Waiting[Sequence, StructuredOutputsParams]):
         )
         self._outcomes: GuideOutcomes[StructuredOutputsParams] = GuideOutcomes(self._compiler, self._check)
 
-    def add(self, sequence: Sequence, params: GuidedDecodingParams) -> None:
-        self.add_waiting(sequence, self._outcomes.of(params, sequence.request.client_id))
+    def begin(self, sequence: Sequence) -> Future[StructuredOutputsParams] | None:
+        params = sequence.request.guided_decoding_params
+        return None if params is None else self._outcomes.of(params, sequence.request.client_id)
+
+    def equip(self, sequence: Sequence, made: StructuredOutputsParams) -> None:
+        self.checked[sequence] = made
+
+    def drop_waiting(self, sequence: Sequence) -> Future[StructuredOutputsParams] | None:
+        self.checked.pop(sequence, None)
+        return super().drop_waiting(sequence)
 
     def close(self) -> None:
         self._outcomes.close()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from io import BytesIO
 from typing import Any
 
@@ -19,35 +19,34 @@ from vllm.inputs import TokensPrompt
 from vllm.model_executor.model_loader import get_model_cls
 from vllm.multimodal.media import ImageMediaIO
 
+from handlers.base.driven import Preparation
 from handlers.base.sequence import Sequence
-from handlers.base.waiting import Waiting
-from lmi.errors import InvalidParameter, InvalidRequest, cause_line, is_out_of_memory
+from lmi.errors import InvalidParameter, InvalidRequest, OutOfMemory, cause_line, is_out_of_memory
 from lmi.executor import Request
 
 FORMATS = ("PNG", "JPEG", "GIF", "WEBP")
 MAX_PIXELS = 50_000_000  # of all images of a request
 
 
-class ImageReader(Waiting[Sequence, Any]):
-    """The sequences whose images are being read."""
-
-    def __init__(self, renderer: Any, wake: Callable[[], None]) -> None:
+class ImageReader(Preparation[Any]):
+    def __init__(self, renderer: Any, max_sequence_length: int, wake: Callable[[], None]) -> None:
         super().__init__(wake)
-        self._renderer = renderer
+        self._renderer, self._max_sequence_length = renderer, max_sequence_length
         self._options: Mapping[str, Any] = {}
         if (config := renderer.model_config.multimodal_config) is not None:
             self._options = config.media_io_kwargs.get("image", {})
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="images")
 
-    def begin(self, sequence: Sequence) -> None:
-        """Read the images of a sequence, once for all sequences of its request."""
+    def begin(self, sequence: Sequence) -> Future[Any] | None:
+        """Images are read once for all sequences of a request."""
+        if not sequence.request.images:
+            return None
         read = next((future for one, future in self._futures.items() if one.id == sequence.id), None)
-        self.add_waiting(sequence, read or self._pool.submit(self._read, sequence.request))
+        return read or self._pool.submit(self._read, sequence.request)
 
-    def forget(self, sequence: Sequence) -> None:
-        """Drop a sequence that has ended. What nobody waits for is not read, unless that has begun."""
-        if (read := self.drop_waiting(sequence)) is not None:
-            read.cancel()
+    def equip(self, sequence: Sequence, made: Any) -> None:
+        sequence.prompt = made
+        sequence.replace_prompt(made["prompt_token_ids"], self._max_sequence_length)
 
     def close(self) -> None:
         self._pool.shutdown(cancel_futures=True)
@@ -67,17 +66,20 @@ class ImageReader(Waiting[Sequence, Any]):
         try:
             return self._renderer.process_for_engine(prompt, time.time())
         except Exception as error:
-            if is_out_of_memory(error):
-                raise
+            _raise_lack_of_memory(error)
             raise InvalidRequest(f"vLLM cannot read the images of this prompt: {cause_line(error)}") from error
 
     def _decode(self, number: int, file: bytes) -> Any:
         try:
             return ImageMediaIO(**self._options).load_bytes(file)
         except Exception as error:
-            if is_out_of_memory(error):
-                raise
+            _raise_lack_of_memory(error)
             raise _unreadable(number, error) from error
+
+
+def _raise_lack_of_memory(error: Exception) -> None:
+    if is_out_of_memory(error):
+        raise OutOfMemory(f"vLLM cannot read its images: {error}") from error
 
 
 def check_images(images: tuple[bytes, ...]) -> None:

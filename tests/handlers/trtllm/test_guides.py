@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from handlers.base.sequence import new_sequences
-from handlers.guides.turns import Kept
+from handlers.base.sequence import Sequence, new_sequences
 from lmi.errors import GenerationFailed, InvalidRequest, Unsupported
 from lmi.executor import GuidedDecodingParams, GuideType, Request, SamplingConfig
 from lmi.settings.config import EngineConfig
@@ -34,7 +31,6 @@ BAD = [
     GuidedDecodingParams(GuideType.REGEX, "(a"),
     GuidedDecodingParams(GuideType.EBNF_GRAMMAR, "root ::= other"),
 ]
-SLOW = GuidedDecodingParams(GuideType.JSON_SCHEMA, json.dumps({"enum": [str(number) for number in range(20_000)]}))
 
 
 @pytest.fixture(scope="module", params=["main-2025-10", "main-2026-08"])
@@ -47,21 +43,15 @@ def guides(request: pytest.FixtureRequest) -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def compiling() -> Iterator[Any]:
-    """The module that checks structures, which is the same over both lines."""
-    with loaded("main-2026-08"):
-        from handlers.lmi_trtllm import guides
-
-        yield guides
+def checks(guides: Any) -> Iterator[Any]:
+    checks = guides.GuideChecks(str(tiny_model("llama")), VOCAB_SIZE, 15.0, lambda: None)
+    yield checks
+    checks.close()
 
 
-@pytest.fixture(scope="module")
-def checked(compiling: Any) -> Iterator[Any]:
-    """It keeps two outcomes, of 200 characters at most."""
-    checked = compiling.GuideChecks(str(tiny_model("llama")), VOCAB_SIZE)
-    checked.outcomes._kept = Kept(max_num=2, max_chars=200)
-    yield checked
-    checked.close()
+def sequence_of(params: GuidedDecodingParams, **fields: Any) -> Sequence:
+    [sequence] = new_sequences(1, Request((1,), 8, guided_decoding_params=params, **fields), 100)
+    return sequence
 
 
 def options(**given: str) -> EngineConfig:
@@ -114,84 +104,24 @@ def test_what_goes_on_behind_the_end_of_a_structure_is_refused(guides: Any, fiel
         guides.check(Request((1,), 8, guided_decoding_params=NAME, **fields))
 
 
-def test_the_tokenizers_end_token_ends_a_sequence_with_a_structure(checked: Any) -> None:
-    [sequence] = new_sequences(1, Request((1,), 8, end_ids=(9,), guided_decoding_params=NAME), 100)
-    checked.follow(sequence)
+def test_the_tokenizers_end_token_ends_a_sequence_with_a_structure(checks: Any) -> None:
+    sequence = sequence_of(NAME, end_ids=(9,))
+    checks.equip(sequence, None)
     assert sequence.end_ids == {9, END_ID}
 
 
-def test_good_structures_pass_and_bad_ones_name_the_field(checked: Any) -> None:
-    async def check() -> list[BaseException | None]:
-        return await asyncio.gather(*map(checked.check, [*GOOD, *BAD]), return_exceptions=True)
-
-    outcomes = asyncio.run(check())
-    assert outcomes[: len(GOOD)] == [None] * len(GOOD)
-    assert [(type(one), one.field) for one in outcomes[len(GOOD) :]] == [(InvalidRequest, FIELD)] * len(BAD)  # type: ignore[union-attr]
-    assert all("must be a structure that lmi can follow: " in str(one) for one in outcomes[len(GOOD) :])
+def test_good_structures_pass_and_bad_ones_name_the_field(checks: Any) -> None:
+    errors = [checks.begin(sequence_of(params)).exception() for params in [*GOOD, *BAD]]
+    assert errors[: len(GOOD)] == [None] * len(GOOD)
+    assert [(type(one), one.field) for one in errors[len(GOOD) :]] == [(InvalidRequest, FIELD)] * len(BAD)
+    assert all("must be a structure that lmi can follow: " in str(one) for one in errors[len(GOOD) :])
 
 
-def test_a_structure_is_compiled_once_whether_it_is_good_or_bad(checked: Any) -> None:
-    async def check(params: GuidedDecodingParams) -> str:
-        try:
-            await checked.check(params)
-        except InvalidRequest as error:
-            return str(error)
-        return ""
-
-    async def several(params: GuidedDecodingParams) -> set[str]:
-        return set(await asyncio.gather(*(check(params) for _ in range(5))))
-
-    for params in (GuidedDecodingParams(GuideType.REGEX, "x{3}"), GuidedDecodingParams(GuideType.REGEX, "x{3}(")):
-        before = checked.outcomes.num_compiled
-        [said] = asyncio.run(several(params))
-        assert asyncio.run(check(params)) == said
-        assert checked.outcomes.num_compiled == before + 1
-
-
-def test_the_loop_goes_on_while_a_structure_is_compiled_and_a_waiter_may_leave(checked: Any) -> None:
-    async def leave_then_wait() -> int:
-        first, second = asyncio.ensure_future(checked.check(SLOW)), asyncio.ensure_future(checked.check(SLOW))
-        num_turns = 0
-        while not second.done():
-            await asyncio.sleep(0.001)
-            first.cancel()
-            num_turns += 1
-        await second
-        assert first.cancelled()
-        return num_turns
-
-    assert asyncio.run(leave_then_wait()) > 5
-
-
-def test_a_compiler_that_does_not_start_fails_only_the_request(compiling: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    own = compiling.GuideChecks(str(tiny_model("llama")), VOCAB_SIZE)
+def test_a_compiler_that_does_not_start_fails_only_the_request(guides: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = guides.GuideChecks(str(tiny_model("llama")), VOCAB_SIZE, 15.0, lambda: None)
     with monkeypatch.context() as patch:
         patch.setattr(sys, "executable", "/nowhere/python")
         with pytest.raises(GenerationFailed, match="the structure was not compiled: .*/nowhere/python"):
-            asyncio.run(own.check(NAME))
-    asyncio.run(own.check(NAME))  # a second attempt may end otherwise
+            own.begin(sequence_of(NAME)).result()
+    own.begin(sequence_of(NAME)).result()  # a second attempt may end otherwise
     own.close()
-
-
-def test_only_the_last_outcomes_are_kept(checked: Any) -> None:
-    before = checked.outcomes.num_compiled
-
-    async def check(*patterns: str) -> None:
-        for pattern in patterns:
-            await checked.check(GuidedDecodingParams(GuideType.REGEX, pattern))
-
-    asyncio.run(check("a", "b", "a", "c", "a", "b"))
-    assert checked.outcomes.num_compiled == before + 4
-
-
-def test_many_characters_of_structures_push_the_oldest_out(checked: Any) -> None:
-    before = checked.outcomes.num_compiled
-    long = GuidedDecodingParams(GuideType.JSON_SCHEMA, json.dumps({"enum": ["x" * 150]}))
-    other = GuidedDecodingParams(GuideType.JSON_SCHEMA, json.dumps({"enum": ["y" * 150]}))
-
-    async def check() -> None:
-        for params in (long, long, other, long):
-            await checked.check(params)
-
-    asyncio.run(check())
-    assert checked.outcomes.num_compiled == before + 3

@@ -42,7 +42,12 @@ class Reading:
         from handlers.lmi_vllm.images import ImageReader
 
         self.processor = Processor()
-        self.reader = ImageReader(self.processor, lambda: None)
+        self.reader = ImageReader(self.processor, 32, lambda: None)
+
+    def begin(self, sequence: Sequence) -> None:
+        future = self.reader.begin(sequence)
+        assert future is not None
+        self.reader.add_waiting(sequence, future)
 
     def done(self) -> list[tuple[Sequence, Any]]:
         """The sequences that were read next, with their prompts or errors."""
@@ -67,7 +72,7 @@ def sequences(number: int, *files: bytes, **fields: Any) -> list[Sequence]:
 def test_the_sequences_of_a_request_share_one_reading_and_no_step_waits_for_it(reading: Reading) -> None:
     both = sequences(1, sampling_config=SamplingConfig(num_return_sequences=2, temperature=1.0))
     for sequence in both:
-        reading.reader.begin(sequence)
+        reading.begin(sequence)
     assert reading.processor.begun.wait(60) and reading.reader.take_done() == [] and reading.reader.waiting
     reading.processor.may_end.set()
     assert [sequence for sequence, _ in reading.done()] == both
@@ -77,8 +82,9 @@ def test_the_sequences_of_a_request_share_one_reading_and_no_step_waits_for_it(r
 def test_what_nobody_waits_for_any_more_is_not_read(reading: Reading) -> None:
     [first], [gone], [last] = (sequences(number) for number in range(3))
     for sequence in (first, gone, last):
-        reading.reader.begin(sequence)
-    reading.reader.forget(gone)
+        reading.begin(sequence)
+    read = reading.reader.drop_waiting(gone)
+    assert read is not None and read.cancel()
     reading.processor.may_end.set()
     ended: list[Sequence] = []
     while len(ended) < 2:
@@ -90,7 +96,7 @@ def test_images_of_different_salts_have_different_names_in_caches(reading: Readi
     reading.processor.may_end.set()
     for number, salt in enumerate((None, "a", "b", "a")):
         [sequence] = sequences(number, cache_salt=salt)
-        reading.reader.begin(sequence)
+        reading.begin(sequence)
         reading.done()
     names = [prompt["multi_modal_uuids"]["image"][0] for prompt in reading.processor.prompts]
     assert names[1] == names[3] and len(set(names)) == 3
