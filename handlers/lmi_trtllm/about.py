@@ -16,15 +16,8 @@ from dataclasses import dataclass
 from importlib.metadata import version
 
 from handlers.base.engine_arguments import fields_by_class, first_line, named, refusal
-from handlers.lmi_trtllm.options import (
-    CONFIG_CLASSES,
-    LACKING,
-    OPTIONS,
-    QUANTISE_BEFORE,
-    Forbidden,
-    Ignored,
-    Translated,
-)
+from handlers.lmi_trtllm import options
+from handlers.lmi_trtllm.options import OPTIONS, Forbidden, Ignored, Translated
 from lmi.errors import ModelUnusable, NoMemory, StartError
 from lmi.settings.config import EngineConfig, SamplingDefaults, SamplingValues
 from lmi.settings.handler import Handler, folder_of
@@ -122,7 +115,7 @@ def check(config: EngineConfig) -> Mapping[str, str]:
     if config.speculative is not None:
         faults["option.speculative"] = OWN_SPECULATION
     if (config.quantize or "").lower() == "smoothquant":
-        faults["option.quantize"] = QUANTISE_BEFORE
+        faults["option.quantize"] = options.QUANTISE_BEFORE
     return faults
 
 
@@ -130,14 +123,14 @@ def _lacking(config: EngineConfig) -> list[tuple[str, str]]:
     """Each option whose argument the installed TensorRT-LLM lacks, as far as its source text says."""
     classes = _classes()
     faults = []
-    for name in config.options.keys() & (OPTIONS.keys() | LACKING.keys()):
+    for name in config.options.keys() & (OPTIONS.keys() | options.LACKING.keys()):
         row = OPTIONS.get(name, Translated(name))
         if not isinstance(row, Translated):
             continue
         argument, _, field = row.target.partition(".")
-        own, name_there = (CONFIG_CLASSES.get(argument, ""), field) if field else (ARGUMENT_CLASSES[-1], argument)
-        if name_there not in classes.get(own, {name_there}):  # what the text does not show counts as existing
-            why = LACKING.get(row.target)
+        known = classes.get(options.CONFIG_CLASSES.get(argument, "") if field else ARGUMENT_CLASSES[-1])
+        if known is not None and (field or argument) not in known:  # what the text does not show counts as existing
+            why = options.LACKING.get(row.target)
             faults.append((name, f"nothing: this TensorRT-LLM has no {row.target}" + (f", {why}" if why else "")))
     return sorted(faults)
 
@@ -171,15 +164,16 @@ def base_packages(environ: Mapping[str, str], own: str = sys.prefix) -> Mapping[
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What one version has."""
+    """What one version has.
+
+    A Torch sampler beside a C++ one ignores seeds, min_p, penalties and no_repeat_ngram_size, and of a prompt it
+    reports the log-probs of the best tokens, not those of the prompt's own.
+    """
 
     name: str  # the version
     takes_priority: bool  # as an argument of generate_async
     has_cpp_sampler: bool  # beside the Torch sampler
-    has_cpp_beams: bool  # whether the C++ sampler searches beams where nobody chose a sampler
-    has_rules: bool  # whether the Torch sampler reads seeds, min_p, penalties and no_repeat_ngram_size
-    min_log_probs: int  # the smallest number that asks for any log-probs: those of the chosen tokens
-    names_prompt_tokens: bool  # whether log-probs of the prompt have the prompt's own tokens, not only the best
+    has_cpp_beams: bool  # the C++ sampler searches beams where nobody chose a sampler, and 0 asks for no log-probs
 
 
 def installed(generate_async: Callable[..., object]) -> Profile:
@@ -190,27 +184,14 @@ def installed(generate_async: Callable[..., object]) -> Profile:
 
 
 def of_version(text: str, *, takes_priority: bool) -> Profile:
-    """1.3.0rc26 is the first version of which a page says that the Torch sampler is the only one.
-
-    Before it, a 1.3 may ignore rules that it accepts, so none counts as read. A release follows all of its candidates.
-    Raises ValueError.
-    """
+    """1.3.0rc26 is the first version of which a page says that the Torch sampler is the only one. Raises ValueError."""
     found = NUMBERS.match(text)
     if found is None:
         raise ValueError(f"{text!r} is no version of TensorRT-LLM")
     major, minor, patch, candidate = found.groups()
+    # A release follows all of its candidates.
     number = int(major), int(minor), int(patch or 0), math.inf if candidate is None else int(candidate)
-    is_new = number >= (1, 3, 0, 26)
-    is_old = number < (1, 3, 0, 0)
-    return Profile(
-        text,
-        takes_priority=takes_priority,
-        has_cpp_sampler=not is_new,
-        has_cpp_beams=is_old,
-        has_rules=is_new,
-        min_log_probs=int(is_old),
-        names_prompt_tokens=is_new,
-    )
+    return Profile(text, takes_priority, has_cpp_sampler=number < (1, 3, 0, 26), has_cpp_beams=number < (1, 3, 0, 0))
 
 
 def explained(error: BaseException, model: str, config: EngineConfig) -> StartError:

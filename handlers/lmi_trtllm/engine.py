@@ -59,26 +59,6 @@ class TrtllmWork:
     is_streamed: bool = True  # also where the client does not stream: each output shows that the engine goes on
 
 
-class Effective:
-    """The arguments of a loaded LLM: those that it was given, and where they say nothing, those that it settled on."""
-
-    def __init__(self, given: Mapping[str, Any], llm: LLM) -> None:
-        self._given, self._settled = given, llm.args
-
-    def get(self, name: str) -> Any:
-        """The value of an argument, or None if neither says it."""
-        value = self._given.get(name)
-        return getattr(self._settled, name, None) if value is None else value
-
-    @property
-    def max_num_sequences(self) -> int:
-        return int(self.get("max_batch_size") or MAX_BATCH_SIZE)
-
-    @property
-    def max_beam_width(self) -> int:
-        return int(self.get("max_beam_width") or 1)
-
-
 class Statistics:
     """The statistics that TensorRT-LLM keeps of its iterations, if it is asked to (`enable_iter_perf_stats`).
 
@@ -126,15 +106,26 @@ class TrtllmEngine:
     def __init__(self, arguments: dict[str, Any]) -> None:
         """`arguments` are those of `tensorrt_llm.LLM`."""
         self._llm = LLM(**arguments)
-        self.arguments = Effective(arguments, self._llm)
         self.faults = Faults()
         self._ranks = ranks()
         self._error: Exception | None = None  # after which TensorRT-LLM cannot go on
         self._open: set[str] = set()  # the ids of the sequences that it has
         self._statistics = Statistics()
         self._loop = EngineLoop("trtllm")
-        if self.arguments.get("enable_iter_perf_stats"):
+        if self.argument("enable_iter_perf_stats"):
             self._loop.begin("statistics", self._statistics.read(self._llm))
+
+    def argument(self, name: str) -> Any:
+        """What the engine runs with. None also for what its line does not know."""
+        return getattr(self._llm.args, name, None)
+
+    @property
+    def max_num_sequences(self) -> int:
+        return int(self.argument("max_batch_size") or MAX_BATCH_SIZE)
+
+    @property
+    def max_beam_width(self) -> int:
+        return int(self.argument("max_beam_width") or 1)
 
     # The executor's thread.
 
@@ -160,17 +151,17 @@ class TrtllmEngine:
 
     def load(self) -> EngineLoad:
         """The first sequences count as running, as many as fit: TensorRT-LLM does not say which do."""
-        num_running = min(len(self._open), self.arguments.max_num_sequences)
+        num_running = min(len(self._open), self.max_num_sequences)
         return EngineLoad(num_running, kv_cache=self._statistics.kv_cache)
 
     def wake(self) -> None:
         self._loop.wake()
 
     def check_adapter(self, adapter: LoadedAdapter) -> None:
-        adapters.check_adapter(adapter, self.arguments.get("lora_config"))
+        adapters.check_adapter(adapter, self.argument("lora_config"))
 
     def add_adapter(self, adapter: LoadedAdapter) -> None:
-        self._loop.run(adapters.read(self._llm, adapter, self.arguments.max_beam_width))
+        self._loop.run(adapters.read(self._llm, adapter, self.max_beam_width))
 
     def remove_adapter(self, adapter: LoadedAdapter) -> None:
         """TensorRT-LLM drops an adapter by itself when newer ones need its place."""

@@ -24,7 +24,7 @@ from handlers.guides.compiler import compile_limit_s
 from handlers.lmi_trtllm import adapters, guides, processors
 from handlers.lmi_trtllm.about import AUTO, CPP_SAMPLER, Profile, explained, installed
 from handlers.lmi_trtllm.arguments import llm_arguments
-from handlers.lmi_trtllm.engine import Effective, TrtllmEngine, TrtllmWork
+from handlers.lmi_trtllm.engine import TrtllmEngine, TrtllmWork
 from handlers.lmi_trtllm.guides import GuideChecks
 from handlers.lmi_trtllm.outputs import TrtllmOutput, note_rows
 from handlers.lmi_trtllm.sampling import TrtllmSampler, check_beams, refuse_rules, retention, sampling_params
@@ -74,10 +74,9 @@ class TrtllmExecutor(DrivenExecutor[TrtllmWork]):
             log.debug("TensorRT-LLM did not start", exc_info=error)
             raise explained(error, folder, options) from error
         try:
-            known = self._trtllm.arguments
-            self._sampler = sampler_of(known, self._profile, folder)
-            info = describe(known, self._sampler, folder, settings, options)
-            max_loras = known.get("lora_config").max_loras if info.capabilities.lora else 0
+            self._sampler = sampler_of(self._trtllm, self._profile, folder)
+            info = describe(self._trtllm, self._sampler, folder, settings, options)
+            max_loras = self._trtllm.argument("lora_config").max_loras if info.capabilities.lora else 0
             super().__init__(self._trtllm, info, settings, max_resident_adapters=max_loras)
             self._preparations = () if checks is None else (checks,)
             progress("warm-up", 0.0)
@@ -115,9 +114,9 @@ class TrtllmExecutor(DrivenExecutor[TrtllmWork]):
         check_beams(request, self.info.capabilities.max_beam_width)
         refuse_rules(request, self._sampler)
         guides.check(request)
-        known = self._trtllm.arguments
-        processors.check(request, sees_tokens=bool(known.get("disable_overlap_scheduler")))
-        most = None if known.get("enable_chunked_prefill") else known.get("max_num_tokens")  # of a whole prompt
+        known = self._trtllm.argument
+        processors.check(request, sees_tokens=bool(known("disable_overlap_scheduler")))
+        most = None if known("enable_chunked_prefill") else known("max_num_tokens")  # of a whole prompt
         if most is not None and len(request.input_token_ids) > most:
             raise PromptTooLong(f"{most} tokens at most {MAX_PREFILL}", f"{len(request.input_token_ids)} tokens")
 
@@ -127,7 +126,7 @@ class TrtllmExecutor(DrivenExecutor[TrtllmWork]):
         params = sampling_params(sequence, self._sampler, functions)
         # Each step is told, not only the end, but for outputs of several steps, which have only the row of the last,
         # and for a search, whose steps restate its beams and append to the log-probs of other tokens.
-        is_streamed = sequence.captured is None or self._trtllm.arguments.get("stream_interval") in (None, 1)
+        is_streamed = sequence.captured is None or self._trtllm.argument("stream_interval") in (None, 1)
         if sequence.search is not None and sequence.request.output_config.return_log_probs:
             is_streamed = False
         return TrtllmWork(name_of(sequence), token_ids, params, self._more(sequence), sequence, is_streamed)
@@ -188,58 +187,52 @@ def vocab_size(folder: str) -> int:
     return size
 
 
-def sampler_of(arguments: Effective, profile: Profile, folder: str) -> TrtllmSampler:
-    given = arguments.get("sampler_type")
+def sampler_of(engine: TrtllmEngine, profile: Profile, folder: str) -> TrtllmSampler:
+    given = engine.argument("sampler_type")
     name = str(getattr(given, "value", given))
-    searches_by_it = profile.has_cpp_beams and name == AUTO and arguments.max_beam_width > 1
+    searches_by_it = profile.has_cpp_beams and name == AUTO and engine.max_beam_width > 1
     is_cpp = searches_by_it or (profile.has_cpp_sampler and name == CPP_SAMPLER)
     return TrtllmSampler(profile, vocab_size(folder), is_cpp)
 
 
 def describe(
-    arguments: Effective, sampler: TrtllmSampler, folder: str, settings: ExecutorConfig, options: EngineConfig
+    engine: TrtllmEngine, sampler: TrtllmSampler, folder: str, settings: ExecutorConfig, options: EngineConfig
 ) -> EngineInfo:
-    config = read_config(folder)
-    dtype = arguments.get("dtype")
+    config, known = read_config(folder), engine.argument
+    dtype = known("dtype")
     if dtype in (None, "auto"):
         dtype = config.get("dtype") or config.get("torch_dtype") or ""
-    lengths = [arguments.get("max_seq_len"), *map(config.get, LENGTHS)]
+    lengths = [known("max_seq_len"), *map(config.get, LENGTHS)]
     length = next((one for one in lengths if isinstance(one, int) and one > 0), None)
     if length is None:
         raise ModelUnusable(f"{folder}: config.json has no length of the context; set option.max_model_len")
+    kinds, why_no_guides = guides.kinds(options, folder)
+    has_no_beams = engine.max_beam_width == 1
     return EngineInfo(
         name="trtllm",
         vocab_size=sampler.vocab_size,
         max_sequence_length=length,
-        max_num_sequences=arguments.max_num_sequences,
+        max_num_sequences=engine.max_num_sequences,
         dtype=str(dtype).removeprefix("torch."),
         device="cuda",
         max_kv_cache_tokens=options.max_kv_cache_tokens or 0,
-        capabilities=_capabilities(arguments, sampler, folder, settings, options),
-    )
-
-
-def _capabilities(
-    arguments: Effective, sampler: TrtllmSampler, folder: str, settings: ExecutorConfig, options: EngineConfig
-) -> Capabilities:
-    kinds, why_no_guides = guides.kinds(options, folder)
-    max_beam_width = arguments.max_beam_width
-    return Capabilities(
-        max_beam_width=max_beam_width,
-        num_return_sequences=True,
-        guided_decoding=() if max_beam_width > 1 else kinds,
-        why_no_guides=why_no_guides,
-        min_p=sampler.has_rules,
-        seed=sampler.has_rules,
-        no_repeat_ngram_size=sampler.has_rules,
-        embedding_bias=True,
-        max_top_log_probs=0 if sampler.is_cpp and max_beam_width == 1 else min(MAX_TOP_LOG_PROBS, sampler.vocab_size),
-        context_logits=True,
-        generation_logits=max_beam_width == 1,
-        perf_metrics=True,
-        additional_outputs=tuple(settings.additional_model_outputs),
-        logits_post_processors=processors.names(processors.file_of(options, folder)),
-        lora=arguments.get("lora_config") is not None,
-        kv_cache_retention=True,
-        priority=sampler.profile.takes_priority,
+        capabilities=Capabilities(
+            max_beam_width=engine.max_beam_width,
+            num_return_sequences=True,
+            guided_decoding=kinds if has_no_beams else (),
+            why_no_guides=why_no_guides,
+            min_p=sampler.has_rules,
+            seed=sampler.has_rules,
+            no_repeat_ngram_size=sampler.has_rules,
+            embedding_bias=True,
+            max_top_log_probs=0 if sampler.is_cpp and has_no_beams else min(MAX_TOP_LOG_PROBS, sampler.vocab_size),
+            context_logits=True,
+            generation_logits=has_no_beams,
+            perf_metrics=True,
+            additional_outputs=tuple(settings.additional_model_outputs),
+            logits_post_processors=processors.names(processors.file_of(options, folder)),
+            lora=known("lora_config") is not None,
+            kv_cache_retention=True,
+            priority=sampler.profile.takes_priority,
+        ),
     )

@@ -41,7 +41,7 @@ class TrtllmSampler:
 
     @property
     def has_rules(self) -> bool:
-        return self.profile.has_rules or self.is_cpp
+        return self.is_cpp or not self.profile.has_cpp_sampler
 
 
 def sampling_params(
@@ -187,12 +187,12 @@ def _log_probs(sequence: Sequence, sampler: TrtllmSampler) -> dict[str, Any]:
     output, profile = sequence.request.output_config, sampler.profile
     wanted: dict[str, Any] = {}
     if output.return_log_probs or output.num_top_log_probs:
-        wanted["logprobs"] = max(int(output.num_top_log_probs), profile.min_log_probs, int(sampler.is_cpp))
+        wanted["logprobs"] = max(int(output.num_top_log_probs), int(profile.has_cpp_beams or sampler.is_cpp))
     if sequence.lacks_prompt_log_probs:
-        if profile.names_prompt_tokens:
-            wanted["prompt_logprobs"] = max(1, int(output.num_prompt_log_probs or 0))  # 0 may ask for nothing
-        else:
+        if profile.has_cpp_sampler:
             wanted["return_context_logits"] = True  # from which `outputs` computes them
+        else:
+            wanted["prompt_logprobs"] = max(1, int(output.num_prompt_log_probs or 0))  # 0 may ask for nothing
     return wanted
 
 

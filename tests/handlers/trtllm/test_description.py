@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -17,33 +16,9 @@ from tests.handlers.trtllm.double import double
 from tests.tiny_models import tiny_model
 
 
-@dataclass
-class Loaded:
-    """An LLM, of which only the settled arguments are read."""
-
-    args: Any = field(default_factory=lambda: Settled())
-
-
-@dataclass
-class Settled:
-    max_batch_size: int | None = None
-    max_seq_len: int | None = 77
-    max_num_tokens: int = 8192
-
-
-def effective(**given: Any) -> Any:
-    return import_module("handlers.lmi_trtllm.engine").Effective(given, Loaded())
-
-
 def folder_with(folder: Path, **config: Any) -> str:
     (folder / "config.json").write_text(json.dumps(config))
     return str(folder)
-
-
-def test_an_argument_that_was_not_given_is_the_one_that_the_engine_settled_on(line: str) -> None:
-    assert effective().get("max_seq_len") == 77 and effective(max_seq_len=9).get("max_seq_len") == 9
-    assert effective().max_num_sequences == 2048 and effective(max_batch_size=4).max_num_sequences == 4
-    assert effective().max_beam_width == 1
 
 
 def test_the_vocabulary_is_that_of_the_text_part_of_a_model(line: str, tmp_path: Path) -> None:

@@ -17,26 +17,24 @@ CANDIDATE = "1.3.0rc5"  # before a submit took a priority
 
 
 @pytest.mark.parametrize(
-    ("version", "has_cpp_sampler", "has_cpp_beams", "has_rules", "min_log_probs"),
+    ("version", "has_cpp_sampler", "has_cpp_beams"),
     [
-        ("1.2.0rc6.post3", True, True, False, 1),
-        ("1.2.1", True, True, False, 1),
-        ("1.3.0rc0", True, False, False, 0),
-        ("1.3.0rc9", True, False, False, 0),
-        ("1.3.0rc13", True, False, False, 0),
-        ("1.3.0rc15.post1", True, False, False, 0),
-        ("1.3.0rc26", False, False, True, 0),
-        ("1.3.0", False, False, True, 0),
-        ("1.4.0rc1", False, False, True, 0),
-        ("1.10.0", False, False, True, 0),
+        ("1.2.0rc6.post3", True, True),
+        ("1.2.1", True, True),
+        ("1.3.0rc0", True, False),
+        ("1.3.0rc9", True, False),
+        ("1.3.0rc15.post1", True, False),
+        ("1.3.0rc26", False, False),
+        ("1.3.0", False, False),
+        ("1.4.0rc1", False, False),
+        ("1.10.0", False, False),
     ],
 )
 def test_candidates_of_a_release_count_by_their_number(
-    version: str, has_cpp_sampler: bool, has_cpp_beams: bool, has_rules: bool, min_log_probs: int
+    version: str, has_cpp_sampler: bool, has_cpp_beams: bool
 ) -> None:
     known = of_version(version, takes_priority=True)
     assert (known.has_cpp_sampler, known.has_cpp_beams) == (has_cpp_sampler, has_cpp_beams)
-    assert (known.has_rules, known.names_prompt_tokens, known.min_log_probs) == (has_rules, has_rules, min_log_probs)
 
 
 def test_a_text_that_is_no_version_is_named() -> None:
