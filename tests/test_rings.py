@@ -88,7 +88,7 @@ MAX_LINES = {
     "lmi/description": 440,
     "lmi/engine": 1510,
     "lmi/executor": 880,
-    "lmi/gateway": 2190,
+    "lmi/gateway": 2130,
     "lmi/http": 1190,
     "lmi/models": 790,
     "lmi/server": 2490,
@@ -100,11 +100,11 @@ MAX_LINES = {
     "lmi/text": 610,
     "lmi/tracing": 250,
     "lmi/user_code": 2540,
-    "handlers/base": 2430,
-    "handlers/guides": 1870,
+    "handlers/base": 2490,
+    "handlers/guides": 1860,
     "handlers/lmi_dist": 6750,
-    "handlers/lmi_trtllm": 2170,
-    "handlers/lmi_vllm": 2070,
+    "handlers/lmi_trtllm": 2120,
+    "handlers/lmi_vllm": 1950,
 }
 OURS = {module_name(path): path for top in ("lmi", "handlers") for path in sources(top) if "compat" not in path.parts}
 ROOMS = [path for top in ("lmi", "handlers") for path in sorted((ROOT / top).iterdir()) if any(path.glob("*.py"))]

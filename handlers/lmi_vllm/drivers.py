@@ -32,16 +32,8 @@ from handlers.base.driven import EngineLoad
 from handlers.base.driven_outputs import SequenceOutput
 from handlers.base.engine_loop import EngineLoop, Processes
 from handlers.base.stepped import EngineStopped
-from handlers.lmi_vllm import process_setup
-from handlers.lmi_vllm.translation import (
-    VllmWork,
-    check_adapter,
-    kv_cache_stats,
-    lora_request,
-    of_core,
-    of_pooling,
-    of_request,
-)
+from handlers.lmi_vllm import process_setup, translation
+from handlers.lmi_vllm.translation import VllmWork
 from lmi.errors import cause_line
 from lmi.shared import linux
 
@@ -91,7 +83,7 @@ class InProcess:
             raise
         if ended := [output.request_id for output in new if output.finish_reason is not None]:
             self._engine.output_processor.abort_requests(ended, internal=True)  # the core has already forgotten them
-        return [of_core(_outer_id(output.request_id), output) for output in new]
+        return [translation.of_core(_outer_id(output.request_id), output) for output in new]
 
     def load(self) -> EngineLoad:
         before, self._preempted = self._preempted, {}
@@ -104,17 +96,17 @@ class InProcess:
             num_running=len(running),
             running=running,
             num_preemptions=self._num_preemptions,
-            kv_cache=kv_cache_stats(self.config, self._scheduler.kv_cache_manager.usage),
+            kv_cache=translation.kv_cache_stats(self.config, self._scheduler.kv_cache_manager.usage),
         )
 
     def wake(self) -> None:
         return None
 
     def check_adapter(self, adapter: LoadedAdapter) -> None:
-        check_adapter(adapter, self.config)
+        translation.check_adapter(adapter, self.config)
 
     def add_adapter(self, adapter: LoadedAdapter) -> None:
-        self._engine.add_lora(lora_request(adapter))
+        self._engine.add_lora(translation.lora_request(adapter))
         if adapter.is_pinned:
             self._engine.pin_lora(adapter.number)
 
@@ -206,10 +198,10 @@ class MultiProcess:
         try:
             if isinstance(work.params, PoolingParams):
                 async for pooled in self._llm.encode(work.prompt, work.params, work.id, **how):
-                    self._loop.put(of_pooling(pooled))
+                    self._loop.put(translation.of_pooling(pooled))
                 return
             async for output in self._llm.generate(work.prompt, work.params, work.id, **how):
-                self._loop.put(of_request(output))
+                self._loop.put(translation.of_request(output))
         except Exception as error:
             self._loop.put(SequenceOutput(work.id, [], end=error))
 
@@ -226,16 +218,16 @@ class MultiProcess:
 
     def load(self) -> EngineLoad:
         """The KV cache and the counts after the core's last step."""
-        return replace(self._stats.load, kv_cache=kv_cache_stats(self.config, self._stats.used_share))
+        return replace(self._stats.load, kv_cache=translation.kv_cache_stats(self.config, self._stats.used_share))
 
     def wake(self) -> None:
         self._loop.wake()
 
     def check_adapter(self, adapter: LoadedAdapter) -> None:
-        check_adapter(adapter, self.config)
+        translation.check_adapter(adapter, self.config)
 
     def add_adapter(self, adapter: LoadedAdapter) -> None:
-        self._loop.run(self._llm.add_lora(lora_request(adapter)))
+        self._loop.run(self._llm.add_lora(translation.lora_request(adapter)))
         if adapter.is_pinned:
             self._loop.run(self._llm.pin_lora(adapter.number))
 

@@ -11,13 +11,12 @@ import re
 import threading
 import warnings
 from collections.abc import Iterator
-from collections.abc import Sequence as SequenceOf
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.exceptions import VLLMValidationError
+from vllm.inputs import tokens_input
 from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor
@@ -27,35 +26,15 @@ from handlers.base.driven import DrivenExecutor, name_of
 from handlers.base.driven_outputs import BeamRow
 from handlers.base.engine_arguments import refusal
 from handlers.base.sequence import Sequence
-from handlers.lmi_vllm import process_setup, vllm_log
+from handlers.lmi_vllm import process_setup, translation, vllm_log
 from handlers.lmi_vllm.about import ON_RAY, environment
 from handlers.lmi_vllm.arguments import engine_arguments, named_for
 from handlers.lmi_vllm.drivers import InProcess, MultiProcess, NodeHeartbeat
-from handlers.lmi_vllm.guides import GuideGate
-from handlers.lmi_vllm.images import ImageReader
-from handlers.lmi_vllm.translation import VllmWork, describe, lora_request, params_of, priority, row_params
+from handlers.lmi_vllm.preparations import GuideGate, ImageReader
+from handlers.lmi_vllm.translation import VllmWork
 from handlers.lmi_vllm.vllm_log import START, StartupLog, new_file
-from lmi.errors import (
-    BadConfiguration,
-    LmiError,
-    ModelUnusable,
-    NoMemory,
-    StartError,
-    Unavailable,
-    Unsupported,
-    is_out_of_memory,
-    shorten,
-)
-from lmi.executor import (
-    EngineInfo,
-    ErrorKind,
-    Executor,
-    IterationStats,
-    Progress,
-    Request,
-    RequestStatsPerIteration,
-    Response,
-)
+from lmi import errors
+from lmi.executor import EngineInfo, ErrorKind, Executor, Progress, Request
 from lmi.settings.config import EngineConfig
 
 NUM_WARM_UP_TOKENS = 4
@@ -116,61 +95,50 @@ class VllmExecutor(DrivenExecutor[VllmWork]):
     ) -> None:
         folder, settings, options = settled(self.title, model, json_config_str, config)
         if settings.logits_post_processor_config or options.logits_post_processors:
-            raise Unsupported("logits_post_processor_config", "vLLM calls no function of a request on its logits")
+            reason = "vLLM calls no function of a request on its logits"
+            raise errors.Unsupported("logits_post_processor_config", reason)
         if settings.additional_model_outputs:
-            raise Unsupported("additional_model_outputs", "a step of vLLM returns only tokens")
+            raise errors.Unsupported("additional_model_outputs", "a step of vLLM returns only tokens")
         with starting(folder, options, progress) as arguments:
             num_ranks = arguments.tensor_parallel_size * arguments.pipeline_parallel_size * arguments.nnodes
             if is_multi_process is None:
                 is_multi_process = num_ranks > 1 or arguments.distributed_executor_backend == ON_RAY
             engine = MultiProcess(arguments) if is_multi_process else InProcess(arguments)
-        info, lora = describe(engine.config, settings.max_beam_width, engine.renderer), engine.config.lora_config
-        if info.capabilities.embeddings is not None and "embed" not in engine.tasks:
-            raise ModelUnusable(
-                f"{folder}: vLLM runs it for {', '.join(engine.tasks)}, and lmi serves only embeddings so"
-            )
-        super().__init__(
-            engine,
-            info,
-            settings,
-            max_resident_adapters=0 if lora is None else lora.max_loras,
-            mixes_adapters=info.device != "cpu",  # on a CPU vLLM computes wrong rows for the base model beside adapters
-        )
+        info = translation.describe(engine.config, settings.max_beam_width, engine.renderer)
+        if (is_pooling := info.capabilities.embeddings is not None) and "embed" not in engine.tasks:
+            tasks = ", ".join(engine.tasks)
+            raise errors.ModelUnusable(f"{folder}: vLLM runs it for {tasks}, and lmi serves only embeddings so")
+        max_loras = 0 if (lora := engine.config.lora_config) is None else lora.max_loras
+        mixes = info.device != "cpu"  # on a CPU vLLM computes wrong rows for the base model beside adapters
+        super().__init__(engine, info, settings, max_resident_adapters=max_loras, mixes_adapters=mixes)
         self._guides = GuideGate(engine.config, engine.wake)
         self._preparations = (self._guides, ImageReader(engine.renderer, info.max_sequence_length, self._wake))
         progress("warm-up", 0.0)
         try:
-            _warm_up(engine, is_pooling=info.capabilities.embeddings is not None)
+            _warm_up(engine, is_pooling=is_pooling)
         except Exception as error:  # only a step shows that a kernel cannot do what the model needs
             raise explained(error, folder, options) from error
         self._start()
 
     def _work(self, sequence: Sequence) -> VllmWork:
-        token_ids = list(sequence.request.input_token_ids)
-        params = params_of(sequence, self.capabilities.embeddings, self._guides.checked.get(sequence))
-        return self._work_of(sequence, name_of(sequence), token_ids, params)
+        request = sequence.request
+        prompt = sequence.prompt or tokens_input(list(request.input_token_ids), cache_salt=request.cache_salt)
+        params = translation.params_of(sequence, self.capabilities.embeddings, self._guides.checked.get(sequence))
+        return self._work_of(sequence, name_of(sequence), prompt, params)
 
     def _row_work(self, sequence: Sequence, row: BeamRow) -> VllmWork:
-        work = self._work_of(sequence, row.name, row.token_ids, row_params(sequence, row.num_top))
-        return replace(work, arrival_time=row.arrival_time)
+        prompt = tokens_input(row.token_ids, cache_salt=sequence.request.cache_salt)
+        prompt["arrival_time"] = row.arrival_time
+        return self._work_of(sequence, row.name, prompt, translation.row_params(sequence, row.num_top))
 
-    def _work_of(
-        self, sequence: Sequence, name: str, token_ids: list[int], params: SamplingParams | PoolingParams
-    ) -> VllmWork:
-        adapter = self._adapters.used_by(sequence)
-        return VllmWork(
-            id=name,
-            token_ids=token_ids,
-            params=params,
-            adapter=None if adapter is None else lora_request(adapter),
-            priority=priority(sequence.request),
-            cache_salt=sequence.request.cache_salt,
-            with_images=sequence.prompt,
-        )
+    def _work_of(self, sequence: Sequence, name: str, prompt: Any, params: SamplingParams | PoolingParams) -> VllmWork:
+        loaded = self._adapters.used_by(sequence)
+        adapter = None if loaded is None else translation.lora_request(loaded)
+        return VllmWork(name, prompt, params, adapter, translation.priority(sequence.request))
 
     def _refuse(self, sequence: Sequence, error: Exception) -> None:
         """End a refused sequence. vLLM refuses only structures: the rest of a request was checked before."""
-        if sequence.request.guided_decoding_params is None or isinstance(error, LmiError):
+        if sequence.request.guided_decoding_params is None or isinstance(error, errors.LmiError):
             super()._refuse(sequence, error)
         else:
             sequence.fail(vllm_log.refusal(error), self._kind_of(error), vllm_log.GUIDE_FIELD)
@@ -189,7 +157,7 @@ def _warm_up(engine: InProcess | MultiProcess, *, is_pooling: bool) -> None:
         kind |= {"max_tokens": NUM_WARM_UP_TOKENS, "ignore_eos": True, "detokenize": False}
         sampling = SamplingParams(output_kind=RequestOutputKind.DELTA, **kind)
         params = PoolingParams(task="embed") if is_pooling else sampling
-        engine.add(VllmWork(f"warm-up.{number}", [0] * 8, params))
+        engine.add(VllmWork(f"warm-up.{number}", tokens_input([0] * 8), params))
     num_open = len(kinds)
     while num_open:
         for output in engine.step() or ():
@@ -215,7 +183,7 @@ class Follower(Executor):
         self._ranks.start_worker_monitor()
         rank, num_nodes, leader = arguments.node_rank, arguments.nnodes, arguments.master_addr
         self._heartbeat = NodeHeartbeat(leader, settings.parallel_config.master_port, rank, num_nodes)
-        self._info = describe(settings, config.max_beam_width)
+        self._info = translation.describe(settings, config.max_beam_width)
         self._is_closing = threading.Event()
         self._refusal = f"this is node {rank} of {num_nodes} and takes no requests; node 0, {leader}, does"
 
@@ -228,11 +196,9 @@ class Follower(Executor):
         return not self._has_lost_rank.is_set() and self._heartbeat.is_whole
 
     def enqueue_request(self, request: Request) -> int:
-        raise Unavailable(self._refusal)
+        raise errors.Unavailable(self._refusal)
 
-    def await_responses(
-        self, request_id: int | SequenceOf[int] | None = None, timeout_s: float | None = None
-    ) -> list[Response] | list[list[Response]]:
+    def await_responses(self, request_id: object = None, timeout_s: float | None = None) -> list[Any]:
         self._is_closing.wait(timeout_s)
         return []
 
@@ -242,10 +208,10 @@ class Follower(Executor):
     def cancel_request(self, request_id: int) -> None:
         return None
 
-    def get_latest_iteration_stats(self) -> list[IterationStats]:
+    def get_latest_iteration_stats(self) -> list[Any]:
         return []
 
-    def get_latest_request_stats(self) -> list[RequestStatsPerIteration]:
+    def get_latest_request_stats(self) -> list[Any]:
         return []
 
     def shutdown(self) -> None:
@@ -281,19 +247,19 @@ def starting(model: str, config: EngineConfig, progress: Progress) -> Iterator[A
             del os.environ[name]
 
 
-def explained(error: Exception, model: str, config: EngineConfig, cause: str | None = None) -> StartError:
+def explained(error: Exception, model: str, config: EngineConfig, cause: str | None = None) -> errors.StartError:
     """Explain `error`, which ended the start of vLLM. `cause` is what one of vLLM's processes reported, if any."""
-    if isinstance(error, StartError):
+    if isinstance(error, errors.StartError):
         return error
     refused = refusal(error, lambda place: named_for(config, str(place[-1])))
     text = str(refused or cause or error).strip()
     advice = next((advice for pattern, advice in ADVICE if pattern.search(text)), None)
     if refused is not None and not OF_THE_MODEL.search(text):
-        return BadConfiguration(text + (f"; {advice}" if advice else ""))
-    said = shorten(text.partition("\n")[0].partition(". Supported ")[0] or type(error).__name__, 400)[1:-1]
-    if lacks_memory := is_out_of_memory(error) or LACKS_MEMORY.search(text) is not None:
+        return errors.BadConfiguration(text + (f"; {advice}" if advice else ""))
+    said = errors.shorten(text.partition("\n")[0].partition(". Supported ")[0] or type(error).__name__, 400)[1:-1]
+    if lacks_memory := errors.is_out_of_memory(error) or LACKS_MEMORY.search(text) is not None:
         advice = advice or OUT_OF_MEMORY
     said += f"; {advice}" if advice else ""
     if OF_RAY.search(text):
-        return BadConfiguration(f"option.distributed_executor_backend=ray: vLLM cannot start: {said}")
-    return (NoMemory if lacks_memory else ModelUnusable)(f"{model}: vLLM cannot start: {said}")
+        return errors.BadConfiguration(f"option.distributed_executor_backend=ray: vLLM cannot start: {said}")
+    return (errors.NoMemory if lacks_memory else errors.ModelUnusable)(f"{model}: vLLM cannot start: {said}")

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
-from vllm.config import VllmConfig
-from vllm.inputs import MultiModalInput, TokensInput, tokens_input
+from vllm.config import ModelConfig, VllmConfig
+from vllm.inputs import MultiModalInput, TokensInput
 from vllm.logprobs import FlatLogprobs
 from vllm.lora.peft_helper import PEFTHelper
 from vllm.lora.request import LoRARequest
+from vllm.model_executor.model_loader import get_model_cls
 from vllm.outputs import PoolingRequestOutput, RequestOutput
 from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
@@ -27,7 +28,6 @@ from handlers.base.sequence import Sequence
 from handlers.guides.vocabulary import NO_TEXTS
 from handlers.lmi_vllm import vllm_log
 from handlers.lmi_vllm.arguments import num_express_places
-from handlers.lmi_vllm.images import reads_images
 from lmi.errors import InvalidRequest
 from lmi.executor import (
     DEFAULT_PRIORITY,
@@ -54,22 +54,10 @@ REASONS = {"stop": FinishReason.END_ID, "length": FinishReason.LENGTH, "repetiti
 @dataclass(frozen=True, slots=True)
 class VllmWork:
     id: str
-    token_ids: list[int]
+    prompt: TokensInput | MultiModalInput
     params: SamplingParams | PoolingParams
     adapter: LoRARequest | None = None
     priority: int = 0
-    cache_salt: str | None = None
-    arrival_time: float | None = None  # time.time(), for its place in the queue; None: now
-    with_images: Any = None  # vLLM's input of a prompt that has some
-
-    @property
-    def prompt(self) -> TokensInput | MultiModalInput:
-        if self.with_images is not None:
-            return cast(MultiModalInput, self.with_images)
-        prompt = tokens_input(self.token_ids, cache_salt=self.cache_salt)
-        if self.arrival_time is not None:
-            prompt["arrival_time"] = self.arrival_time
-        return prompt
 
 
 def check_adapter(adapter: LoadedAdapter, config: VllmConfig) -> None:
@@ -266,7 +254,7 @@ def describe(config: VllmConfig, max_beam_width: int, renderer: Any = None) -> E
     model, speculates = config.model_config, config.speculative_config is not None
     max_num_seqs = config.scheduler_config.max_num_seqs
     vocab_size, max_logprobs = model.get_vocab_size(), model.max_logprobs
-    max_images, image_placeholder = (0, "") if renderer is None else reads_images(model, renderer)
+    max_images, image_placeholder = (0, "") if renderer is None else _reads_images(model, renderer)
     max_top_log_probs = vocab_size if max_logprobs < 0 else min(max_logprobs, vocab_size)
     shorter = tuple(model.matryoshka_dimensions or ()) if model.is_matryoshka else None  # embeddings
     return EngineInfo(
@@ -296,3 +284,12 @@ def describe(config: VllmConfig, max_beam_width: int, renderer: Any = None) -> E
         ),
         image_placeholder=image_placeholder,
     )
+
+
+def _reads_images(model: ModelConfig, renderer: Any) -> tuple[int, str]:
+    """Return how many images a prompt may have, and the placeholder of one where a chat template writes none."""
+    if not model.supports_multimodal_inputs:
+        return 0, ""
+    num = renderer.get_mm_processor().info.allowed_mm_limits.get("image", 0)
+    first, second = (get_model_cls(model).get_placeholder_str("image", n) if num else "" for n in (1, 2))
+    return num, (first or "") if first == second else first.replace("1", "{n}")

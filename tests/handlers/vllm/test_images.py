@@ -39,7 +39,7 @@ class Processor:
 class Reading:
     def __init__(self) -> None:
         hide_foreign_builds()
-        from handlers.lmi_vllm.images import ImageReader
+        from handlers.lmi_vllm.preparations import ImageReader
 
         self.processor = Processor()
         self.reader = ImageReader(self.processor, 32, lambda: None)
@@ -105,7 +105,7 @@ def test_images_of_different_salts_have_different_names_in_caches(reading: Readi
 
 def test_only_the_head_of_a_file_is_read_before_its_size_is_known() -> None:
     hide_foreign_builds()
-    from handlers.lmi_vllm import images
+    from handlers.lmi_vllm import preparations as images
 
     images.check_images((RED, png((0, 0, 0), 7000, 7000)))
     for files, words in (
