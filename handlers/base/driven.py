@@ -38,7 +38,7 @@ Work_contra = TypeVar("Work_contra", contravariant=True)
 
 @dataclass(slots=True)
 class EngineLoad:
-    """How busy an engine is. `running` lists ids, or is None if only their number is known."""
+    """How busy an engine is. `running` lists ids, or is None if only their number is known, or how many may run."""
 
     num_running: int = 0
     running: list[str] | None = None
@@ -56,10 +56,7 @@ class Engine(AdapterEngine, Protocol[Work_contra]):
         """Forget sequences; ids that have ended are ignored."""
 
     def step(self) -> SequenceOf[SequenceOutput] | None:
-        """Make a step and return its outputs, perhaps none. Returns None if no step was made.
-
-        Raises the error that ended the step, or EngineStopped if the engine cannot go on.
-        """
+        """The outputs of a step, or None if none was made. Raises EngineStopped, or the step's own error."""
 
     def load(self) -> EngineLoad: ...
 
@@ -115,9 +112,7 @@ class DrivenExecutor(SteppedExecutor[Sequence], Generic[Work]):
         self._info = info
         self._adapters = Adapters(engine, self.title, max_resident_adapters, self._kind_of)
         take_turns = info.capabilities.lora and not mixes_adapters
-        max_batch = (
-            info.max_num_sequences if info.num_express_places else math.inf
-        )  # else the engine's own bound counts
+        max_batch = info.max_num_sequences if info.num_express_places else math.inf  # the engine has a bound too
         self._turns = Turns(max_batch, adapters_take_turns=take_turns)
         self._preparations: SequenceOf[Preparation[Any]] = ()  # a sequence passes one after the other
         self._known: dict[str, Sequence] = {}  # the sequences that the engine has, by their ids there

@@ -1,7 +1,4 @@
-"""Arguments of an engine's library that options name: which there are, and what is said of a wrong one.
-
-It imports no library, because the record of a handler uses it.
-"""
+"""Arguments of an engine's library that options name, and what is said of a wrong one. It imports no library."""
 
 from __future__ import annotations
 
@@ -28,7 +25,7 @@ log = logging.getLogger("lmi.options")
 def fields_by_class(library: str, *place: str) -> Mapping[str, frozenset[str]]:
     """The annotated public fields of each class in a file of a library, with those that it inherits there.
 
-    The file is read and not run. Nothing is returned if the library is not installed, or only a stub of it.
+    The file is read and not run. There are none if the library is not installed, or only a stub of it.
     """
     folder = folder_of(library)
     file = folder.joinpath(*place) if folder else None
@@ -74,10 +71,7 @@ def tell_unknown(config: EngineConfig, said: str, name: str, known: Iterable[str
 
 
 def refusal(error: BaseException, named: Callable[[tuple[int | str, ...]], str]) -> BadConfiguration | None:
-    """The faults that a library's pydantic found in values, one line for each, or None for another error.
-
-    `named` gets their places.
-    """
+    """The faults that a library's pydantic found in values, a line for each place, or None for another error."""
     from pydantic import ValidationError  # the record of a handler is imported without it
 
     if not isinstance(error, ValidationError):

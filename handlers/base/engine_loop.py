@@ -1,6 +1,6 @@
 """An event loop on its own thread, for an engine in other processes: a task for each sequence awaits its outputs.
 
-executor's thread ──begin, cancel──▶ event loop: one task for each sequence ──▶ the engine's processes
+executor's thread ──begin, abort───▶ event loop: one task for each sequence ──▶ the engine's processes
                   ◀─outputs, batched─
 """
 
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class EngineLoop:
-    """Its own tasks use `put`. Any other thread may use the rest."""
+    """The part of an engine that awaits outputs. Its own tasks use `put`, any other thread may use the rest."""
 
     def __init__(self, title: str) -> None:
         self._ready: queue.SimpleQueue[list[SequenceOutput]] = queue.SimpleQueue()
@@ -34,12 +34,12 @@ class EngineLoop:
         self._thread.start()
 
     def begin(self, name: str, coroutine: Coroutine[Any, Any, None]) -> None:
-        """Begin a task, which `cancel` knows by its name until it ends."""
+        """Begin a task, which `abort` knows by its name until it ends."""
         self._loop.call_soon_threadsafe(self._begin, name, coroutine)
 
-    def cancel(self, names: Iterable[str]) -> None:
+    def abort(self, ids: Iterable[str]) -> None:
         """Cancel tasks; those that have ended are ignored."""
-        self._loop.call_soon_threadsafe(self._cancel, list(names))
+        self._loop.call_soon_threadsafe(self._cancel, list(ids))
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine to its end. Raises what it raises."""
@@ -74,8 +74,8 @@ class EngineLoop:
 
         asyncio.run_coroutine_threadsafe(cancel_others(), self._loop).result(timeout_s)
 
-    def close(self, timeout_s: float | None = None) -> None:
-        """Stop the loop. One that hangs is left behind."""
+    def end_loop(self, timeout_s: float | None = None) -> None:
+        """One that hangs is left behind."""
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(timeout_s)
         if not self._thread.is_alive():
@@ -107,9 +107,6 @@ class Processes:
         for pid in pids:
             with contextlib.suppress(OSError):  # it has ended
                 self._fds.append(os.pidfd_open(pid))
-
-    def __len__(self) -> int:
-        return len(self._fds)
 
     @property
     def are_alive(self) -> bool:

@@ -10,13 +10,15 @@ import asyncio
 import contextlib
 import logging
 import os
+import re
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from tensorrt_llm import LLM, SamplingParams
 from tensorrt_llm.llmapi import RequestError, RequestOutput
 
@@ -40,6 +42,8 @@ CLOSE_WAIT_S = 5.0  # for TensorRT-LLM's own shutdown, which may never return
 STARTERS = (b"mpi4py", b"multiprocessing.spawn", b"--multiprocessing-fork")  # in command lines of ranks
 # What ends only one request. An AssertionError comes from TensorRT-LLM's check of one result.
 OF_ONE_REQUEST = (RequestError, AssertionError, OutputFault, LmiError)
+# TensorRT-LLM's names are ours in camel case.
+CACHE_FIELDS = {one: re.sub("_(.)", lambda found: found[1].upper(), one) for one in KvCacheStats.__struct_fields__}
 
 log = logging.getLogger("lmi.trtllm")
 
@@ -89,31 +93,21 @@ class Statistics:
     def take(self, iteration: Mapping[str, object]) -> None:
         self._num_iterations += 1
         if isinstance(cache := iteration.get("kvCacheStats"), dict):
-            self.kv_cache = KvCacheStats(
-                max_num_blocks=_count(cache, "maxNumBlocks"),
-                free_num_blocks=_count(cache, "freeNumBlocks"),
-                used_num_blocks=_count(cache, "usedNumBlocks"),
-                tokens_per_block=_count(cache, "tokensPerBlock"),
-                alloc_total_blocks=_count(cache, "allocTotalBlocks"),
-                alloc_new_blocks=_count(cache, "allocNewBlocks"),
-                reused_blocks=_count(cache, "reusedBlocks"),
-                missed_blocks=_count(cache, "missedBlocks"),
-                cache_hit_rate=float(cache.get("cacheHitRate") or 0.0),
-            )
+            known = {ours: cache[theirs] for ours, theirs in CACHE_FIELDS.items() if cache.get(theirs) is not None}
+            self.kv_cache = msgspec.convert(known, KvCacheStats)
 
 
-class TrtllmEngine:
+class TrtllmEngine(EngineLoop):
     def __init__(self, arguments: dict[str, Any]) -> None:
         """`arguments` are those of `tensorrt_llm.LLM`."""
         self._llm = LLM(**arguments)
         self.faults = Faults()
         self._ranks = ranks()
         self._error: Exception | None = None  # after which TensorRT-LLM cannot go on
-        self._open: set[str] = set()  # the ids of the sequences that it has
         self._statistics = Statistics()
-        self._loop = EngineLoop("trtllm")
+        super().__init__("trtllm")
         if self.argument("enable_iter_perf_stats"):
-            self._loop.begin("statistics", self._statistics.read(self._llm))
+            self.begin("statistics", self._statistics.read(self._llm))
 
     def argument(self, name: str) -> Any:
         """What the engine runs with. None also for what its line does not know."""
@@ -130,38 +124,27 @@ class TrtllmEngine:
     # The executor's thread.
 
     def add(self, work: TrtllmWork) -> None:
-        self._open.add(work.id)
-        self._loop.begin(work.id, self._follow(work))
-
-    def abort(self, ids: Iterable[str]) -> None:
-        names = list(ids)
-        self._open.difference_update(names)
-        self._loop.cancel(names)
+        self.begin(work.id, self._follow(work))
 
     def step(self) -> SequenceOf[SequenceOutput] | None:
-        batch = self._loop.take(WAIT_S)
+        batch = self.take(WAIT_S)
         if not self.is_alive:
             log.error("TensorRT-LLM cannot go on: %s", self._error or "one of its processes has ended")
             raise EngineStopped("TensorRT-LLM's engine died") from self._error
         batch, failed = self.faults.end(batch)
         if failed:
             self.abort(failed)
-        self._open.difference_update(output.id for output in batch if output.end is not None)
         return batch if batch or self._statistics.has_news() else None
 
     def load(self) -> EngineLoad:
         """The first sequences count as running, as many as fit: TensorRT-LLM does not say which do."""
-        num_running = min(len(self._open), self.max_num_sequences)
-        return EngineLoad(num_running, kv_cache=self._statistics.kv_cache)
-
-    def wake(self) -> None:
-        self._loop.wake()
+        return EngineLoad(self.max_num_sequences, kv_cache=self._statistics.kv_cache)
 
     def check_adapter(self, adapter: LoadedAdapter) -> None:
         adapters.check_adapter(adapter, self.argument("lora_config"))
 
     def add_adapter(self, adapter: LoadedAdapter) -> None:
-        self._loop.run(adapters.read(self._llm, adapter, self.max_beam_width))
+        self.run(adapters.read(self._llm, adapter, self.max_beam_width))
 
     def remove_adapter(self, adapter: LoadedAdapter) -> None:
         """TensorRT-LLM drops an adapter by itself when newer ones need its place."""
@@ -174,14 +157,14 @@ class TrtllmEngine:
         """Shut down, for at most a few seconds. What is left of a broken engine is killed."""
         is_whole = self.is_alive
         with contextlib.suppress(TimeoutError):
-            self._loop.cancel_all(CLOSE_WAIT_S)
+            self.cancel_all(CLOSE_WAIT_S)
         shutdown = threading.Thread(target=self._shut_down, name="trtllm-end", daemon=True)
         shutdown.start()
         shutdown.join(CLOSE_WAIT_S if is_whole else 0.0)
         if shutdown.is_alive():
             self._ranks.kill()
             shutdown.join(CLOSE_WAIT_S)
-        self._loop.close(CLOSE_WAIT_S)
+        self.end_loop(CLOSE_WAIT_S)
         self._ranks.close()
         self.faults.close()
 
@@ -197,7 +180,7 @@ class TrtllmEngine:
         try:
             await self._run(work)
         except OF_ONE_REQUEST as error:
-            self._loop.put(SequenceOutput(work.id, [], end=error))
+            self.put(SequenceOutput(work.id, [], end=error))
         except Exception as error:
             self._error = error
             self.wake()
@@ -212,19 +195,16 @@ class TrtllmEngine:
             )
         except (TypeError, ValueError) as error:  # of a check of the arguments
             raise InvalidRequest(f"TensorRT-LLM refuses it: {error}") from error
+        cursor, end = Cursor(work.id, work.sequence), None
         try:
-            await self._read(work, output)
+            async for step in output:
+                if (new := _new_of(cursor, step)) is not None:
+                    self.put(new)
+                    end = new.end
         finally:
             if not output.finished:
                 with contextlib.suppress(Exception):  # an engine that is gone has nothing to abort
                     output.abort()
-
-    async def _read(self, work: TrtllmWork, output: RequestOutput) -> None:
-        cursor, end = Cursor(work.id, work.sequence), None
-        async for step in output:
-            if (new := _new_of(cursor, step)) is not None:
-                self._loop.put(new)
-                end = new.end
         if end is None:
             raise OutputFault("the engine ended it without a reason")
 
@@ -251,8 +231,3 @@ def ranks() -> Processes:
             command_line = Path(f"/proc/{pid}/cmdline").read_bytes()
             pids += [pid] * any(word in command_line for word in STARTERS)
     return Processes(pids)
-
-
-def _count(values: Mapping[str, object], name: str) -> int:
-    value = values.get(name)
-    return int(value) if isinstance(value, int | float) else 0

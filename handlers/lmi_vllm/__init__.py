@@ -1,7 +1,4 @@
-"""The vLLM engine: its scheduler, kernels and models behind the Executor contract, token ids in, token ids out.
-
-Importing this package does not import vllm; naming `Executor` does.
-"""
+"""The vLLM engine behind the Executor contract. To import this package imports no vllm; to name `Executor` does."""
 
 from __future__ import annotations
 

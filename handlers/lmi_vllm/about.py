@@ -33,10 +33,7 @@ def option_names() -> frozenset[str] | None:
 
 
 def check(config: EngineConfig) -> Mapping[str, str]:
-    """Refuse pipeline parallel ranks on a CPU, where the first request would end the engine, and what is not vLLM's.
-
-    An engine of data parallel ranks waits for the others, which nothing starts here.
-    """
+    """Refuse what vLLM does not have, and ranks that would end the engine or wait for others that nobody starts."""
     faults = {}
     if config.options.get("data_parallel_size", "1").strip() != "1":
         faults["option.data_parallel_size"] = "1, since minWorkers is the number of replicas"
@@ -62,7 +59,7 @@ def environment(config: EngineConfig, environ: Mapping[str, str], slot: int, fol
     wanted = NOTHING_IS_SENT | {"VLLM_ENGINE_READY_TIMEOUT_S": str(math.ceil(config.model_loading_timeout_s))}
     if 0 < len(os.fsencode(folder)) <= MAX_SOCKET_FOLDER_BYTES:
         wanted["VLLM_RPC_BASE_PATH"] = folder
-    if folder and not _has_cache(environ):
+    if folder and not can_write(cache_folder(environ)):
         wanted["VLLM_CACHE_ROOT"] = os.path.join(folder, "vllm")
     if config.options.get(BACKEND) == ON_RAY:
         wanted |= JOINS_A_CLUSTER
@@ -72,20 +69,22 @@ def environment(config: EngineConfig, environ: Mapping[str, str], slot: int, fol
     return {name: value for name, value in wanted.items() if name not in environ}
 
 
-def _has_cache(environ: Mapping[str, str]) -> bool:
-    """Whether vLLM's own folder for what it compiles can be written."""
+def cache_folder(environ: Mapping[str, str]) -> str:
+    """Where vLLM keeps what it compiles."""
     home = environ.get("HOME") or os.path.expanduser("~")
-    folder = os.path.join(environ.get("XDG_CACHE_HOME") or os.path.join(home, ".cache"), "vllm")
+    xdg_folder = environ.get("XDG_CACHE_HOME") or os.path.join(home, ".cache")
+    return environ.get("VLLM_CACHE_ROOT") or os.path.join(xdg_folder, "vllm")
+
+
+def can_write(folder: str) -> bool:
+    """Whether this user can write into a folder, which is made where that is possible."""
     with suppress(OSError):
         os.makedirs(folder, exist_ok=True)
     return os.access(folder, os.W_OK)
 
 
 def rank_cores(config: EngineConfig, slot: int, cores: Sequence[int]) -> list[tuple[int, ...]]:
-    """The cores of each tensor parallel rank of engine number `slot` on this machine.
-
-    The ranks of all engines share the cores in equal groups. If there are more ranks than cores, ranks share a core.
-    """
+    """The cores of each tensor parallel rank of engine `slot` here: equal groups for all engines, or shared cores."""
     num_ranks = num_ranks_here(config.tensor_parallel_degree, config.options.get("nnodes", ""))
     size = max(1, len(cores) // (num_ranks * config.num_engines))
     used = min(size, config.num_threads or size)

@@ -1,7 +1,4 @@
-"""vLLM's engine, stepped in this process on the caller's thread, or in separate ones, driven by an event loop.
-
-This file uses more of vLLM than its public classes.
-"""
+"""vLLM's engine, stepped in this process, or in others by an event loop. It uses more than vLLM's public classes."""
 
 from __future__ import annotations
 
@@ -170,7 +167,7 @@ def skipping(allocate: Allocate, manager: FullAttentionManager, nothing: Any) ->
     return allocate_slots
 
 
-class MultiProcess:
+class MultiProcess(EngineLoop):
     """vLLM's engine for models on several devices, and perhaps on several nodes."""
 
     def __init__(self, arguments: AsyncEngineArgs) -> None:
@@ -182,8 +179,8 @@ class MultiProcess:
         pids = [pid for pid in linux.descendants(os.getpid()) if linux.title(pid).startswith("VLLM")]
         self._processes = Processes(pids)
         self._num_steps = 0  # of the core, as far as `step` has reported them
-        self._loop = EngineLoop("vllm")
-        self.config, self.tasks = self._llm.vllm_config, self._loop.run(self._llm.get_supported_tasks())
+        super().__init__("vllm")
+        self.config, self.tasks = self._llm.vllm_config, self.run(self._llm.get_supported_tasks())
         self.renderer = self._llm.renderer
         self._heartbeat: NodeHeartbeat | None = None
         if arguments.nnodes > 1:  # not on Ray, whose own nodes watch each other
@@ -191,25 +188,22 @@ class MultiProcess:
             self._heartbeat = NodeHeartbeat(arguments.master_addr, port, arguments.node_rank, arguments.nnodes)
 
     def add(self, work: VllmWork) -> None:
-        self._loop.begin(work.id, self._follow(work))
+        self.begin(work.id, self._follow(work))
 
     async def _follow(self, work: VllmWork) -> None:
         how = {"lora_request": work.adapter, "priority": work.priority}
         try:
             if isinstance(work.params, PoolingParams):
                 async for pooled in self._llm.encode(work.prompt, work.params, work.id, **how):
-                    self._loop.put(translation.of_pooling(pooled))
+                    self.put(translation.of_pooling(pooled))
                 return
             async for output in self._llm.generate(work.prompt, work.params, work.id, **how):
-                self._loop.put(translation.of_request(output))
+                self.put(translation.of_request(output))
         except Exception as error:
-            self._loop.put(SequenceOutput(work.id, [], end=error))
-
-    def abort(self, ids: Iterable[str]) -> None:
-        self._loop.cancel(ids)
+            self.put(SequenceOutput(work.id, [], end=error))
 
     def step(self) -> Sequence[SequenceOutput] | None:
-        batch = self._loop.take(WAIT_S)
+        batch = self.take(WAIT_S)
         if not self.is_alive or any(isinstance(output.end, EngineDeadError) for output in batch):
             log.error("vLLM's engine died; its own lines further up say why")
             raise EngineStopped("vLLM's engine died")
@@ -220,19 +214,16 @@ class MultiProcess:
         """The KV cache and the counts after the core's last step."""
         return replace(self._stats.load, kv_cache=translation.kv_cache_stats(self.config, self._stats.used_share))
 
-    def wake(self) -> None:
-        self._loop.wake()
-
     def check_adapter(self, adapter: LoadedAdapter) -> None:
         translation.check_adapter(adapter, self.config)
 
     def add_adapter(self, adapter: LoadedAdapter) -> None:
-        self._loop.run(self._llm.add_lora(translation.lora_request(adapter)))
+        self.run(self._llm.add_lora(translation.lora_request(adapter)))
         if adapter.is_pinned:
-            self._loop.run(self._llm.pin_lora(adapter.number))
+            self.run(self._llm.pin_lora(adapter.number))
 
     def remove_adapter(self, adapter: LoadedAdapter) -> None:
-        self._loop.run(self._llm.remove_lora(adapter.number))
+        self.run(self._llm.remove_lora(adapter.number))
 
     @property
     def is_alive(self) -> bool:
@@ -244,10 +235,10 @@ class MultiProcess:
             self._processes.kill()  # the group is broken and cannot shut down in order
         if self._heartbeat is not None:
             self._heartbeat.close()
-        self._loop.cancel_all()  # the core's end is not an error now
+        self.cancel_all()  # the core's end is not an error now
         self._llm.shutdown()
         del self._llm  # at the end of the interpreter its finalizer would call names that are gone
-        self._loop.close()
+        self.end_loop()
         self._processes.close()
 
 

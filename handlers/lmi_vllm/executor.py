@@ -1,7 +1,4 @@
-"""vLLM behind the contract: its start, its executor, and that of a further node.
-
-A failed start is explained in one line that says what to change. `DrivenExecutor` does all around the engine.
-"""
+"""vLLM behind the contract: its start, whose failure is explained in one line, its executor, and a further node's."""
 
 from __future__ import annotations
 
@@ -76,10 +73,9 @@ log = logging.getLogger("lmi.vllm")
 
 
 class VllmExecutor(DrivenExecutor[VllmWork]):
-    """`Executor(path, config)`: `path` is the folder of a Hugging Face checkpoint.
+    """`Executor(path, config)`: a checkpoint's folder, no buffer, and the contract's or the server's configuration.
 
-    The configuration is the contract's or the server's. It is read here, so a later change has no effect. Buffers in
-    place of a path are refused. With several ranks `is_multi_process` is true by default.
+    With several ranks `is_multi_process` is true by default.
     """
 
     title = "vLLM"
@@ -169,8 +165,7 @@ def _warm_up(engine: InProcess | MultiProcess, *, is_pooling: bool) -> None:
 class Follower(Executor):
     """A further node of an engine that spans several machines: its ranks get their work from node 0.
 
-    It takes no requests: it loads this node's part of the model and waits until the group ends. Its options are vLLM's:
-    nnodes, node_rank, master_addr, master_port.
+    It takes no requests, loads this node's part of the model and waits until the group ends.
     """
 
     def __init__(self, model: str, config: EngineConfig, progress: Progress) -> None:
@@ -225,14 +220,10 @@ class Follower(Executor):
 
 @contextmanager
 def starting(model: str, config: EngineConfig, progress: Progress) -> Iterator[AsyncEngineArgs]:
-    """Yield vLLM's arguments, and report the stages of the start that the caller makes with them.
-
-    Ranks find their cores in the environment meanwhile. Raises StartError with one line that says why vLLM does not
-    start.
-    """
+    """Yield vLLM's arguments, and report the stages of the start that the caller makes with them. Raises StartError."""
     progress("configuration", 0.0)
     startup_log = StartupLog(new_file(START))
-    added = environment(config, os.environ, 0, "")  # nothing in a server, whose engines share the cores
+    added = environment(config, os.environ, 0, "")  # the cores of ranks; nothing in a server, where engines share them
     os.environ.update(added)
     try:
         arguments = AsyncEngineArgs(**engine_arguments(config, model))

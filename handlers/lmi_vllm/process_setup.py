@@ -26,8 +26,9 @@ from pathlib import Path
 
 import lmi.shared.log
 from handlers.lmi_vllm import vllm_log
-from handlers.lmi_vllm.about import NOTHING_IS_SENT
+from handlers.lmi_vllm.about import NOTHING_IS_SENT, cache_folder, can_write
 from lmi.settings.config import EngineConfig
+from lmi.settings.kinds import is_true
 from lmi.shared import linux
 from lmi.shared.sink import guard_streams, open_again
 
@@ -42,7 +43,6 @@ ENVIRONMENT = {
 COMPILED = {"VLLM_USE_AOT_COMPILE": "0"}
 # vLLM compiles a function of its sampler in eager mode too, which delays the first log-prob by ten seconds.
 EAGER = {"TORCHDYNAMO_DISABLE": "1"}
-OFF = ("false", "0", "no", "off")
 LOG_NAME = "LMI_VLLM_LOG"
 # The CPU build of vLLM needs torch's CPU build, but accepts any version of these. An installer picks their CUDA builds,
 # whose import fails beside that torch. vllm and transformers do not need them for text, but import those they find.
@@ -81,10 +81,9 @@ def is_on_cpu() -> bool:
 
 
 def hide_foreign_builds() -> tuple[str, ...]:
-    """Hide packages that would break the import of vllm, and return their names.
+    """Hide packages that would break an import of vllm or transformers, before the first one. Returns their names.
 
-    Call this before the first import of vllm or transformers. It does nothing if all builds fit together. A module that
-    is None in `sys.modules` counts as missing, for imports and for `find_spec`.
+    A module that is None in `sys.modules` counts as missing, for imports and for `find_spec`.
     """
     builds: dict[str, str] = {}
     for name in ("torch", *COMPANIONS):
@@ -104,16 +103,13 @@ def hide_foreign_builds() -> tuple[str, ...]:
 def is_eager(options: Mapping[str, str]) -> bool:
     """The value of option.enforce_eager. Without it, whether torch's switch is set or this machine cannot compile."""
     if (given := options.get("enforce_eager")) is not None:
-        return given.lower() not in OFF
+        return is_true(given, otherwise=True)
     return os.environ.get("TORCHDYNAMO_DISABLE", "0") not in ("", "0") or why_no_compiler() is not None
 
 
 def why_no_compiler(headers: str = sysconfig.get_path("include")) -> str | None:
-    """The reason why this machine cannot compile, as vLLM does by default, or None. torch uses CXX, else g++.
-
-    `headers` is the folder of Python's headers.
-    """
-    compiler = os.environ.get("CXX") or "g++"
+    """The reason why this machine cannot compile, as vLLM does by default, or None. `headers` are Python's."""
+    compiler = os.environ.get("CXX") or "g++"  # as torch does
     if shutil.which(compiler) is None:
         return f"there is no C++ compiler {compiler}"
     header = Path(headers, "Python.h")
@@ -121,18 +117,12 @@ def why_no_compiler(headers: str = sysconfig.get_path("include")) -> str | None:
 
 
 def _of_compiler(options: Mapping[str, str]) -> dict[str, str]:
-    """The variables that torch and vLLM read when they are imported.
-
-    Kernels are kept beside vLLM's other caches, where the next start finds them, if this user can write there. torch's
-    default is a temporary folder.
-    """
+    """The variables that torch and vLLM read at their import."""
     if is_eager(options):
         return EAGER
-    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    folder = Path(os.environ.get("VLLM_CACHE_ROOT") or Path(home, "vllm"), "torchinductor")
-    with suppress(OSError):
-        folder.mkdir(parents=True, exist_ok=True)
-    return COMPILED | ({"TORCHINDUCTOR_CACHE_DIR": str(folder)} if os.access(folder, os.W_OK) else {})
+    # The next start finds kernels beside vLLM's other caches; torch's default is a temporary folder.
+    folder = os.path.join(cache_folder(os.environ), "torchinductor")
+    return COMPILED | ({"TORCHINDUCTOR_CACHE_DIR": folder} if can_write(folder) else {})
 
 
 def calm_torch() -> None:
@@ -148,10 +138,7 @@ def calm_torch() -> None:
 
 
 def _set_levels() -> None:
-    """Show vLLM's INFO, which is for its developers, only if lmi's level is DEBUG.
-
-    The progress of a start is shown at INFO. VLLM_LOGGING_LEVEL overrides this.
-    """
+    """Show vLLM's INFO, but for a start's progress, only if lmi's level is DEBUG. VLLM_LOGGING_LEVEL overrides it."""
     asked = os.environ.get("VLLM_LOGGING_LEVEL")
     ours = logging.getLogger().level
     logging.getLogger("vllm").setLevel(asked or (logging.INFO if ours <= logging.DEBUG else max(ours, logging.WARNING)))

@@ -19,7 +19,7 @@ def loop() -> Iterator[EngineLoop]:
     loop = EngineLoop("test")
     yield loop
     loop.cancel_all(WAIT_S)
-    loop.close(WAIT_S)
+    loop.end_loop(WAIT_S)
     assert not loop._thread.is_alive()
 
 
@@ -62,7 +62,7 @@ def test_a_cancelled_task_leaves_nothing_behind_even_if_it_had_not_begun(loop: E
     loop.begin("1.0", follow(loop, "1.0"))
     assert loop.take(WAIT_S)
     loop.begin("2.0", follow(loop, "2.0"))
-    loop.cancel(["1.0", "2.0", "never"])
+    loop.abort(["1.0", "2.0", "never"])
     deadline = time.monotonic() + WAIT_S
     while loop._tasks:
         assert time.monotonic() < deadline, "a task is left"
@@ -72,7 +72,7 @@ def test_a_cancelled_task_leaves_nothing_behind_even_if_it_had_not_begun(loop: E
 def test_a_task_that_begins_again_by_its_name_can_be_cancelled(loop: EngineLoop) -> None:
     loop.begin("1.0", follow(loop, "1.0"))
     assert loop.take(WAIT_S)
-    loop.cancel(["1.0"])
+    loop.abort(["1.0"])
     loop.begin("1.0", follow(loop, "1.0"))
     assert loop.take(WAIT_S), "the second one has begun, and the first has ended"
     assert list(loop._tasks) == ["1.0"]

