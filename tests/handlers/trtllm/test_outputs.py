@@ -13,7 +13,6 @@ import torch
 from handlers.base.driven_outputs import LogProbs, SequenceOutput, feed
 from handlers.base.sequence import Sequence, new_sequences
 from lmi.executor import FinishReason, OutputConfig, Request, SamplingConfig
-from tests.conformance.asking import run
 from tests.handlers.trtllm.asking import answers, start, tokens
 from tests.handlers.trtllm.double import double, knobs
 
@@ -246,30 +245,6 @@ def test_an_output_of_an_unknown_form_is_a_fault_of_that_request(reader: Reader)
 def executor(line: str) -> Iterator[Any]:
     with double(line) as executor_class, start(executor_class) as executor:
         yield executor
-
-
-FORMS: list[dict[str, Any]] = [
-    {},
-    {"end_token": "dropped"},
-    {"tokens_per_step": 3},
-    {"tokens_per_step": 3, "end_token": "dropped"},
-]
-
-
-@pytest.mark.parametrize("form", FORMS, ids=str)
-def test_answers_do_not_depend_on_the_form_in_which_the_engine_reports(executor: Any, form: dict[str, Any]) -> None:
-    output = OutputConfig(True, num_top_log_probs=2, num_prompt_log_probs=1)
-    whole = run(executor, output_config=output)
-    ids = whole.output_token_ids[0]
-    with knobs(**form):
-        assert run(executor, output_config=output) == whole
-        parts = [one.get_result() for one in answers(executor, output_config=output, streaming=True)]
-        assert [token_id for part in parts for token_id in part.output_token_ids[0]] == ids
-        assert [value for part in parts for value in (part.log_probs or [[]])[0]] == (whole.log_probs or [[]])[0]
-        assert tokens(executor, end_id=ids[3]) == ids[:4]
-        assert tokens(executor, end_ids=(ids[5], ids[3])) == ids[:4]
-        assert tokens(executor, stop_words=((ids[3],),)) == ids[:4]
-        assert tokens(executor, stop_words=((ids[2], ids[3]),)) == ids[:4]
 
 
 def test_a_log_prob_that_the_engine_lacks_ends_only_that_request(executor: Any) -> None:
