@@ -1,7 +1,6 @@
-"""TensorRT-LLM's PyTorch engine behind the Executor contract, token ids in, token ids out.
+"""TensorRT-LLM's PyTorch engine behind the Executor contract. It has never run on the real package.
 
-It stands on `tensorrt_llm.LLM`, and has never run on the real package. Importing this package does not import
-tensorrt_llm; naming `Executor` does.
+To import this package imports no tensorrt_llm; to name `Executor` does.
 """
 
 from __future__ import annotations

@@ -136,10 +136,7 @@ def _lacking(config: EngineConfig) -> list[tuple[str, str]]:
 
 
 def environment(config: EngineConfig, environ: Mapping[str, str], slot: int, folder: str) -> Mapping[str, str]:
-    """Forbid reports of usage, give the ranks their GPUs, and take packages from where TensorRT-LLM is.
-
-    A variable that the operator has set keeps its value, but for the GPUs.
-    """
+    """Forbid reports, give ranks their GPUs, take packages from where TensorRT-LLM is. Else the operator counts."""
     wanted = {name: value for name, value in (NOTHING_IS_SENT | OF_MPI).items() if name not in environ}
     num_each = len(config.device_ids) // config.num_engines
     if gpus := config.device_ids[slot * num_each : (slot + 1) * num_each]:
@@ -148,11 +145,10 @@ def environment(config: EngineConfig, environ: Mapping[str, str], slot: int, fol
 
 
 def base_packages(environ: Mapping[str, str], own: str = sys.prefix) -> Mapping[str, str]:
-    """The variable with which a process, and those that it starts, take packages first from where TensorRT-LLM is.
+    """The variable with which processes take packages first from where TensorRT-LLM is, unless that is in `own`.
 
     lmi's environment lies on top of that one, as in the image, and has newer versions of some packages there: its
-    huggingface_hub ends the import of the transformers that TensorRT-LLM 1.2 pins. It is empty if TensorRT-LLM is in
-    lmi's own environment, the folder `own`, or not installed.
+    huggingface_hub ends the import of the transformers that TensorRT-LLM 1.2 pins.
     """
     library, given = folder_of("tensorrt_llm"), environ.get("PYTHONPATH", "")
     if library is None or library.is_relative_to(own):

@@ -67,10 +67,9 @@ async def read(llm: LLM, adapter: LoadedAdapter, beam_width: int) -> None:
 
 
 def check_adapter(adapter: LoadedAdapter, config: LoraConfig) -> None:
-    """Raise ValueError unless the engine follows the whole adapter, Unsupported for a pin.
+    """Raise ValueError unless the engine, of this configuration, follows the whole adapter, Unsupported for a pin.
 
-    `config` is the engine's. Weights that are pickled are not opened here, and of those that cannot be read the engine
-    says so.
+    Pickled weights are not opened here, and of weights that cannot be read the engine says so.
     """
     if adapter.is_pinned:
         raise Unsupported("pin", NO_PIN)
@@ -94,11 +93,9 @@ def _config_fault(config: dict[str, Any], max_rank: int) -> str | None:
 
 
 def _modules(config: LoraConfig) -> set[str]:
-    """The linears that the engine has low ranks of, by the last part of their names in checkpoints.
-
-    The engine's list of their names may be missing.
-    """
-    names = getattr(sys.modules[LoraConfig.__module__], NAMES, dict)() | config.trtllm_modules_to_hf_modules
+    """The linears that the engine has low ranks of, by the last part of their names in checkpoints."""
+    known: dict[str, Any] = getattr(sys.modules[LoraConfig.__module__], NAMES, dict)()  # some versions have no list
+    names = known | config.trtllm_modules_to_hf_modules
     listed = [names.get(one, one) for one in config.lora_target_modules or names]
     parts = (one if isinstance(one, list) else [one] for one in listed)
     return {name.rpartition(".")[2] for group in parts for name in group}

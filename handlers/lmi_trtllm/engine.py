@@ -50,16 +50,13 @@ log = logging.getLogger("lmi.trtllm")
 
 @dataclass(frozen=True, slots=True)
 class TrtllmWork:
-    """A sequence as the arguments of one `LLM.generate_async`.
-
-    `sequence` says what of the outputs is wanted. The engine's thread only reads what never changes of it.
-    """
+    """A sequence as the arguments of one `LLM.generate_async`."""
 
     id: str
     token_ids: list[int]
     params: SamplingParams  # never shared: a submit changes it
     more: dict[str, Any]  # further keyword arguments; only those that the profile's signature has
-    sequence: Sequence
+    sequence: Sequence  # the engine's thread only reads what never changes of it
     is_streamed: bool = True  # also where the client does not stream: each output shows that the engine goes on
 
 
@@ -221,10 +218,7 @@ def _new_of(cursor: Cursor, step: RequestOutput) -> SequenceOutput | None:
 
 
 def ranks() -> Processes:
-    """The processes in which TensorRT-LLM computes, as its libraries start them: by MPI's pool and Python's own.
-
-    When this process ends, so do they: Open MPI's daemon, or their pipe, sees to it.
-    """
+    """The processes that compute, as MPI's pool and Python's own start them. They end with this process."""
     pids = []
     for pid in linux.descendants(os.getpid()):
         with contextlib.suppress(OSError):  # it has ended

@@ -1,7 +1,6 @@
 """TensorRT-LLM behind the contract: its start, what it can do, its checks, and the translation of a sequence.
 
-`DrivenExecutor` does everything around the engine. The engine counts refused requests towards the errors after which it
-ends itself, so a request is checked here first.
+The engine counts refused requests towards the errors after which it ends itself, so a request is checked here first.
 """
 
 from __future__ import annotations
@@ -43,11 +42,7 @@ log = logging.getLogger("lmi.trtllm")
 
 
 class TrtllmExecutor(DrivenExecutor[TrtllmWork]):
-    """`Executor(path, config)`: `path` is the folder of a Hugging Face checkpoint.
-
-    The configuration is the contract's or the server's. It is read here, so a later change has no effect. Buffers in
-    place of a path are refused.
-    """
+    """`Executor(path, config)`: a checkpoint's folder, no buffer, and the contract's or the server's configuration."""
 
     title = "TensorRT-LLM"
     searches_beams = True
@@ -95,10 +90,7 @@ class TrtllmExecutor(DrivenExecutor[TrtllmWork]):
         return arguments | adapters.arguments(arguments)
 
     def _warm_up(self) -> None:
-        """Run the first steps, which set up kernels, one with every output that a request may ask for.
-
-        Raises what ends a request: then no other would run.
-        """
+        """Run the first steps, which set up kernels, one with every output there is. Raises what ends a request."""
         for number, request in enumerate(_warm_up_requests(self.info)):
             [sequence] = new_sequences(-number, request, self.info.max_sequence_length)
             self._trtllm.add(self._work(sequence))

@@ -47,20 +47,15 @@ def guided(params: GuidedDecodingParams | None) -> TheirParams | None:
     """TensorRT-LLM's form. JSON is one object, as in the other engines; the engine's own JSON may be any value."""
     if params is None:
         return None
-    if params.guide_type is GuideType.JSON:
-        return TheirParams(json=ANY_OBJECT)
-    if params.guide_type is GuideType.JSON_SCHEMA:
-        return TheirParams(json=params.guide)
     if params.guide_type is GuideType.REGEX:
         return TheirParams(regex=params.guide)
-    return TheirParams(grammar=params.guide)
+    if params.guide_type is GuideType.EBNF_GRAMMAR:
+        return TheirParams(grammar=params.guide)
+    return TheirParams(json=params.guide or ANY_OBJECT)
 
 
 def check(request: Request) -> None:
-    """Raise Unsupported for what cannot stand beside a structure.
-
-    At its end the engine allows only end tokens, and behind them it follows it no more.
-    """
+    """Raise Unsupported for what goes on behind a structure's end, where the engine allows only end tokens."""
     if request.guided_decoding_params is None:
         return
     if request.ignore_eos:

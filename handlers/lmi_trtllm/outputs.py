@@ -27,27 +27,18 @@ MAX_ROWS = 128  # of logits in float32 at a time: each is as long as the vocabul
 
 # One position: the chosen token and the best ones by their ids, or only the chosen token's log-prob.
 Entry: TypeAlias = Mapping[int, Logprob] | float
+# The rows (num_tokens, …) of a result by the name of their output, on any device: the last ones of the prompt, and
+# those of generated tokens, from the first token on or from the first new one.
+Rows: TypeAlias = tuple[dict[str, Tensor], dict[str, Tensor]]
 
 
 class OutputFault(RuntimeError):
     """TensorRT-LLM did not report what it was asked for."""
 
 
-@dataclass(frozen=True, slots=True)
-class TensorRows:
-    """The rows that one result of the engine has, by the name of their output; on any device, of any type.
-
-    Those of the prompt are (num_tokens, …), the last ones of it. Those of generated tokens are (num_tokens, …), from
-    the first token on or from the first new one.
-    """
-
-    context: dict[str, Tensor]
-    generation: dict[str, Tensor]
-
-
 @dataclass(slots=True)
 class TrtllmOutput(SequenceOutput):
-    rows: TensorRows | None = None  # of the tensors that the request asked for, at this step
+    rows: Rows | None = None  # of the tensors that the request asked for, at this step
 
 
 class Cursor:
@@ -198,33 +189,30 @@ def _reason_of(completion: CompletionOutput, token_ids: list[int], sequence: Seq
     return end
 
 
-def rows_of(result: RequestOutput) -> TensorRows:
+def rows_of(result: RequestOutput) -> Rows:
     """The rows of a result, which changes with the next step: call it before."""
     output = result.outputs[0]
-    context, generation = dict(output.additional_context_outputs or {}), {}
+    context, generation = dict(output.additional_context_outputs or {}), dict[str, Tensor]()
     if result.context_logits is not None:
         context[LOGITS] = result.context_logits
     if output.generation_logits is not None:
         generation[LOGITS] = output.generation_logits
     for name, rows in (output.additional_generation_outputs or {}).items():
         generation[name] = rows.flatten(1)  # from (num_tokens, 1, size)
-    return TensorRows(context, generation)
+    return context, generation
 
 
-def note_rows(sequence: Sequence, rows: TensorRows, num_new: int) -> None:
-    """Keep the rows of a result that brings `num_new` tokens, before these are appended.
-
-    Fails the sequence if a token has no row.
-    """
-    captured = sequence.captured
+def note_rows(sequence: Sequence, rows: Rows, num_new: int) -> None:
+    """Keep the rows of a result before its `num_new` tokens are appended. Fails the sequence if one has no row."""
+    captured, (context, generation) = sequence.captured, rows
     if captured is None:
         return
     for name in captured.context:
-        if name in rows.context and not captured.context[name].end:
-            block = _block(rows.context[name])
+        if name in context and not captured.context[name].end:
+            block = _block(context[name])
             captured.put_context(name, sequence.num_prompt_tokens - len(block.rows), block)
     for name, kept in captured.generation.items() if num_new else ():
-        new = _new_rows(rows.generation.get(name), sequence.num_generated, num_new)
+        new = _new_rows(generation.get(name), sequence.num_generated, num_new)
         if new is None:
             sequence.fail(f"the model gave no row of {name} for each token of a step")
             return

@@ -35,13 +35,6 @@ NEEDS_TOKENS = f"words of several tokens need option.{NO_OVERLAP}=true, without 
 log = logging.getLogger(__name__)
 
 
-class Fault(msgspec.Struct):
-    """What the post-processor of a sequence failed with."""
-
-    name: str  # of the sequence at the engine
-    message: str
-
-
 class Faults:
     """The faults of all post-processors of an executor, which its own thread reads."""
 
@@ -55,8 +48,8 @@ class Faults:
         with contextlib.suppress(BlockingIOError):
             while part := os.read(self._read_fd, 1 << 16):
                 lines += part
-        faults = [msgspec.json.decode(line, type=Fault) for line in lines.splitlines()]
-        return {fault.name: GenerationFailed(fault.message) for fault in faults}
+        faults = [msgspec.json.decode(line, type=tuple[str, str]) for line in lines.splitlines()]
+        return {name: GenerationFailed(message) for name, message in faults}
 
     def end(self, outputs: Iterable[SequenceOutput]) -> tuple[list[SequenceOutput], list[str]]:
         """End the sequences with new faults. Returns the outputs as they are then, and the names of these sequences.
@@ -98,7 +91,7 @@ class PostProcessor:
             log.exception("%s failed for request %d", self._title, self.request_id)
             message = f"{self._title} failed: {said(error)}"
             try:
-                _send(self.faults, Fault(self.sequence, writable(message[:MAX_FAULT_CHARS])))
+                _send(self.faults, (self.sequence, writable(message[:MAX_FAULT_CHARS])))
             except OSError as unsent:
                 log.error("request %d is not told: %s", self.request_id, unsent)
 
@@ -142,7 +135,7 @@ class BadWords:
                 logits[beam, 0, banned] = -torch.inf
 
 
-def _send(path: str, fault: Fault) -> None:
+def _send(path: str, fault: tuple[str, str]) -> None:
     """Write to the pipe of a `Faults`. Raises OSError if it is not here, or is full."""
     fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
@@ -173,10 +166,7 @@ def file_of(config: EngineConfig, model_path: str) -> str | None:
 
 
 def arguments(file: str | None, given: Mapping[str, Any]) -> dict[str, bool]:
-    """The arguments of LLM that post-processors need beside those that are given.
-
-    Raises BadConfiguration if an option says otherwise.
-    """
+    """What LLM needs for post-processors beside what is given. Raises BadConfiguration if an option says otherwise."""
     if file is None:
         return {}
     if given.get(NO_OVERLAP) is False:

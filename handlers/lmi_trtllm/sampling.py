@@ -91,15 +91,14 @@ def stop_token_ids(sequence: Sequence) -> list[int]:
 def embedding_bias(request: Request, vocab_size: int) -> Tensor | None:
     """The bias of each token, float32 (vocab_size,) on the CPU, or None if the request changes no logit.
 
-    Biases of one token add up, as in the other engines. `vocab_size` is the width of the logits: the engine's whole
-    batch fails if it differs.
+    `vocab_size` is the width of the logits: the engine's whole batch fails if it differs.
     """
     banned = [word[0] for word in request.bad_words if len(word) == 1]
     if not request.embedding_bias and not banned:
         return None
     biases = torch.zeros(vocab_size, dtype=torch.float32)
     for token_id, bias in request.embedding_bias:
-        biases[token_id] += bias
+        biases[token_id] += bias  # those of one token add up, as in the other engines
     biases[banned] = -math.inf
     return biases
 
@@ -142,17 +141,17 @@ def _lacking(request: Request) -> list[tuple[str, str, bool]]:
 
 
 def _choice(config: SamplingConfig, seed: int, sampler: TrtllmSampler) -> dict[str, Any]:
-    """The parameters that choose a token.
-
-    A sampling request always has a temperature: TensorRT-LLM is greedy where temperature, top_p and top_k are unset.
-    """
+    """The parameters that choose a token. TensorRT-LLM is greedy where temperature, top_p and top_k are unset."""
     if config.beam_width > 1:
         chosen = beam_search(config)
     elif config.is_greedy:
         chosen = {"top_k": 1}  # greedy whatever else is given, and no sampler divides by a temperature of 0
     else:
         chosen = _sampled(config, sampler) | ({"seed": int(seed) & MAX_SIGNED} if sampler.has_rules else {})
-    return chosen | _rules(config)
+    chosen |= {name: float(value) for name in PENALTIES if (value := getattr(config, name)) is not None}
+    if config.no_repeat_ngram_size:
+        chosen["no_repeat_ngram_size"] = int(config.no_repeat_ngram_size)
+    return chosen
 
 
 def beam_search(config: SamplingConfig) -> dict[str, Any]:
@@ -173,13 +172,6 @@ def _sampled(config: SamplingConfig, sampler: TrtllmSampler) -> dict[str, Any]:
     if config.top_k is not None:
         chosen["top_k"] = min(int(config.top_k), sampler.vocab_size)
     return {"temperature": temperature, **chosen}
-
-
-def _rules(config: SamplingConfig) -> dict[str, Any]:
-    given: dict[str, Any] = {name: float(value) for name in PENALTIES if (value := getattr(config, name)) is not None}
-    if config.no_repeat_ngram_size:
-        given["no_repeat_ngram_size"] = int(config.no_repeat_ngram_size)
-    return given
 
 
 def _log_probs(sequence: Sequence, sampler: TrtllmSampler) -> dict[str, Any]:
