@@ -170,7 +170,7 @@ class Job:
         if len(tokens) >= self.max_tokens:
             return Finish.LENGTH
         everything = [*self.prompt, *tokens]
-        words = [] if self.params.ignore_eos else self.params._get_stop_words()
+        words = [] if self.params.ignore_eos else [[one] for one in self.params.stop_token_ids or ()]
         if any(everything[len(everything) - len(word) :] == word for word in words):
             return Finish.STOP_WORDS
         return Finish.NOT_FINISHED
@@ -281,7 +281,7 @@ class Job:
             }
 
     def _add_counts(self, response: Response) -> None:
-        response.num_cached_tokens, response.num_iterations = self.num_cached, self.num_iterations
+        response.num_cached_tokens = self.num_cached
         if self.params.return_perf_metrics and response.is_final:
             names = {
                 "arrival_time": self.arrived,

@@ -49,7 +49,6 @@ class Line:
     is_chosen_first: bool = True  # in the dict of a position's log-probs; else behind the best
     has_prompt_tokens: bool = True  # a row of prompt_logprobs has its own token, even if it is not among the best
     max_beam_log_probs: int = 0
-    has_result_timeout: bool = True
     guides_without_backend: Literal["ignored", "refused"] = "refused"
     has_cpp_beams: bool = False  # `auto` is the C++ sampler where there are beams
     get_default_trtllm_modules_to_hf_modules: Mapping[str, str] = field(
@@ -68,7 +67,6 @@ LINES = {
         is_chosen_first=False,
         has_prompt_tokens=False,
         max_beam_log_probs=1,
-        has_result_timeout=False,
         guides_without_backend="ignored",
         has_cpp_beams=True,
         get_default_trtllm_modules_to_hf_modules=LORA_MODULES,

@@ -115,22 +115,17 @@ class LLM:
     def _max_length(self) -> int:
         return min(self.args.max_seq_len or self._model.context_length, self._model.context_length)
 
-    @property
-    def tokenizer(self) -> Any:
-        return self._tokenizer
-
     # Requests.
 
     def generate_async(self, *, inputs: Any, sampling_params: Any, **more: Any) -> Any:
         engine = self._open_engine()
         params = self._prepared(sampling_params)
-        prompt, text = self._prompt(inputs)
+        prompt = list(inputs["prompt_token_ids"])
         if not 0 <= more.get("priority", 0.5) <= 1:
             raise ValueError(f"priority must be a float in [0.0, 1.0], got {more['priority']}")
         self._check_length(len(prompt))
         channel, request_id = Channel(), next(self._ids)
-        decode = None if self._tokenizer is None else partial(self._tokenizer.decode, skip_special_tokens=True)
-        output = self._maker.made("RequestOutput")._of(request_id, text, prompt, params, channel, engine.abort, decode)
+        output = self._maker.made("RequestOutput")._of(request_id, params, channel, engine.abort)
         copy = pickle.loads(pickle.dumps(params))  # the worker's, in another process
         try:
             engine.submit(self._job(request_id, prompt, copy, channel, more))
@@ -138,16 +133,6 @@ class LLM:
             self._refuse(engine, channel, str(error))
         self._was_used = True
         return output
-
-    def generate(self, *, inputs: Any, sampling_params: Any, use_tqdm: bool = True, **more: Any) -> Any:
-        is_one = not isinstance(inputs, list) or isinstance(inputs[0], int)
-        outputs = [
-            self.generate_async(inputs=one, sampling_params=sampling_params, streaming=False, **more)
-            for one in ([inputs] if is_one else inputs)
-        ]
-        for output in outputs:
-            output.result()
-        return outputs[0] if is_one else outputs
 
     def _open_engine(self) -> Engine:
         if self._engine is None or self._engine.error is not None:
@@ -164,26 +149,10 @@ class LLM:
     def _prepared(self, params: Any) -> Any:
         """The parameters, which this changes."""
         kind = self._maker.made("SamplingParams")
-        params = kind() if params is None else params
         if not isinstance(params, kind):
-            raise TypeError(f"The sampling_params must be type SamplingParams or None, but got {type(params)}")
-        if params.end_id is None:
-            if self._tokenizer is None:
-                raise ValueError("tokenizer is required to reset end_id if it is None")
-            params._setup(self._tokenizer, self._end_id)
+            raise TypeError(f"The sampling_params must be type SamplingParams, but got {type(params)}")
         params._stream_interval = params._stream_interval or self.args.stream_interval
         return params
-
-    def _prompt(self, inputs: Any) -> tuple[list[int], str | None]:
-        if isinstance(inputs, str):
-            inputs = {"prompt": inputs}
-        elif isinstance(inputs, list) and all(isinstance(one, int) for one in inputs):
-            inputs = {"prompt_token_ids": inputs}
-        if isinstance(inputs, dict) and "prompt_token_ids" in inputs:
-            return list(inputs["prompt_token_ids"]), None
-        if isinstance(inputs, dict) and "prompt" in inputs and self._tokenizer is not None:
-            return list(self._tokenizer.encode(inputs["prompt"]).ids), inputs["prompt"]
-        raise TypeError(f"The inputs must be type str or list of int, but got {type(inputs)}")
 
     def _check_length(self, num_tokens: int) -> None:
         limit = self.args.max_num_tokens
@@ -231,7 +200,6 @@ class LLM:
         return room if params.max_tokens is None else min(room, int(params.max_tokens))
 
     def _check(self, prompt: list[int], params: Any) -> None:
-        params._get_stop_words()
         if not prompt:
             raise ValueError("the prompt is empty")
         if not all(0 <= token < self._model.vocab_size for token in prompt):
@@ -269,41 +237,16 @@ class LLM:
             self._adapters[lora.adapter_id] = read_adapter(Path(lora.path), max_rank, self._model.vocab_size)
         return self._adapters[lora.adapter_id]
 
-    # Statistics, health, end.
-
-    def get_stats(self, *, timeout: float | None = None) -> list[dict[str, Any]]:
-        """The statistics since the last call; none before the first request, and none unless they are enabled."""
-        engine = self._open_engine()
-        if not self._was_used:
-            return []
-        return [engine.stats.popleft() for _ in range(len(engine.stats))]
+    # Statistics, end.
 
     def get_stats_async(self, *, timeout: float | None = None) -> AsyncIterator[dict[str, Any]]:
         engine = self._open_engine()
         return _stats(engine, 2.0 if timeout is None else timeout) if self._was_used else _nothing()
 
-    def get_kv_cache_events(self, *, timeout: float | None = None) -> list[dict[str, Any]]:
-        return []
-
-    def get_kv_cache_events_async(self, *, timeout: float | None = None) -> AsyncIterator[dict[str, Any]]:
-        return _nothing()
-
-    def get_kv_cache_capacity(self) -> dict[str, Any]:
-        return {}
-
-    def _check_health(self) -> bool:
-        return self._engine is not None and self._engine.error is None
-
     def shutdown(self) -> None:
         if self._engine is not None:
             self._engine.close()
             self._engine = None
-
-    def __enter__(self) -> Any:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.shutdown()
 
     def __getstate__(self) -> Any:
         raise RuntimeError("LLM object can not be pickled.")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import queue
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -38,7 +37,6 @@ class Response:
     generation_outputs: dict[str, Tensor] | None = None
     perf_metrics: Any = None
     num_cached_tokens: int = 0
-    num_iterations: int = 0
 
 
 @dataclass
@@ -72,16 +70,6 @@ class Channel:
         except RuntimeError:
             return
         self.has_news = asyncio.Event()
-
-    def get(self, timeout: float | None = None) -> News:
-        """The next news. Raises TimeoutError."""
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while True:
-            try:
-                return self.news.get(timeout=0.1)  # not for ever, so that a signal ends a test that waits
-            except queue.Empty:
-                if deadline is not None and time.monotonic() >= deadline:
-                    raise TimeoutError("the request did not finish in time") from None
 
     async def aget(self) -> News:
         assert self.has_news is not None, (

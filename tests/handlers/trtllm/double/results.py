@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from collections.abc import AsyncIterator, Callable, Generator
 from typing import Any
 
 from torch import Tensor
@@ -20,12 +20,9 @@ class RequestOutput:
 
     _maker: Any  # of the package's classes
     _id: int
-    _prompt: str | None
-    _prompt_token_ids: list[int]
     _params: Any
     _channel: Channel
     _abort: Callable[[int], bool]
-    _decode: Callable[[list[int]], str] | None
     _outputs: list[Any]
     _context_logits: Tensor | None
     _error: str | None
@@ -34,43 +31,19 @@ class RequestOutput:
         raise RuntimeError("RequestOutput is made by generate_async; users do not make one")
 
     @classmethod
-    def _of(
-        cls,
-        request_id: int,
-        prompt: str | None,
-        prompt_token_ids: list[int],
-        params: Any,
-        channel: Channel,
-        abort: Callable[[int], bool],
-        decode: Callable[[list[int]], str] | None,
-    ) -> Any:
+    def _of(cls, request_id: int, params: Any, channel: Channel, abort: Callable[[int], bool]) -> Any:
         self = cls.__new__(cls)
-        self._id, self._prompt, self._prompt_token_ids = request_id, prompt, prompt_token_ids
-        self._params, self._channel, self._abort, self._decode = params, channel, abort, decode
+        self._id, self._params, self._channel, self._abort = request_id, params, channel, abort
         make = cls._maker.made("CompletionOutput")
         self._outputs = [
             make(index=index, token_ids=[], logprobs=[], prompt_logprobs=[]) for index in range(params.best_of)
         ]
-        for output in self._outputs:
-            output._last_token_ids_len = output._last_logprobs_len = output._last_text_len = 0
-        self._is_done = self._is_aborted = False
+        self._is_done = False
         self._context_logits = self._error = None
-        self._num_iterations = self._num_cached_tokens = 0
+        self._num_cached_tokens = 0
         return self
 
     # What a holder reads.
-
-    @property
-    def request_id(self) -> int:
-        return self._id
-
-    @property
-    def prompt(self) -> str | None:
-        return self._prompt
-
-    @property
-    def prompt_token_ids(self) -> list[int]:
-        return self._prompt_token_ids
 
     @property
     def outputs(self) -> list[Any]:
@@ -95,29 +68,8 @@ class RequestOutput:
         return self._num_cached_tokens
 
     @property
-    def decoding_iter(self) -> int:
-        return self._num_iterations
-
-    @property
-    def avg_decoded_tokens_per_iter(self) -> float | None:
-        num_tokens = sum(len(output.token_ids) for output in self._outputs)
-        return num_tokens / self._num_iterations if self._num_iterations else None
-
-    @property
     def error(self) -> str | None:
         return self._error
-
-    @property
-    def metrics_dict(self) -> dict[str, float]:
-        return {}
-
-    @property
-    def disaggregated_params(self) -> None:
-        return None
-
-    @property
-    def mm_embedding_handle(self) -> None:
-        return None
 
     # Its steps.
 
@@ -125,16 +77,6 @@ class RequestOutput:
         """Ask the worker to end the request, which takes a step or longer. It only warns if the request has ended."""
         if not self._abort(self._id):
             log.warning("request %d has ended and cannot be aborted", self._id)
-        self._is_aborted = True
-
-    def aborted(self) -> bool:
-        return self._is_aborted
-
-    def result(self, timeout: float | None = None) -> Any:
-        limit = timeout if self._maker.line.has_result_timeout else None
-        while not self._is_done:
-            self._take(self._channel.get(limit))
-        return self
 
     async def aresult(self) -> Any:
         while not self._is_done:
@@ -143,15 +85,6 @@ class RequestOutput:
 
     def __await__(self) -> Generator[Any, Any, Any]:
         return self.aresult().__await__()
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> Any:
-        if self._is_done:
-            raise StopIteration
-        self._take(self._channel.get())
-        return self
 
     def __aiter__(self) -> AsyncIterator[Any]:
         return self
@@ -170,25 +103,21 @@ class RequestOutput:
             self._error = news.message
             raise self._maker.made("RequestError")(news.message)
         self._is_done = news.is_final
-        self._num_iterations = news.num_iterations
         self._num_cached_tokens = news.num_cached_tokens
         if news.context_logits is not None:
             self._context_logits = news.context_logits
         for beam in range(len(news.tokens)):
             self._update(self._outputs[news.index + beam], news, beam)
-        if self._params.detokenize and self._decode is not None:
-            self._write_texts(self._decode)
 
     def _update(self, output: Any, news: Response, beam: int) -> None:
-        output._last_token_ids_len = len(output.token_ids)
         if self._params.use_beam_search:
             output.token_ids = news.tokens[beam]
         else:
             output.token_ids.extend(news.tokens[beam])
         if news.sums is not None:
             output.cumulative_logprob = news.sums[beam]
-        if news.log_probs is not None:
-            self._update_log_probs(output, news.log_probs[beam])
+        if news.log_probs is not None:  # appended, of a beam too, though its tokens are restated and may be others
+            output.logprobs = output.logprobs + news.log_probs[beam][len(output.logprobs) :]
         if news.prompt_log_probs is not None:
             output.prompt_logprobs = news.prompt_log_probs
         if news.generation_logits is not None:
@@ -202,62 +131,14 @@ class RequestOutput:
         if news.is_final or news.reasons[beam] is Finish.CANCELLED:  # a sequence that ends before others is not told
             self._note_end(output, news.reasons[beam])
 
-    def _update_log_probs(self, output: Any, log_probs: list[Any]) -> None:
-        """Append, of a beam too, though its tokens are restated and may now be others."""
-        known = output._last_logprobs_len = len(output.logprobs)
-        output.logprobs = output.logprobs + log_probs[known:]
-
     def _note_end(self, output: Any, reason: Finish) -> None:
         output.finish_reason = REASONS.get(reason)
         if reason is not Finish.STOP_WORDS:
             return
-        for name, word in self._params._get_stop_reasons_and_words():
-            if output.token_ids[len(output.token_ids) - len(word) :] == word:
-                output.stop_reason = name
-                if not self._params.include_stop_str_in_output:
-                    output.token_ids = output.token_ids[: len(output.token_ids) - len(word)]
-                return
-
-    def _write_texts(self, decode: Callable[[list[int]], str]) -> None:
-        """Write the texts of the tokens, and end the request at a stop string, whose tokens stay."""
-        names = [name for name, _ in self._params._get_stop_reasons_and_words() if isinstance(name, str)]
-        for output in self.outputs:
-            output._last_text_len = len(output.text)
-            output.text = decode(output.token_ids)
-            for name in names:
-                if name in output.text:
-                    end = output.text.index(name) + len(name) * self._params.include_stop_str_in_output
-                    output.text, output.finish_reason, output.stop_reason = output.text[:end], "stop", name
-                    self.abort()
-                    self._is_done = True
-                    break
-
-
-class CompletionOutput:
-    """One sequence, or one beam. The `_diff`s are what the last step brought."""
-
-    token_ids: list[int]
-    text: str
-    logprobs: list[Any]
-    _last_token_ids_len: int
-    _last_logprobs_len: int
-    _last_text_len: int
-
-    @property
-    def length(self) -> int:
-        return len(self.token_ids)
-
-    @property
-    def token_ids_diff(self) -> list[int]:
-        return self.token_ids[self._last_token_ids_len :]
-
-    @property
-    def logprobs_diff(self) -> list[Any]:
-        return self.logprobs[self._last_logprobs_len :]
-
-    @property
-    def text_diff(self) -> str:
-        return self.text[self._last_text_len :]
+        if output.token_ids[-1:] and output.token_ids[-1] in (self._params.stop_token_ids or ()):
+            output.stop_reason = output.token_ids[-1]
+            if not self._params.include_stop_str_in_output:
+                output.token_ids = output.token_ids[:-1]
 
 
 def _or_least(value: float | None) -> float:

@@ -25,9 +25,7 @@ def allowed(logits: Tensor, params: Params, prompt: Sequence[int], generated: Se
     if params.embedding_bias is not None:
         row += params.embedding_bias
     _penalize(row, params, prompt, generated)
-    for word in params._get_bad_words():
-        if list(generated[len(generated) - len(word) + 1 :]) == word[:-1]:
-            row[word[-1]] = OUT
+    row[params.bad_token_ids or []] = OUT
     if params.no_repeat_ngram_size:
         row[_repeating([*prompt, *generated], params.no_repeat_ngram_size)] = OUT
     if len(generated) < (params.min_tokens or 0) and 0 <= params.end_id < len(row):

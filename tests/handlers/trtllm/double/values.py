@@ -10,20 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer
 
 from tests.handlers.trtllm.double import sampling
 from tests.handlers.trtllm.double.guide import is_any
 
 
 class SamplingParams:
-    """A submit changes `end_id`, `pad_id` and the tokens of its texts."""
+    """A submit changes it."""
 
     def __post_init__(self: Any) -> None:
         if self.pad_id is None:
             self.pad_id = self.end_id
         self.best_of = self.best_of or self.n
-        self._stop_word_ids = self._bad_word_ids = self._stream_interval = None
+        self._stream_interval = None
         if self.embedding_bias is not None:
             self.embedding_bias = torch.as_tensor(self.embedding_bias, dtype=torch.float32).detach().clone()
         for fault in self._faults():
@@ -48,31 +47,6 @@ class SamplingParams:
         is_allowed = self.use_beam_search or bool(os.environ.get("TLLM_ALLOW_N_GREEDY_DECODING"))
         return self.best_of > 1 and not is_allowed and sampling.is_greedy(self)
 
-    def _setup(self: Any, tokenizer: Tokenizer, end_id: int | None) -> None:
-        """Fill in the end token, and the tokens of stop and bad texts."""
-        self.end_id = self.pad_id = -1 if end_id is None else end_id
-        encode = [("stop", "_stop_word_ids"), ("bad", "_bad_word_ids")]
-        for name, kept in encode:
-            if (given := getattr(self, name)) is not None:
-                texts = [given] if isinstance(given, str) else given
-                setattr(self, kept, [tokenizer.encode(text, add_special_tokens=False).ids for text in texts])
-
-    def _get_stop_words(self: Any) -> list[list[int]]:
-        return _words(self.stop_token_ids, self.stop, self._stop_word_ids, "stop")
-
-    def _get_bad_words(self: Any) -> list[list[int]]:
-        return _words(self.bad_token_ids, self.bad, self._bad_word_ids, "bad")
-
-    def _get_stop_reasons_and_words(self: Any) -> list[tuple[int | str, list[int]]]:
-        texts = [self.stop] if isinstance(self.stop, str) else self.stop or []
-        return list(zip([*(self.stop_token_ids or []), *texts], self._get_stop_words(), strict=True))
-
-
-def _words(ids: list[int] | None, texts: Any, tokenized: list[list[int]] | None, name: str) -> list[list[int]]:
-    if texts is not None and tokenized is None:
-        raise RuntimeError(f"SamplingParams.{name} ({texts}) is not processed by a tokenizer")
-    return [[one] for one in ids or []] + (tokenized or [])
-
 
 class GuidedDecodingParams:
     def _validate(self: Any) -> None:
@@ -96,16 +70,8 @@ class LoRARequest:
         return int(self.lora_int_id)
 
     @property
-    def name(self: Any) -> str:
-        return str(self.lora_name)
-
-    @property
     def path(self: Any) -> str:
         return str(self.lora_path)
-
-    @property
-    def ckpt_source(self: Any) -> str:
-        return str(self.lora_ckpt_source)
 
 
 class KvCacheRetentionConfig:
