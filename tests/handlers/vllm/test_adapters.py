@@ -105,35 +105,6 @@ def test_beams_with_an_adapter_are_those_of_its_weights_added_to_the_models(adap
     assert got.output_token_ids != ended[base].get_result().output_token_ids, "the adapter changes nothing"
 
 
-def test_an_unknown_adapter_is_refused(adapted: Executor) -> None:
-    with pytest.raises(UnknownAdapter, match="Adapter poetic is not registered"):
-        adapted.enqueue_request(ask(lora_config=use("poetic")))
-    assert tokens(adapted)
-
-
-def test_an_adapter_is_added_and_removed_while_the_engine_runs(adapted: Executor, tmp_path: Path) -> None:
-    path = write_adapter(tmp_path / "new", seed=7)
-    base = tokens(adapted)
-    adapted.load_adapter("new", str(path))
-    with pytest.raises(InvalidParameter, match="a new name"):
-        adapted.load_adapter("new", str(path.parent))
-    assert tokens(adapted, lora_config=use("new")) != base
-    adapted.unload_adapter("new")
-    for call in (lambda: adapted.unload_adapter("new"), lambda: adapted.enqueue_request(ask(lora_config=use("new")))):
-        with pytest.raises(UnknownAdapter, match="Adapter new is not registered"):
-            call()
-    assert tokens(adapted) == base
-
-
-def test_a_name_that_was_removed_may_come_back_with_other_weights(adapted: Executor, tmp_path: Path) -> None:
-    said = []
-    for seed in (21, 22):
-        adapted.load_adapter("again", str(write_adapter(tmp_path / str(seed), seed)))
-        said.append(tokens(adapted, lora_config=use("again")))
-        adapted.unload_adapter("again")
-    assert said[0] != said[1]
-
-
 def test_what_runs_with_an_adapter_that_is_removed_goes_on_to_its_end(adapted: Executor, tmp_path: Path) -> None:
     path = str(write_adapter(tmp_path / "short-lived", seed=9))
     adapted.load_adapter("short-lived", path)

@@ -12,18 +12,16 @@ from typing import Any
 import pytest
 
 from lmi.errors import InvalidParameter, Unsupported
-from lmi.executor import Executor, FinishReason, OutputConfig, Request, Response, Result, SamplingConfig
+from lmi.executor import Executor, FinishReason, OutputConfig, Request, Result, SamplingConfig
 from tests.handlers.vllm.asking import (
     CONTEXT_LENGTH,
     FAMILY,
     MAX_NUM_SEQUENCES,
     PROMPT,
-    TIE,
     TIMEOUT_S,
     TOKENS_PER_BLOCK,
     ask,
     finals,
-    result,
     tokens,
 )
 from tests.tiny_models import VOCAB_SIZE, tiny_model
@@ -111,20 +109,6 @@ def test_beams_beside_sampled_and_greedy_requests_change_nobody(engine: Executor
     ended = finals(engine, ids)
     assert ended[ids[1]].get_result().output_token_ids == alone[0]
     assert ended[ids[3]].get_result().output_token_ids == [alone[1]]
-
-
-def test_each_response_of_a_stream_restates_the_beams(engine: Executor) -> None:
-    request_id = engine.enqueue_request(search(3, max_tokens=6, streaming=True))
-    got: list[Response] = []
-    while not got or not got[-1].is_final:
-        batch: list[Any] = list(engine.await_responses(request_id, TIMEOUT_S))
-        assert batch, "the stream has no end"
-        got += batch
-    results = [one.get_result() for one in got]
-    assert [[len(beam) for beam in one.output_token_ids] for one in results] == [[length] * 3 for length in range(1, 7)]
-    assert {one.sequence_index for one in results} == {0}
-    assert [(one.is_final, one.is_sequence_final) for one in results] == [(False, False)] * 5 + [(True, True)]
-    assert results[-1].output_token_ids == found(engine, search(3, max_tokens=6)).output_token_ids
 
 
 def test_a_result_has_log_probs_of_tokens_alternatives_and_prompt(engine: Executor) -> None:
@@ -220,10 +204,3 @@ def test_rules_that_vllm_applies_after_its_log_probs_are_refused_beside_beams(
 ) -> None:
     with pytest.raises(Unsupported, match=f"{name} is not supported here: vllm has no "):
         engine.enqueue_request(search(**fields))
-
-
-def test_the_best_beam_is_at_least_as_likely_as_the_greedy_answer(engine: Executor) -> None:
-    greedy = result(engine, output_config=OutputConfig(return_log_probs=True))
-    best = found(engine, search(sampling={"length_penalty": 0.0}))
-    assert best.cum_log_probs is not None and greedy.cum_log_probs is not None
-    assert best.cum_log_probs[0] >= greedy.cum_log_probs[0] - TIE

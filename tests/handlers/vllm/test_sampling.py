@@ -246,10 +246,6 @@ def test_what_a_rule_of_sampling_cuts_off_is_never_chosen(engine: Executor, choi
     assert not all(is_kept(*one) for one in ranks_and_masses(engine)), "without the rule it is"
 
 
-def test_top_k_of_one_is_greedy_at_any_temperature(engine: Executor) -> None:
-    assert tokens(engine, sampling_config=SamplingConfig(top_k=1, temperature=2)) == tokens(engine)
-
-
 def test_a_high_temperature_chooses_less_likely_tokens(engine: Executor) -> None:
     hot = [rank for rank, _, _ in ranks_and_masses(engine, temperature=2)]
     cold = [rank for rank, _, _ in ranks_and_masses(engine, temperature=0.2)]

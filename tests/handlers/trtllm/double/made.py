@@ -20,7 +20,6 @@ from tests.handlers.trtllm.facts import Expression, Facts, load
 BEHAVIOURS: dict[str, type] = {
     "LLM": llm.LLM,
     "RequestOutput": results.RequestOutput,
-    "CompletionOutput": results.CompletionOutput,
     "SamplingParams": values.SamplingParams,
     "GuidedDecodingParams": values.GuidedDecodingParams,
     "LoRARequest": values.LoRARequest,
