@@ -30,6 +30,7 @@ from tests.conformance.asking import TIMEOUT_S, ask, finish
 from tests.descriptors import many_descriptors
 from tests.handlers.trtllm.asking import answers, start, tokens, until
 from tests.handlers.trtllm.double import double, knobs
+from tests.handlers.trtllm.facts import PROFILES
 
 LONG = 400  # tokens
 SLOW_S = 0.02  # of a step, so that LONG takes seconds
@@ -202,20 +203,20 @@ def test_what_the_check_of_a_submit_refuses_ends_only_that_sequence(executor_cla
         assert ends["good"] is FinishReason.LENGTH and engine.is_alive
 
 
-def test_an_engine_that_ignores_its_shutdown_is_killed(executor_class: Any) -> None:
-    with knobs(has_workers=True):
+def test_an_engine_that_ignores_its_shutdown_is_killed() -> None:
+    with double(PROFILES[-1]) as executor_class, knobs(has_workers=True):  # it takes seconds, and lines do not differ
         executor = start(executor_class)
-    llm, ranks = executor._trtllm._llm, executor._trtllm._ranks
-    end, was_killed = llm.shutdown, threading.Event()
+        llm, ranks = executor._trtllm._llm, executor._trtllm._ranks
+        end, was_killed = llm.shutdown, threading.Event()
 
-    def wait_for_the_kill() -> None:
-        until(lambda: not ranks.are_alive)
-        was_killed.set()
-        end()
+        def wait_for_the_kill() -> None:
+            until(lambda: not ranks.are_alive)
+            was_killed.set()
+            end()
 
-    llm.shutdown = wait_for_the_kill
-    executor.shutdown()
-    assert was_killed.is_set()
+        llm.shutdown = wait_for_the_kill
+        executor.shutdown()
+        assert was_killed.is_set()
 
 
 def test_a_sequence_that_is_aborted_before_it_began_leaves_nothing_behind(executor: Any) -> None:
