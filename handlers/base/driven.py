@@ -1,9 +1,7 @@
-"""An Executor over a foreign engine: one that queues, batches and caches by itself.
+"""An Executor over a foreign engine, which queues, batches and caches by itself, and is seen through a dozen methods.
 
-    a library's engine ──Engine (a dozen small methods)──▶ DrivenExecutor ──▶ the contract
-
-A step that raises leaves the engine's state in doubt: sequences that ran end with an error, and sequences that waited
-are given to the engine again.
+A step that raises leaves the engine's state in doubt: sequences that ran end with an error, and those that waited are
+given to the engine again.
 """
 
 from __future__ import annotations
@@ -139,6 +137,17 @@ class DrivenExecutor(SteppedExecutor[Sequence], Generic[Work]):
         if isinstance(error, Unavailable):
             return ErrorKind.UNAVAILABLE
         return ErrorKind.INVALID if isinstance(error, ValueError | InvalidRequest) else ErrorKind.GENERATION
+
+    def _run_to_the_end(self, works: SequenceOf[Work]) -> None:
+        """Warm the engine up, before it has requests. Raises what ends a work, as it would end every request."""
+        num_open = len(works)
+        for work in works:
+            self._engine.add(work)
+        while num_open:
+            for output in self._engine.step() or ():
+                if isinstance(output.end, Exception):
+                    raise output.end
+                num_open -= output.end is not None
 
     # The contract.
 

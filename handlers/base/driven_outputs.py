@@ -1,8 +1,7 @@
 """What a foreign engine outputs for a sequence after a step, and the code that adds it to a Sequence.
 
-A beam search that the engine does not know is made of rounds: each running beam is a request of one token, and the best
-alternatives of all continue the search. The engine reports log-probs from before its rules, so a request with beams has
-no rule that changes logits, except for `min_tokens`, which is kept here.
+A beam search that the engine does not know is made of rounds: each running beam is a request of one token. The engine
+reports log-probs from before its rules, so beside beams there is none but `min_tokens`, which is kept here.
 """
 
 from __future__ import annotations

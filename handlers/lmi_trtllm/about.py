@@ -1,6 +1,6 @@
 """What is known of TensorRT-LLM without importing it: its Handler record, its versions, and why it does not start.
 
-All modules of this package were written from the published sources of main of October 2025 and of August 2026, pages of
+All of this package was written from the published sources of main of October 2025 and of August 2026, pages of
 1.3.0rc24 and rc26, and pull requests between them; none is of a release.
 """
 
@@ -57,39 +57,30 @@ OUT_OF_MEMORY = (
     "set option.kv_cache_free_gpu_mem_fraction, option.max_rolling_batch_prefill_tokens, option.max_model_len or "
     "option.max_rolling_batch_size lower, or option.tensor_parallel_degree higher"
 )
+FROM_THE_IMAGE = "serve from the image of target trtllm"
 # What the most telling error in a chain says, in the order in which they are looked for, and what helps.
-ADVICE = (
-    (
-        re.compile(r"Unknown architecture for|architecture \S+ is not supported", re.I),
-        "its PyTorch engine has no such model: take option.rolling_batch=vllm, or a newer TensorRT-LLM",
+ADVICE = {
+    r"Unknown architecture for|architecture \S+ is not supported": (
+        "its PyTorch engine has no such model: take option.rolling_batch=vllm, or a newer TensorRT-LLM"
     ),
-    (
-        re.compile(r"Only \d+ GPUs are available", re.I),
-        "set option.tensor_parallel_degree or option.pipeline_parallel_degree lower, or make more GPUs visible",
+    r"Only \d+ GPUs are available": (
+        "set option.tensor_parallel_degree or option.pipeline_parallel_degree lower, or make more GPUs visible"
     ),
-    (re.compile(r"insufficient GPU memory|out of memory|OutOfMemory", re.I), OUT_OF_MEMORY),
-    (
-        re.compile(r"no CUDA-capable device|No CUDA GPUs are available|Found no NVIDIA driver|not compiled with CUDA"),
-        "TensorRT-LLM runs on an NVIDIA GPU: give the container one (docker run --gpus all), or take another engine",
+    "insufficient GPU memory|out of memory|OutOfMemory": OUT_OF_MEMORY,
+    "no CUDA-capable device|No CUDA GPUs are available|Found no NVIDIA driver|not compiled with CUDA": (
+        "TensorRT-LLM runs on an NVIDIA GPU: give the container one (docker run --gpus all), or take another engine"
     ),
-    (
-        re.compile(r"libmpi|mpi4py|MPI_Init|orted|prte", re.I),
-        "install Open MPI (apt-get install libopenmpi-dev openmpi-bin), or serve from the image of target trtllm",
+    "libmpi|mpi4py|MPI_Init|orted|prte": (
+        f"install Open MPI (apt-get install libopenmpi-dev openmpi-bin), or {FROM_THE_IMAGE}"
     ),
-    (
-        re.compile(r"named 'tensorrt_llm(\.llmapi)?'|cannot import name 'LLM'"),
-        "the package is not whole: its wheel on PyPI is a stub that fetches the real one; serve from the image of "
-        "target trtllm",
+    r"named 'tensorrt_llm(\.llmapi)?'|cannot import name 'LLM'": (
+        f"the package is not whole: its wheel on PyPI is a stub that fetches the real one; {FROM_THE_IMAGE}"
     ),
-    (
-        re.compile(r"cannot import name .*tensorrt_llm|named 'tensorrt_llm\."),
-        "this TensorRT-LLM has it elsewhere or no longer: serve from the image of target trtllm",
+    r"cannot import name .*tensorrt_llm|named 'tensorrt_llm\.": (
+        f"this TensorRT-LLM has it elsewhere or no longer: {FROM_THE_IMAGE}"
     ),
-    (
-        re.compile(r"cannot open shared object|undefined symbol"),
-        "TensorRT-LLM needs its own CUDA libraries: serve from the image of target trtllm",
-    ),
-)
+    "cannot open shared object|undefined symbol": f"TensorRT-LLM needs its own CUDA libraries: {FROM_THE_IMAGE}",
+}
 
 
 def option_names() -> frozenset[str] | None:
@@ -197,9 +188,9 @@ def explained(error: BaseException, model: str, config: EngineConfig) -> StartEr
     if (refused := refusal(error, lambda place: named(config, ".".join(map(str, place))))) is not None:
         return refused
     chain = _linked(error, lambda each: each.__cause__ or each.__context__)
-    for pattern, advice in ADVICE:
+    for pattern, advice in ADVICE.items():
         for each in chain:
-            if found := pattern.search(_text(each)):
+            if found := re.search(pattern, _text(each), re.I):
                 line = next(line for line in _text(each).splitlines() if found[0].partition("\n")[0] in line)
                 kind = NoMemory if advice is OUT_OF_MEMORY else ModelUnusable
                 return kind(f"{model}: TensorRT-LLM cannot start: {first_line(line)}; {advice}")

@@ -1,7 +1,6 @@
 """LoRA adapters as TensorRT-LLM has them: it reads one when a request names it, and no call adds or removes one.
 
-So an adapter is read by a request of one token, which also shows that it fits. What the engine would leave out of an
-adapter with no more than a line in its log is refused here.
+So one is read by a request of one token. What the engine would leave out with a line in its log is refused here.
 """
 
 from __future__ import annotations
@@ -74,7 +73,11 @@ def check_adapter(adapter: LoadedAdapter, config: LoraConfig) -> None:
     if adapter.is_pinned:
         raise Unsupported("pin", NO_PIN)
     path = Path(adapter.path)
-    if reason := _config_fault(_read(path / CONFIG), config.max_lora_rank):
+    try:
+        stored = msgspec.json.decode((path / CONFIG).read_bytes(), type=dict[str, Any])
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"{CONFIG}: {error}") from None
+    if reason := _config_fault(stored, config.max_lora_rank):
         raise ValueError(f"{CONFIG}: {reason}")
     if (path / WEIGHTS).is_file() and (reason := _weights_fault(_header(path / WEIGHTS), config)):
         raise ValueError(f"{WEIGHTS}: {reason}")
@@ -125,10 +128,3 @@ def _header(path: Path) -> dict[str, Any]:
         return msgspec.json.decode(text, type=dict[str, Any])
     except msgspec.MsgspecError:
         return {}
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    except msgspec.MsgspecError as error:
-        raise ValueError(f"{path.name}: {error}") from None

@@ -1,7 +1,7 @@
-"""Translates an EngineConfig to the arguments of `tensorrt_llm.LLM`, each with its type. It knows nothing of requests.
+"""Translates an EngineConfig to the arguments of `tensorrt_llm.LLM`, each with the type of its pydantic field.
 
 Every field of `TorchLlmArgs` can be given as option.<name>; a nested configuration is JSON, and some of its fields have
-options of their own. Each value is read as the type of its pydantic field, here and before anything starts.
+options of their own.
 """
 
 from __future__ import annotations
@@ -63,7 +63,9 @@ def llm_arguments(config: EngineConfig, model_path: str, profile: Profile) -> di
         raise BadConfiguration("\n".join(lines))
     _check_folder(Path(model_path), config)
     faults: list[str] = []
-    given = _by_argument([*_ours(config), *_others(config, profile, faults)], config, faults)
+    ours = [Said(OPTION_OF[field], argument, getattr(config, field)) for field, argument in OURS.items()]
+    said = [*(each for each in ours if each.value is not None), *_others(config, profile, faults)]
+    given = _by_argument(said, config, faults)
     # Cached tokens of a part of a block would tell a client, one by one, what others have asked.
     _fill_in(given, "kv_cache_config", "enable_partial_reuse", False)
     if profile.takes_priority and QUEUE_POLICY in TorchLlmArgs.model_fields["scheduler_config"].annotation.model_fields:
@@ -118,11 +120,6 @@ def _json(file: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def _ours(config: EngineConfig) -> list[Said]:
-    given = [Said(OPTION_OF[field], argument, getattr(config, field)) for field, argument in OURS.items()]
-    return [each for each in given if each.value is not None]
-
-
 def _others(config: EngineConfig, profile: Profile, faults: list[str]) -> list[Said]:
     """What the options say that have no field of their own in an EngineConfig."""
     said = []
@@ -139,16 +136,11 @@ def _others(config: EngineConfig, profile: Profile, faults: list[str]) -> list[S
         if target.partition(".")[0] not in TorchLlmArgs.model_fields:
             text = f"{named(config, name)}: TensorRT-LLM ({profile.name}) has no argument {target}"
             tell_unknown(config, text, name, (*TorchLlmArgs.model_fields, *OPTIONS), faults)
+        elif isinstance(value, dict) and value and "." not in target:  # a field at a time, so that none is set twice
+            said += [Said(name, f"{target}.{field}", each) for field, each in value.items()]
         elif value is not UPSTREAMS:
-            said += _leaves(Said(name, target, value))
+            said.append(Said(name, target, value))
     return _with_lora(said, config)
-
-
-def _leaves(said: Said) -> list[Said]:
-    """One for each field of a nested configuration that was given whole, so that no field is set twice."""
-    if not isinstance(said.value, dict) or not said.value or "." in said.target:
-        return [said]
-    return [Said(said.option, f"{said.target}.{field}", value) for field, value in said.value.items()]
 
 
 def _with_lora(said: list[Said], config: EngineConfig) -> list[Said]:

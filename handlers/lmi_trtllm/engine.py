@@ -1,7 +1,7 @@
 """TensorRT-LLM's `LLM`, driven by an event loop on its own thread.
 
-A request that TensorRT-LLM refuses or gives up ends by itself. Any other error means that it cannot go on, and so does
-the end of one of its processes. After a cancel nobody waits for it.
+A request that it refuses or gives up ends by itself. Any other error, or the end of one of its processes, means that
+it cannot go on. After a cancel nobody waits for it.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ class TrtllmExecutor(DrivenExecutor[TrtllmWork]):
             super().__init__(self._trtllm, info, settings, max_resident_adapters=max_loras)
             self._preparations = () if checks is None else (checks,)
             progress("warm-up", 0.0)
-            self._warm_up()
+            self._run_to_the_end(self._warm_up_works())
         except Exception as error:
             self._trtllm.close()
             raise explained(error, folder, options) from error
@@ -89,17 +89,18 @@ class TrtllmExecutor(DrivenExecutor[TrtllmWork]):
         arguments |= processors.arguments(self._file, arguments)
         return arguments | adapters.arguments(arguments)
 
-    def _warm_up(self) -> None:
-        """Run the first steps, which set up kernels, one with every output there is. Raises what ends a request."""
-        for number, request in enumerate(_warm_up_requests(self.info)):
-            [sequence] = new_sequences(-number, request, self.info.max_sequence_length)
-            self._trtllm.add(self._work(sequence))
-            end = None
-            while end is None:
-                for output in self._trtllm.step() or ():
-                    end = output.end
-            if isinstance(end, Exception):
-                raise end
+    def _warm_up_works(self) -> list[TrtllmWork]:
+        """Greedy, and sampled with every output there is; where the engine only searches beams, one of those."""
+        can, length = self.capabilities, self.info.max_sequence_length
+        outputs = OutputConfig(return_log_probs=True, additional_model_outputs=can.additional_outputs)
+        kinds = [(SamplingConfig(temperature=0), OutputConfig()), (SamplingConfig(top_p=0.9), outputs)]
+        if can.max_beam_width > 1:
+            kinds = [(SamplingConfig(can.max_beam_width), OutputConfig(return_log_probs=True))]
+        prompt, works = (0,) * min(MAX_WARM_UP_PROMPT, length - 1), list[TrtllmWork]()
+        for number, (sampling, output) in enumerate(kinds):
+            request = Request(prompt, NUM_WARM_UP_TOKENS, sampling_config=sampling, output_config=output)
+            works += map(self._work, new_sequences(-number, request, length))
+        return works
 
     def _check(self, request: Request) -> None:
         super()._check(request)
@@ -143,21 +144,6 @@ class TrtllmExecutor(DrivenExecutor[TrtllmWork]):
         if sequence is not None and isinstance(output, TrtllmOutput) and output.rows is not None:
             note_rows(sequence, output.rows, len(output.token_ids))
         super()._take(output, step)
-
-
-def _warm_up_requests(info: EngineInfo) -> list[Request]:
-    """A greedy request, and one that samples with log-probs; where the engine only searches beams, one of those."""
-    can = info.capabilities
-    prompt = (0,) * min(MAX_WARM_UP_PROMPT, info.max_sequence_length - 1)
-    outputs = OutputConfig(return_log_probs=True, additional_model_outputs=can.additional_outputs)
-    if can.max_beam_width > 1:
-        kinds = [(SamplingConfig(can.max_beam_width), OutputConfig(return_log_probs=True))]
-    else:
-        kinds = [(SamplingConfig(temperature=0), OutputConfig()), (SamplingConfig(top_p=0.9), outputs)]
-    return [
-        Request(input_token_ids=prompt, max_tokens=NUM_WARM_UP_TOKENS, sampling_config=sampling, output_config=output)
-        for sampling, output in kinds
-    ]
 
 
 def read_config(folder: str) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Structures that TensorRT-LLM follows: which of its backends has which kind, and a check before each is submitted.
 
-The engine compiles a structure in the process that steps all requests, with no limit of time, and counts each wrong one
-towards the errors after which it ends itself. So a structure is compiled first in a process with limits.
+The engine compiles a structure in the process that steps, with no limit of time, and counts each wrong one towards the
+errors after which it ends itself. So a structure is compiled first in a process with limits.
 """
 
 from __future__ import annotations

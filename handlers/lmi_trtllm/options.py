@@ -1,7 +1,7 @@
 """The options of the reference for TensorRT-LLM, and what becomes of each. It does not import tensorrt_llm.
 
-The names are those of djl-serving's guide for TensorRT-LLM in all its revisions, of its class of properties, and of the
-script with which it built engines. An option that has a row in the table of lmi is not here, unless its values differ.
+The names are those of djl-serving's guide in all its revisions, of its class of properties, and of the script that
+built engines. An option that has a row in the table of lmi is not here, unless its values differ.
 """
 
 from __future__ import annotations

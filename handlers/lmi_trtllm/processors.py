@@ -1,7 +1,7 @@
 """Functions that change a sequence's logits, which the processes of TensorRT-LLM call before they draw a token.
 
-They are small and picklable, because a `SamplingParams` sends them to every rank. An error that leaves one ends every
-request that runs, so it goes through a `Faults` to the process of the executor, which ends only this request.
+They are small and picklable, as a `SamplingParams` sends them to every rank. An error that leaves one ends all requests
+that run, so it goes through a `Faults` to the process of the executor, which ends only this request.
 """
 
 from __future__ import annotations
@@ -88,8 +88,10 @@ class PostProcessor:
         try:
             self._call(logits, [ids[self.num_prompt_tokens :] for ids in token_ids])
         except (Exception, SystemExit) as error:
-            log.exception("%s failed for request %d", self._title, self.request_id)
-            message = f"{self._title} failed: {said(error)}"
+            name = shorten(self.function)
+            title = "the batched logits post-processor" if self.function == BATCHED else f"logits post-processor {name}"
+            log.exception("%s failed for request %d", title, self.request_id)
+            message = f"{title} failed: {said(error)}"
             try:
                 _send(self.faults, (self.sequence, writable(message[:MAX_FAULT_CHARS])))
             except OSError as unsent:
@@ -110,12 +112,6 @@ class PostProcessor:
         new = _rows(changed, rows)
         if new is not rows or rows.dtype is not logits.dtype:
             logits.copy_(new.transpose(0, 1))
-
-    @property
-    def _title(self) -> str:
-        if self.function == BATCHED:
-            return "the batched logits post-processor"
-        return f"logits post-processor {shorten(self.function)}"
 
 
 @dataclass(frozen=True, slots=True)

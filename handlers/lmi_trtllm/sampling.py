@@ -1,7 +1,6 @@
-"""Translates a Request to TensorRT-LLM's SamplingParams. Every value gets its exact type.
+"""Translates a Request to TensorRT-LLM's SamplingParams, so that it stops where `handlers/base/sequence.py` does.
 
-`handlers/base/sequence.py` decides when a sequence ends. TensorRT-LLM gets the same rules as far as it has them, so
-that it stops at the same token.
+Every value gets its exact type.
 """
 
 from __future__ import annotations

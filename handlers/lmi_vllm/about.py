@@ -19,7 +19,11 @@ BACKEND, ON_RAY = "distributed_executor_backend", "ray"
 JOINS_A_CLUSTER = {"RAY_ADDRESS": "auto", "RAY_LOG_TO_DRIVER": "0"}
 MAX_SOCKET_FOLDER_BYTES = 107 - 37  # the longest path of a socket, less the file name that vLLM chooses
 # LMI's names for fields of vLLM's speculative_config.
-SPECULATIVE = frozenset({"speculative_draft_model", "speculative_length", "draft_model_tp_size"})
+SPECULATIVE = {
+    "speculative_draft_model": "model",
+    "speculative_length": "num_speculative_tokens",
+    "draft_model_tp_size": "draft_tensor_parallel_size",
+}
 OWN_SPECULATION = (
     "nothing on vllm, whose own option is option.speculative_config, as in "
     '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4}'
@@ -29,7 +33,7 @@ OWN_SPECULATION = (
 def option_names() -> frozenset[str] | None:
     """The engine arguments of the installed vLLM and the names in SPECULATIVE, or None if vLLM is not installed."""
     names = fields_by_class("vllm", "engine", "arg_utils.py").get("AsyncEngineArgs")
-    return (names | SPECULATIVE) - {"model"} if names else None  # which lmi sets
+    return (names | SPECULATIVE.keys()) - {"model"} if names else None  # which lmi sets
 
 
 def check(config: EngineConfig) -> Mapping[str, str]:

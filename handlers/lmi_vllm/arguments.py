@@ -1,7 +1,6 @@
-"""Translates an EngineConfig to vLLM's `AsyncEngineArgs`, each argument with its type. It knows nothing of requests.
+"""Translates an EngineConfig to vLLM's `AsyncEngineArgs`, each argument with its type.
 
-Every field of `AsyncEngineArgs` can be given as option.<name>. A text is read as vLLM's command line reads the field's
-flag, so 8k, JSON and lists mean the same in both.
+Every field of `AsyncEngineArgs` can be given as option.<name>, in the words of vLLM's command line: 8k, JSON and lists.
 """
 
 from __future__ import annotations
@@ -208,25 +207,21 @@ def _words(text: str) -> list[str]:
 def _speculation(config: EngineConfig, faults: list[str]) -> dict[str, Any]:
     """vLLM's speculative_config from LMI's options for a draft model."""
     given = {name: config.options[name] for name in SPECULATIVE if name in config.options}
-    draft = given.get("speculative_draft_model")
-    if draft is None:
+    made: dict[str, Any] = {"model": given.pop("speculative_draft_model", None)}
+    if made["model"] is None:
         for name in sorted(given):
             log.warning("%s: has no effect without option.speculative_draft_model", named_for(config, name))
         return {}
     if "speculative_config" in config.options:
         faults.append("option.speculative_draft_model and option.speculative_config: allowed is one of them")
         return {}
-    numbers = {"num_speculative_tokens": SPECULATIVE_LENGTH}
-    for name, field in (
-        ("speculative_length", "num_speculative_tokens"),
-        ("draft_model_tp_size", "draft_tensor_parallel_size"),
-    ):
-        if (text := given.get(name)) is not None:
-            if text.isascii() and text.isdigit() and 0 < int(text) < 1024:
-                numbers[field] = int(text)
-            else:
-                faults.append(f"{named_for(config, name, text)}: allowed is a whole number 1..1023")
-    return {"speculative_config": {"model": draft, **numbers}}
+    made["num_speculative_tokens"] = SPECULATIVE_LENGTH
+    for name, text in given.items():
+        if text.isascii() and text.isdigit() and 0 < int(text) < 1024:
+            made[SPECULATIVE[name]] = int(text)
+        else:
+            faults.append(f"{named_for(config, name, text)}: allowed is a whole number 1..1023")
+    return {"speculative_config": made}
 
 
 def _cache_on_cpu(config: EngineConfig, arguments: Mapping[str, Any], memory_bytes: int) -> dict[str, Any]:

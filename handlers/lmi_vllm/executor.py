@@ -39,35 +39,26 @@ OUT_OF_MEMORY = (
     "set option.gpu_memory_utilization, option.max_model_len or option.max_rolling_batch_size lower, or "
     "option.tensor_parallel_degree higher"
 )
-LACKS_MEMORY = re.compile(r"Free memory on device|out of memory|can't allocate memory|No available memory", re.I)
+LACKS_MEMORY = r"Free memory on device|out of memory|can't allocate memory|No available memory"
+WITHOUT_RAY = "leave option.distributed_executor_backend out: nodes work together without Ray too (option.nnodes)"
 # Texts of vLLM 0.30 to 0.33, and the options that help.
-ADVICE = (
-    (
-        re.compile(r"max seq len.*KV cache|KV cache.*max seq len|larger than the maximum number of tokens", re.S),
-        "set option.max_model_len lower or option.max_kv_cache_tokens higher",
+ADVICE = {
+    "(?s)max seq len.*KV cache|KV cache.*max seq len|larger than the maximum number of tokens": (
+        "set option.max_model_len lower or option.max_kv_cache_tokens higher"
     ),
-    (
-        re.compile(r"No available memory for the cache blocks|kv_cache_memory|KV cache", re.I),
-        "set option.max_kv_cache_tokens or option.max_model_len lower, or option.gpu_memory_utilization higher",
+    "No available memory for the cache blocks|kv_cache_memory|KV cache": (
+        "set option.max_kv_cache_tokens or option.max_model_len lower, or option.gpu_memory_utilization higher"
     ),
-    (LACKS_MEMORY, OUT_OF_MEMORY),
-    (re.compile(r"max_model_len .* greater than"), "set option.max_model_len lower"),
-    (
-        re.compile(r"CppCompileError|InductorError|C\+\+ compile", re.I),
-        "set option.enforce_eager=true, or mend the C++ compiler (CXX names another one)",
+    LACKS_MEMORY: OUT_OF_MEMORY,
+    "max_model_len .* greater than": "set option.max_model_len lower",
+    r"CppCompileError|InductorError|C\+\+ compile": (
+        "set option.enforce_eager=true, or mend the C++ compiler (CXX names another one)"
     ),
-    (
-        re.compile(r"running Ray instance"),
-        "start Ray on this machine first (ray start), or leave option.distributed_executor_backend out: nodes work "
-        "together without Ray too (option.nnodes)",
-    ),
-    (
-        re.compile(r"import Ray|not support ray"),
-        "or leave option.distributed_executor_backend out: nodes work together without Ray too (option.nnodes)",
-    ),
-)
-OF_RAY = re.compile(r"running Ray instance|not support ray")
-OF_THE_MODEL = re.compile(r"architecture|checkpoint")
+    "running Ray instance": f"start Ray on this machine first (ray start), or {WITHOUT_RAY}",
+    "import Ray|not support ray": f"or {WITHOUT_RAY}",
+}
+OF_RAY = re.compile("running Ray instance|not support ray")
+OF_THE_MODEL = re.compile("architecture|checkpoint")
 
 log = logging.getLogger("lmi.vllm")
 
@@ -111,7 +102,7 @@ class VllmExecutor(DrivenExecutor[VllmWork]):
         self._preparations = (self._guides, ImageReader(engine.renderer, info.max_sequence_length, self._wake))
         progress("warm-up", 0.0)
         try:
-            _warm_up(engine, is_pooling=is_pooling)
+            self._run_to_the_end(_warm_up_works(is_pooling=is_pooling))
         except Exception as error:  # only a step shows that a kernel cannot do what the model needs
             raise explained(error, folder, options) from error
         self._start()
@@ -143,23 +134,15 @@ class VllmExecutor(DrivenExecutor[VllmWork]):
         return ErrorKind.INVALID if isinstance(error, VLLMValidationError) else super()._kind_of(error)
 
 
-def _warm_up(engine: InProcess | MultiProcess, *, is_pooling: bool) -> None:
-    """Run the first steps, which set up kernels and so take as long as many steps."""
-    kinds: list[dict[str, Any]] = [
-        {"temperature": 0.0},
-        {"temperature": 1.0, "top_p": 0.9, "seed": 0, "logprobs": 0, "flat_logprobs": True},
-    ]
-    for number, kind in enumerate(kinds):
-        kind |= {"max_tokens": NUM_WARM_UP_TOKENS, "ignore_eos": True, "detokenize": False}
-        sampling = SamplingParams(output_kind=RequestOutputKind.DELTA, **kind)
-        params = PoolingParams(task="embed") if is_pooling else sampling
-        engine.add(VllmWork(f"warm-up.{number}", tokens_input([0] * 8), params))
-    num_open = len(kinds)
-    while num_open:
-        for output in engine.step() or ():
-            if isinstance(output.end, Exception):
-                raise output.end
-            num_open -= output.end is not None
+def _warm_up_works(*, is_pooling: bool) -> list[VllmWork]:
+    """The first steps set up kernels and so take as long as many steps."""
+    common = {"max_tokens": NUM_WARM_UP_TOKENS, "ignore_eos": True, "detokenize": False}
+    greedy = SamplingParams(output_kind=RequestOutputKind.DELTA, temperature=0.0, **common)
+    sampled = SamplingParams(
+        output_kind=RequestOutputKind.DELTA, top_p=0.9, seed=0, logprobs=0, flat_logprobs=True, **common
+    )
+    kinds = [PoolingParams(task="embed")] if is_pooling else [greedy, sampled]
+    return [VllmWork(f"warm-up.{number}", tokens_input([0] * 8), kind) for number, kind in enumerate(kinds)]
 
 
 class Follower(Executor):
@@ -244,11 +227,11 @@ def explained(error: Exception, model: str, config: EngineConfig, cause: str | N
         return error
     refused = refusal(error, lambda place: named_for(config, str(place[-1])))
     text = str(refused or cause or error).strip()
-    advice = next((advice for pattern, advice in ADVICE if pattern.search(text)), None)
+    advice = next((advice for pattern, advice in ADVICE.items() if re.search(pattern, text, re.I)), None)
     if refused is not None and not OF_THE_MODEL.search(text):
         return errors.BadConfiguration(text + (f"; {advice}" if advice else ""))
     said = errors.shorten(text.partition("\n")[0].partition(". Supported ")[0] or type(error).__name__, 400)[1:-1]
-    if lacks_memory := errors.is_out_of_memory(error) or LACKS_MEMORY.search(text) is not None:
+    if lacks_memory := errors.is_out_of_memory(error) or re.search(LACKS_MEMORY, text, re.I):
         advice = advice or OUT_OF_MEMORY
     said += f"; {advice}" if advice else ""
     if OF_RAY.search(text):

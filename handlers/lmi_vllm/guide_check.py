@@ -1,7 +1,7 @@
 """What vLLM does with a guide, done first in the process that compiles guides, where it has limits. It imports no vLLM.
 
-vLLM's backends are xgrammar and llguidance. By default it takes the one that its first guide needed, so both are tried.
-A guide that one of them does not read is left to vLLM, which may know another way and says best what is wrong.
+By default vLLM takes the backend that its first guide needed, so both are tried. A guide that one of them does not read
+is left to vLLM, which may know another way and says best what is wrong.
 """
 
 from __future__ import annotations

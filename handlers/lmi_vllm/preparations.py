@@ -1,8 +1,7 @@
 """What a sequence needs before vLLM gets it, made beside the steps: the check of its structure, and its images.
 
-vLLM itself checks a structure on the thread that steps, and compiles it with no limit of time or memory. So it is
-compiled first in a process with limits. vLLM's processor makes pixels of files, and many tokens of placeholders in a
-prompt, which takes milliseconds to seconds.
+vLLM checks a structure on the thread that steps, and compiles it with no limit of time or memory, so it is compiled
+first in a process with limits. To make pixels of files, and tokens of placeholders, takes milliseconds to seconds.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ log = logging.getLogger("lmi.vllm")
 
 
 class GuideGate(Preparation[StructuredOutputsParams]):
-    """The check of structures. It goes on for others when a sequence leaves, and ends by its limits."""
+    """The check of structures, which ends by its limits. `checked` has them as vLLM has marked them."""
 
     is_of_guides = True
 

@@ -1,7 +1,7 @@
 """Prepares this process, and those that vLLM starts from it, before vllm is imported.
 
-vLLM's processes are spawned, never forked, and run this module as their main module: it hides packages that break an
-import, sets up logging as in the parent, and makes the process die with its parent, which vLLM does not ensure.
+vLLM's processes are spawned and run this module as their main module: it hides packages that break an import, sets up
+logging as in the parent, and makes the process die with its parent, which vLLM does not ensure.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ def is_on_cpu() -> bool:
     return version("torch").endswith(CPU_TAG)
 
 
-def hide_foreign_builds() -> tuple[str, ...]:
-    """Hide packages that would break an import of vllm or transformers, before the first one. Returns their names.
+def hide_foreign_builds() -> None:
+    """Hide packages that would break an import of vllm or transformers, before the first one.
 
     A module that is None in `sys.modules` counts as missing, for imports and for `find_spec`.
     """
@@ -90,14 +90,13 @@ def hide_foreign_builds() -> tuple[str, ...]:
         with suppress(PackageNotFoundError):
             builds[name] = version(name)
     if not (torch := builds.pop("torch", "")).endswith(CPU_TAG):
-        return ()
+        return
     foreign = {
         name: build for name, build in builds.items() if sys.modules.get(name) is None and not build.endswith(CPU_TAG)
     }
     if foreign:
         sys.modules.update(dict.fromkeys(foreign))  # type: ignore[arg-type]
         log.info("hidden from vllm, not built for torch %s: %s", torch, ", ".join(map(" ".join, foreign.items())))
-    return tuple(foreign)
 
 
 def is_eager(options: Mapping[str, str]) -> bool:

@@ -1,7 +1,7 @@
 """A sequence as vLLM gets it, its outputs as `handlers/base` has them, and what the loaded engine can do.
 
-Every value gets its exact type: a wrong type ends vLLM silently. vLLM gets the rules by which `handlers/base` ends a
-sequence, so that it stops at the same token, except for stop words of several tokens, which it does not know.
+Every value gets its exact type: a wrong type ends vLLM silently. vLLM stops at the same token as `handlers/base`,
+except for stop words of several tokens, which it does not know.
 """
 
 from __future__ import annotations

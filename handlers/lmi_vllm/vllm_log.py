@@ -1,7 +1,7 @@
 """What vLLM reports only in its log: the stages of a start, why a process failed, why a structure was not followed.
 
-What its loggers say is written to files in memory, whose paths every process of the engine inherits. This relies on the
-names of the loggers and on a request's id as the first argument of a line, never on their texts.
+It is written to files in memory, whose paths every process of the engine inherits. This relies on the names of loggers
+and on a request's id as the first argument of a line, never on their texts.
 """
 
 from __future__ import annotations
