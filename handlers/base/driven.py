@@ -127,10 +127,6 @@ class DrivenExecutor(SteppedExecutor[Sequence], Generic[Work]):
         """Translate a running beam of a sequence, as `_work`. Only an engine that does not search beams needs it."""
         raise NotImplementedError
 
-    def _refuse(self, sequence: Sequence, error: Exception) -> None:
-        """End a sequence that the engine did not take."""
-        self._fail(sequence, error, str(error))
-
     def _kind_of(self, error: Exception) -> ErrorKind:
         if is_out_of_memory(error) or isinstance(error, OutOfMemory):
             return ErrorKind.OUT_OF_MEMORY
@@ -207,7 +203,7 @@ class DrivenExecutor(SteppedExecutor[Sequence], Generic[Work]):
         try:
             self._adapters.claim(sequence)
         except UnknownAdapter as error:
-            self._refuse(sequence, error)
+            self._fail(sequence, error)
         else:
             self._turns.add(sequence)
 
@@ -220,7 +216,7 @@ class DrivenExecutor(SteppedExecutor[Sequence], Generic[Work]):
                 try:
                     preparation.equip(sequence, future.result())
                 except Exception as error:
-                    self._refuse(sequence, error)
+                    self._fail(sequence, error)
                 else:
                     self._prepare(sequence, number + 1)
         return [sequence for sequence in prepared if sequence.is_finished]
@@ -306,7 +302,7 @@ class DrivenExecutor(SteppedExecutor[Sequence], Generic[Work]):
             if self._kind_of(error) is not ErrorKind.INVALID:
                 is_told = isinstance(error, LmiError)  # the client reads all that is known
                 log.error("%s did not take request %d: %s", self.title, sequence.id, error, exc_info=not is_told)
-            self._refuse(sequence, error)
+            self._fail(sequence, error)
             return False
         return True
 
@@ -344,12 +340,12 @@ class DrivenExecutor(SteppedExecutor[Sequence], Generic[Work]):
                 self._load.running += rounds.names
         return num_rows
 
-    def _fail(self, sequence: Sequence, error: Exception, message: str) -> None:
-        """End a sequence with an error. The client reads the message of an LmiError, else `message`."""
+    def _fail(self, sequence: Sequence, error: Exception, message: str = "") -> None:
+        """End a sequence with an error. The client reads the message of an LmiError, else `message` or the error."""
         if isinstance(error, LmiError):
             sequence.fail(error.message, self._kind_of(error), error.field)
         else:
-            sequence.fail(message, self._kind_of(error))
+            sequence.fail(message or str(error), self._kind_of(error))
 
     def _start_over(self) -> None:
         """Empty the engine after a step that raised. Queued sequences without a token wait again; the rest may fail."""

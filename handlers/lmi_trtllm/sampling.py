@@ -106,10 +106,10 @@ def refuse_rules(request: Request, sampler: TrtllmSampler) -> None:
     """Raise Unsupported for a penalty that the sampler would ignore. Other rules have a capability."""
     if sampler.has_rules:
         return
-    instead = f"; option.sampler_type={CPP_SAMPLER} reads it" if sampler.profile.has_cpp_sampler else ""
+    reason = f"the Torch sampler of TensorRT-LLM {sampler.profile.name} ignores it; option.sampler_type={CPP_SAMPLER}"
     for name, neutral in PENALTIES.items():
         if getattr(request.sampling_config, name) not in (None, neutral):
-            raise Unsupported(name, f"the Torch sampler of TensorRT-LLM {sampler.profile.name} ignores it{instead}")
+            raise Unsupported(name, f"{reason} reads it")
 
 
 def check_beams(request: Request, max_beam_width: int) -> None:
@@ -141,12 +141,19 @@ def _lacking(request: Request) -> list[tuple[str, str, bool]]:
 
 def _choice(config: SamplingConfig, seed: int, sampler: TrtllmSampler) -> dict[str, Any]:
     """The parameters that choose a token. TensorRT-LLM is greedy where temperature, top_p and top_k are unset."""
+    chosen: dict[str, Any]
     if config.beam_width > 1:
         chosen = beam_search(config)
     elif config.is_greedy:
         chosen = {"top_k": 1}  # greedy whatever else is given, and no sampler divides by a temperature of 0
     else:
-        chosen = _sampled(config, sampler) | ({"seed": int(seed) & MAX_SIGNED} if sampler.has_rules else {})
+        temperature = 1.0 if config.temperature is None else max(float(config.temperature), MIN_TEMPERATURE)
+        given = {"temperature": temperature, "top_p": config.top_p, "min_p": config.min_p}
+        chosen = {name: float(value) for name, value in given.items() if value is not None}
+        if config.top_k is not None:
+            chosen["top_k"] = min(int(config.top_k), sampler.vocab_size)
+        if sampler.has_rules:
+            chosen["seed"] = int(seed) & MAX_SIGNED
     chosen |= {name: float(value) for name in PENALTIES if (value := getattr(config, name)) is not None}
     if config.no_repeat_ngram_size:
         chosen["no_repeat_ngram_size"] = int(config.no_repeat_ngram_size)
@@ -162,15 +169,6 @@ def beam_search(config: SamplingConfig) -> dict[str, Any]:
         "length_penalty": 1.0 if config.length_penalty is None else float(config.length_penalty),  # TensorRT-LLM's is 0
         "early_stopping": int(config.early_stopping or 0),  # TensorRT-LLM's is 1
     }
-
-
-def _sampled(config: SamplingConfig, sampler: TrtllmSampler) -> dict[str, Any]:
-    temperature = 1.0 if config.temperature is None else max(float(config.temperature), MIN_TEMPERATURE)
-    given = {"top_p": config.top_p, "min_p": config.min_p}
-    chosen: dict[str, Any] = {name: float(value) for name, value in given.items() if value is not None}
-    if config.top_k is not None:
-        chosen["top_k"] = min(int(config.top_k), sampler.vocab_size)
-    return {"temperature": temperature, **chosen}
 
 
 def _log_probs(sequence: Sequence, sampler: TrtllmSampler) -> dict[str, Any]:

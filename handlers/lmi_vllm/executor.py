@@ -23,7 +23,7 @@ from handlers.base.driven import DrivenExecutor, name_of
 from handlers.base.driven_outputs import BeamRow
 from handlers.base.engine_arguments import refusal
 from handlers.base.sequence import Sequence
-from handlers.lmi_vllm import process_setup, translation, vllm_log
+from handlers.lmi_vllm import process_setup, translation
 from handlers.lmi_vllm.about import ON_RAY, environment
 from handlers.lmi_vllm.arguments import engine_arguments, named_for
 from handlers.lmi_vllm.drivers import InProcess, MultiProcess, NodeHeartbeat
@@ -122,13 +122,6 @@ class VllmExecutor(DrivenExecutor[VllmWork]):
         loaded = self._adapters.used_by(sequence)
         adapter = None if loaded is None else translation.lora_request(loaded)
         return VllmWork(name, prompt, params, adapter, translation.priority(sequence.request))
-
-    def _refuse(self, sequence: Sequence, error: Exception) -> None:
-        """End a refused sequence. vLLM refuses only structures: the rest of a request was checked before."""
-        if sequence.request.guided_decoding_params is None or isinstance(error, errors.LmiError):
-            super()._refuse(sequence, error)
-        else:
-            sequence.fail(vllm_log.refusal(error), self._kind_of(error), vllm_log.GUIDE_FIELD)
 
     def _kind_of(self, error: Exception) -> ErrorKind:
         return ErrorKind.INVALID if isinstance(error, VLLMValidationError) else super()._kind_of(error)
