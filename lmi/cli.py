@@ -7,28 +7,19 @@ with the exit code of its error.
 from __future__ import annotations
 
 import os
-import platform
-import re
-import subprocess
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import click
-import orjson
 
 from lmi import __version__
+from lmi.commands import COMMANDS
 from lmi.errors import StartError
 from lmi.flags import OptionsCommand, text_of, unknown, with_options
-from lmi.settings.handler import announced
 from lmi.settings.resolve import resolve_folder
-from lmi.settings.values import Setting
-from lmi.shared import linux, log, sink
+from lmi.shared import log, sink
 
-REPORTED_LIBRARIES = ("torch", "transformers", "tokenizers", "gunicorn", "uvicorn", "starlette")
 ABOUT = ("-h", "--help", "--version")  # flags of `lmi` itself
 
 
@@ -120,167 +111,8 @@ def djl_serving(folder: str | None, models: tuple[str, ...]) -> int:
     return _serve(folder, {"load_models": named} if named else {}, {})
 
 
-@lmi.command(cls=OptionsCommand)
-@with_options
-@click.option("--json", "is_json", is_flag=True, help="one JSON object")
-@click.option("--changed", "is_changed", is_flag=True, help="only options that have another value than their default")
-def config(folder: str | None, flags: dict[str, str], files: dict[str, str], is_json: bool, is_changed: bool) -> None:
-    """Show every option, its value and where it came from.
-
-    It shows what each value shadows too, and starts nothing.
-    """
-    resolved = resolve_folder(folder, os.environ, flags, files=files)
-    rows = [row for row in resolved.settings if row.source != "default" or not is_changed]
-    if is_json:
-        document = {"options": rows, "warnings": resolved.warnings, "notes": resolved.notes}
-        click.echo(orjson.dumps(document, option=orjson.OPT_INDENT_2).decode())
-        return
-    click.echo("\n".join(_table(rows)))
-    for warning in resolved.warnings:
-        click.echo(f"warning: {log.escape(warning)}", err=True)
-
-
-@lmi.command(add_help_option=False, context_settings={"ignore_unknown_options": True})
-@click.argument("words", nargs=-1, type=click.UNPROCESSED)
-def gateway(words: tuple[str, ...]) -> int:
-    """Answer AWS's SageMaker API in front of a server."""
-    from lmi.gateway.command import gateway
-
-    code: int = gateway.main(words, "lmi gateway", standalone_mode=False)
-    return code
-
-
-def _asking(command: Any) -> Any:
-    """Add to a command what says which server to ask."""
-    url = click.option("--url", default="http://127.0.0.1:8080", show_default=True, help="server that speaks OpenAI")
-    key = click.option("--api-key", envvar="LMI_API_KEY", help="key of the server, else LMI_API_KEY")
-    return url(key(command))
-
-
-TEMPERATURE = click.option("--temperature", type=float, help="left out: the server's")
-FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
-QUICK = click.option("-q", "--quick", metavar="TEXT", help="answer this and end")
-MODEL = click.option("--model", metavar="NAME", help="model that answers; left out: the first one of /v1/models")
-
-
-@lmi.command()
-@_asking
-@MODEL
-@TEMPERATURE
-@click.option("--system-prompt", metavar="TEXT", help="first message")
-@QUICK
-def chat(system_prompt: str | None, quick: str | None, **talk: Any) -> None:
-    """Talk to a server in the terminal."""
-    from lmi.client.talk import Talk
-
-    Talk(**talk).chat(system_prompt, quick)
-
-
-@lmi.command()
-@_asking
-@MODEL
-@TEMPERATURE
-@click.option("--max-tokens", default=128, show_default=True, help="longest answer")
-@QUICK
-def complete(max_tokens: int, quick: str | None, **talk: Any) -> None:
-    """Let a server continue texts in the terminal."""
-    from lmi.client.talk import Talk
-
-    Talk(**talk).complete(quick, max_tokens)
-
-
-@lmi.command("run-batch")
-@click.option("-i", "--input-file", "source", type=FILE, required=True, help="requests, one on each line")
-@click.option("-o", "--output-file", "target", type=Path, required=True, help="answers, in any order")
-@_asking
-@click.option("--concurrency", type=click.IntRange(1), default=16, show_default=True, help="requests at once")
-def run_batch(source: Path, target: Path, url: str, api_key: str | None, concurrency: int) -> int:
-    """Answer the requests of a file in OpenAI's batch form."""
-    import asyncio
-
-    from lmi.client import batch
-
-    with source.open("rb") as requests, target.open("wb") as answers:
-        num_failed = asyncio.run(batch.run_batch(requests, answers, url, api_key, concurrency))
-    if num_failed:
-        click.echo(f"lmi run-batch: {num_failed} requests have no answer of 200; {target} says why", err=True)
-    return 1 if num_failed else 0
-
-
-@lmi.command(context_settings={"show_default": True})
-@click.argument("urls", nargs=-1, required=True, metavar="URL [URL]")
-@click.option("--api-key", envvar="LMI_API_KEY", help="key of the servers, else LMI_API_KEY")
-@click.option("--dialect", type=click.Choice(["chat", "completions", "lmi", "tgi", "triton"]), default="chat")
-@click.option("--model", metavar="NAME", default="", help="left out: the first one of /v1/models, where one is needed")
-@click.option("--requests", "num_requests", type=click.IntRange(1), default=100, help="requests of a round")
-@click.option("--rounds", type=click.IntRange(1), help="rounds for each server; left out: 1, or 3 of two servers")
-@click.option("--warmup", "num_warmup", type=click.IntRange(0), default=8, help="requests before, which do not count")
-@click.option("--streams", "num_streams", type=click.IntRange(1), default=8, help="closed loop: clients at once")
-@click.option("--rate", type=click.FloatRange(0, min_open=True), help="open loop: requests/s, of a Poisson process")
-@click.option("--whole", "is_whole", is_flag=True, help="ask for whole answers, not for streams")
-@click.option("--prompts", type=FILE, help="a prompt on each line, or an object with prompt and max_tokens")
-@click.option("--prompt-words", "num_words", type=click.IntRange(1), default=100, help="length of made prompts")
-@click.option(
-    "--shared-words", "num_shared_words", type=click.IntRange(0), default=0, help="of them a shared beginning"
-)
-@click.option("--prefixes", "num_prefixes", type=click.IntRange(1), default=1, help="different shared beginnings")
-@click.option("--max-tokens", type=click.IntRange(1), default=64, help="longest answer")
-@click.option("--body", metavar="JSON", default="{}", help='further fields of each request: {"ignore_eos": true}')
-@click.option("--target-ttft-ms", type=click.FloatRange(0), help="goodput: longest time to the first token")
-@click.option("--target-itl-ms", type=click.FloatRange(0), help="goodput: longest mean time between tokens")
-@click.option("--target-e2e-ms", type=click.FloatRange(0), help="goodput: longest time of a whole answer")
-@click.option("--timeout", "timeout_s", type=click.FloatRange(0, min_open=True), default=600, help="of a request, in s")
-@click.option("--seed", default=0, help="of prompts and arrivals")
-@click.option("--json", "json_file", type=Path, metavar="FILE", help="write all figures and times")
-@click.option("--html", "html_file", type=Path, metavar="FILE", help="write a page with plots")
-@click.option("--png", "png_file", type=Path, metavar="FILE", help="write the plots as a picture, with Pillow")
-def bench(**settings: Any) -> int:
-    """Load a server, or two in turns, and show how fast it answers.
-
-    Servers speak OpenAI (chat, completions), LMI, TGI or Triton's generate extension.
-    """
-    from lmi.client.bench import command
-
-    return command.bench(settings)
-
-
-@lmi.command("version")
-def show_version() -> None:
-    """Show the versions of lmi and of what it runs on."""
-    click.echo(f"lmi {__version__}")
-    click.echo(f"python {platform.python_version()}")
-    click.echo("\n".join(_machine()))
-    handlers = announced()
-    for name in (*REPORTED_LIBRARIES, *(one for handler in handlers.values() for one in handler.distributions)):
-        click.echo(f"{name} {_version_of(name)}")
-    for name, handler in handlers.items():
-        if about := handler.describe():
-            click.echo(f"{name} {about}")
-
-
-def _machine() -> list[str]:
-    """Return lines about the system, the processor, memory and GPUs."""
-    found = Path("/proc/cpuinfo")
-    names = re.findall(r"^model name\s*: (.+)$", found.read_text(), re.MULTILINE) if found.exists() else []
-    lines = [
-        f"os {platform.platform()}",
-        f"cpu {names[0] if names else platform.machine()}, {linux.num_usable_cores()} cores",
-        f"memory {linux.memory_bytes() / 2**30:.1f} GiB",
-    ]
-    query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
-    with suppress(OSError, subprocess.SubprocessError):
-        gpus = subprocess.run(query, capture_output=True, text=True, timeout=10, check=True).stdout
-        lines += [f"gpu {gpu}" for gpu in gpus.splitlines()]
-    return lines
-
-
-def _version_of(distribution: str) -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version(distribution)
-    except PackageNotFoundError:
-        return "not installed"
+for command in COMMANDS:
+    lmi.add_command(command)
 
 
 def _serve(folder: str | None, flags: dict[str, str], files: dict[str, str]) -> int:
@@ -296,18 +128,10 @@ def _serve(folder: str | None, flags: dict[str, str], files: dict[str, str]) -> 
     return supervisor.run(resolved, lambda fetched: settle(fetched=fetched))
 
 
-def _table(settings: Sequence[Setting]) -> list[str]:
-    """Return the settings as lines with aligned columns. The last column is not padded."""
-    heads = ("option", "value", "source", "shadowed")
-    rows = [heads, *((row.option, row.value or "-", row.source, ", ".join(row.shadowed)) for row in settings)]
-    cells = [tuple(log.escape(cell) for cell in row) for row in rows]
-    widths = [min(60, max(len(row[column]) for row in cells)) for column in range(3)]
-    return ["  ".join([*(row[i].ljust(widths[i]) for i in range(3)), row[3]]).rstrip() for row in cells]
-
-
 def _fail(error: StartError) -> int:
     """Print why a start failed: each fault on one line, before the JSON object. Returns the exit code."""
-    from lmi.supervisor.banner import Failure, say_failed
+    from lmi.supervisor.banner import say_failed
+    from lmi.supervisor.child import Failure
 
     if not log.is_text("auto"):
         for line in str(error).split("\n"):

@@ -32,6 +32,7 @@ LAYERS = (
     {"lmi.supervisor"},
     {"lmi.server"},
     {"lmi.flags"},
+    {"lmi.commands"},
     {"lmi.cli"},
     {"lmi.__main__"},
 )

@@ -34,6 +34,8 @@ ANNEXES = {
     "sources": ("lmi.sources",),
     "tracing": ("lmi.tracing",),
     "secure_mode": ("lmi.settings.secure_mode",),
+    "commands": ("lmi.commands", "lmi.flags"),
+    "welcome": ("lmi.supervisor.banner",),
     "guides": ("lmi.apis.guides", "handlers.guides"),
     "beams": ("handlers.base.beams",),
     "engines": (
@@ -47,6 +49,7 @@ BESIDE = {"client": ("lmi.client",), "gateway": ("lmi.gateway",), "lmi_trtllm": 
 ARROWS = {
     "adapters": {"description", "models", "openai", "secure_mode", "sources"},
     "anthropic": {"description", "guides", "openai"},  # both answer chats
+    "commands": {"client", "gateway"},
     "description": {  # the whole document names all of them, and each is described in its words
         *("adapters", "anthropic", "batch", "embeddings", "models", "openai", "responses", "sessions", "tgi", "triton")
     },
@@ -100,11 +103,11 @@ MAX_LINES = {
     "lmi/text": 610,
     "lmi/tracing": 250,
     "lmi/user_code": 2540,
-    "handlers/base": 2490,
+    "handlers/base": 2480,
     "handlers/guides": 1860,
     "handlers/lmi_dist": 6750,
-    "handlers/lmi_trtllm": 2120,
-    "handlers/lmi_vllm": 1950,
+    "handlers/lmi_trtllm": 1990,
+    "handlers/lmi_vllm": 1890,
 }
 OURS = {module_name(path): path for top in ("lmi", "handlers") for path in sources(top) if "compat" not in path.parts}
 ROOMS = [path for top in ("lmi", "handlers") for path in sorted((ROOT / top).iterdir()) if any(path.glob("*.py"))]

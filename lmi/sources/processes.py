@@ -23,8 +23,7 @@ from lmi.runtime import ServerRuntime
 from lmi.settings.config import ServerConfig
 from lmi.shared import linux
 from lmi.shared.fetches import FAILURE, REQUEST, FetchFailure, FetchRequest, read, write
-from lmi.supervisor.banner import Failure
-from lmi.supervisor.child import Child, ChildKind
+from lmi.supervisor.child import Child, ChildKind, Failure
 from lmi.supervisor.stages import fetch_kind
 
 MAX_AT_ONCE = 4  # the others wait, the oldest is next

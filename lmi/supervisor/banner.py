@@ -1,48 +1,69 @@
 """Messages of the supervisor to people: that the server is ready, or late, what its engines do, or why it ends.
 
 A message is text if the log is text, and one JSON object if the log is JSON. The object of a server that failed is its
-last line, because platforms often keep only that line. Source of the limit of a start: the ProductionVariant of
-SageMaker's API.
+last line, because platforms often keep only that line.
 """
 
 from __future__ import annotations
 
 import logging
+import os
+import re
 import sys
 from collections.abc import Iterable, Mapping
+from importlib.metadata import PackageNotFoundError, requires
 
 import orjson
-from msgspec import Struct
 
-from lmi.errors import StartError
 from lmi.runtime import LoadReport
 from lmi.settings.config import Config, ServerConfig
 from lmi.settings.model_choice import PLATFORM_FOLDER
 from lmi.shared.log import escape, is_text
 from lmi.shared.state import EngineRecord
-from lmi.supervisor.hints import hint
+from lmi.supervisor.child import Failure
 
 CLEAR_BAR = "\r\x1b[2K\x1b[?25h"  # clears the line and shows the cursor, which a bar hides
+# Source: the ProductionVariant of SageMaker's API.
 LIMIT = "ContainerStartupHealthCheckTimeoutInSeconds"
 DEFAULT_LIMIT_S, MIN_LIMIT_S, MAX_LIMIT_S = 480, 60, 3600
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
+CHECKPOINT = (
+    "a model's folder holds what save_pretrained writes (config.json, a tokenizer, *.safetensors), or a model.py"
+)
+DAMAGED_FILE = "mend the file that the message names, or copy it again"
+LOG = "see the log above"
+OPTIONS = "`lmi config` prints every option, its value and where it came from"
+SOURCES = "lmi serve takes a folder, OWNER/NAME of a hub, s3://BUCKET/PREFIX or demo"
+MISSING_LIBRARY = re.compile(
+    r"No module named '(\w+)|the library (\w+) is not installed|No package metadata was found for (\w+)"
+)
+OF_A_CHECKPOINT = (".json", ".safetensors", ".jinja", ".model")
+REQUIREMENT = re.compile(r"(?P<name>[\w.-]+).*; extra == ['\"](?P<extra>[\w-]+)['\"]")
+NOT_DAMAGED = re.compile("no architectures|option[.]rolling_batch=|is not installed")
+
+# The label of an error, a pattern of its message, and the hint. The first row that fits counts. A fault without a row
+# has no hint, because none is better than a wrong one.
+HINTS = (
+    ("bad_configuration", "", OPTIONS),
+    ("port_unavailable", "", "--host and --port choose another address; a taken port belongs to another process"),
+    ("source_unreachable", "^no folder ", "HF_HUB_OFFLINE=1 asks no hub and serves what its cache holds"),
+    ("model_unusable", "(HF_HUB|TRANSFORMERS)_OFFLINE=", "without that variable the hub is asked"),
+    ("model_unusable", "credentials", "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE or a role name them"),
+    ("model_unusable", "^[^:]+: (does not exist|is not a folder)", SOURCES),
+    ("model_unusable", "^option[.]", OPTIONS),
+    ("model_unusable", "a model(.s folder)? has |: no tokenizer|: no (weights|model[.]safetensors)|GGUF", CHECKPOINT),
+    ("security_refused", r"option[.]\w+=true", "that option switches it on, if you trust the model"),
+    ("security_refused", "DISALLOW_", "SAGEMAKER_SECURITY_CONTROLS names what secure mode refuses"),
+    ("engine_lost", "did not finish loading", "--model-loading-timeout SECONDS gives it longer"),
+    ("engine_lost", "", "its own messages stand further up in this log"),
+    ("front_end_lost", "", LOG),
+    ("gateway_lost", "", LOG),
+    ("start_failed", r"^\w+: |^the fetch failed|died", LOG),
+)
+
 log = logging.getLogger(__name__)
-
-
-class Failure(Struct, frozen=True, kw_only=True):
-    """Why the server ends."""
-
-    code: int  # exit code
-    cause: str  # label of an error class
-    stage: str
-    message: str
-    notice_s: float = 0.0  # how long `/ping` reports it before the server ends
-
-    @classmethod
-    def of(cls, error: StartError, stage: str) -> Failure:
-        return cls(code=error.exit_code, cause=error.label, stage=stage, message=str(error))
 
 
 def say_failed(failure: Failure, log_format: str = "json") -> None:
@@ -195,3 +216,37 @@ class Throughput:
         if any(work.values()):
             usage = sum(record.num_used_blocks for record in records) / max(1, max_num_blocks)
             log.info("throughput", extra={**work, "kv_cache_usage": round(usage, 3)})
+
+
+def hint(label: str, message: str) -> str:
+    """Return what an operator can do about an error of this label and message, or ""."""
+    if found := MISSING_LIBRARY.search(message):
+        return _missing(next(filter(None, found.groups())), is_user_code=".py: " in message)
+    if label == "model_unusable" and _is_damaged(message):
+        return DAMAGED_FILE
+    return next((hint for known, pattern, hint in HINTS if known == label and re.search(pattern, message)), "")
+
+
+def _missing(library: str, *, is_user_code: bool) -> str:
+    if is_user_code:
+        return f"name {library} in a requirements.txt beside the file, or install it where lmi itself is installed"
+    extra = extra_with(library)
+    if extra is None:
+        return f"install {library} where lmi itself is installed"
+    return f"scripts/install {extra}, or pip install '.[{extra}]', in a clone of lmi"
+
+
+def extra_with(library: str) -> str | None:
+    """Return the extra of this package that installs a library, None if no extra for users does."""
+    try:
+        found = [REQUIREMENT.match(line) for line in requires("lmi") or ()]
+    except PackageNotFoundError:  # lmi runs from its sources
+        return None
+    extras = {match["name"].replace("-", "_"): match["extra"] for match in found if match and match["extra"] != "dev"}
+    parts = (extra for name, extra in extras.items() if name.startswith(f"{library}_"))  # packages of one namespace
+    return extras.get(library) or next(parts, None)
+
+
+def _is_damaged(message: str) -> bool:
+    file = message.partition(": ")[0]
+    return file.endswith(OF_A_CHECKPOINT) and os.path.isfile(file) and not NOT_DAMAGED.search(message)

@@ -11,12 +11,13 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from msgspec import Struct
+
 from lmi.errors import NoMemory, StartError
 from lmi.settings.server_config import User
 from lmi.shared import linux
 from lmi.shared.pauses import Pauses
 from lmi.shared.state import EngineRecord, Phase
-from lmi.supervisor.banner import Failure
 from lmi.supervisor.output import ChildOutput
 from lmi.supervisor.restarts import LONGEST_DELAY_S, STEADY_S, RestartTable
 
@@ -27,6 +28,20 @@ log = logging.getLogger(__name__)
 
 Hang = Callable[[EngineRecord, float, float, Pauses], str | None]
 """Returns why a process counts as hung, or None, from its record, its start, the time now and the pauses."""
+
+
+class Failure(Struct, frozen=True, kw_only=True):
+    """Why the server ends."""
+
+    code: int  # exit code
+    cause: str  # label of an error class
+    stage: str
+    message: str
+    notice_s: float = 0.0  # how long `/ping` reports it before the server ends
+
+    @classmethod
+    def of(cls, error: StartError, stage: str) -> Failure:
+        return cls(code=error.exit_code, cause=error.label, stage=stage, message=str(error))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

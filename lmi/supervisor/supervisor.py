@@ -37,8 +37,7 @@ from lmi.shared.pauses import Pauses
 from lmi.shared.state import Block, Phase
 from lmi.sources.processes import FetchProcesses
 from lmi.supervisor import banner, kinds
-from lmi.supervisor.banner import Failure
-from lmi.supervisor.child import Child
+from lmi.supervisor.child import Child, Failure
 from lmi.supervisor.environment import divided_cores
 from lmi.supervisor.model import RunningModel
 from lmi.supervisor.preconditions import check_certificate, check_user, raise_file_limit

@@ -13,8 +13,7 @@ from lmi.runtime import ServerRuntime
 from lmi.settings.config import ServerConfig
 from lmi.shared.fetches import FAILURE, REQUEST, FetchFailure, FetchRequest, WantedSource, read, write
 from lmi.sources.processes import MAX_AT_ONCE, FetchProcesses
-from lmi.supervisor.banner import Failure
-from lmi.supervisor.child import Child
+from lmi.supervisor.child import Child, Failure
 
 LOST = Failure(code=1, cause="start_failed", stage="fetch process", message="fetch process died 3 times")
 

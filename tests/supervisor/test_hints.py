@@ -17,7 +17,7 @@ from lmi.settings.engine_choice import choose_handler
 from lmi.settings.handler import announced
 from lmi.settings.machine import Machine
 from lmi.shared.state import Block
-from lmi.supervisor.hints import CHECKPOINT, DAMAGED_FILE, LOG, OPTIONS, SOURCES, hint
+from lmi.supervisor.banner import CHECKPOINT, DAMAGED_FILE, LOG, OPTIONS, SOURCES, hint
 from lmi.user_code.worker import load
 
 ROOT = Path(__file__).parents[2]
