@@ -21,7 +21,8 @@ from lmi.errors import cause_line
 from lmi.settings.handler import announced
 from lmi.settings.kinds import BOOLEAN, MODELS, WORDS
 from lmi.settings.option import Option
-from lmi.settings.options import OPTIONS, elsewhere, known_keys
+from lmi.settings.options import OPTIONS
+from lmi.settings.other_names import elsewhere, known_keys
 from lmi.settings.values import written
 
 Command = Callable[..., Any]

@@ -45,12 +45,12 @@ import msgspec
 from lmi.errors import StartError
 from lmi.settings.config import Config, ServerConfig
 from lmi.settings.server_config import User
-from lmi.shared.desired_state import Adapter, Folder, Model, ModelFolder, State, key
+from lmi.shared.desired_state import Adapter, Folder, Model, State, key
 from lmi.shared.files import write_whole
 from lmi.shared.state import Block, EngineRecord
 
 ENVIRONMENT_NAME = "LMI_RUNTIME_DIR"
-URL = "url"
+URL, MODELS = "url", "models"
 
 log = logging.getLogger(__name__)
 C = TypeVar("C", Config, ServerConfig)
@@ -170,9 +170,9 @@ class ServerRuntime(RuntimeFolder[ServerConfig]):
         """Return the folder of the sources that front ends wait for. It may not be there yet."""
         return self.path / "fetches"
 
-    def models(self) -> ModelFolder:
+    def models(self) -> Folder[Model]:
         """Return the folder of the models that should be loaded."""
-        return ModelFolder(self.path / "models", Model)
+        return Folder(self.path / MODELS, Model)
 
     def add_model(self, config: Config) -> Runtime:
         """Make the folder of a model. Raises StartError if it cannot be written."""
@@ -190,20 +190,6 @@ class ServerRuntime(RuntimeFolder[ServerConfig]):
     def model(self, entry: Model) -> Runtime:
         """Return the folder of a model that should be loaded. Raises OSError if it has just been removed."""
         return Runtime.at(self.path / entry.folder)
-
-    def model_folders(self) -> dict[str, float]:
-        """Return the folders of models that there are, with the time of their last change, as `time.time()`."""
-        found = {}
-        with suppress(OSError), os.scandir(self.path) as entries:
-            for entry in entries:
-                if entry.name.isdecimal():
-                    with suppress(FileNotFoundError):  # removed a moment ago
-                        found[entry.name] = entry.stat().st_mtime
-        return found
-
-    def discard(self, folder: str) -> None:
-        """Remove the folder of a model."""
-        shutil.rmtree(self.path / folder, ignore_errors=True)
 
     def has_folder(self, entry: Model) -> bool:
         return (self.path / entry.folder).is_dir()

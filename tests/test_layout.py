@@ -54,7 +54,7 @@ ENGINES_NAMED_IN = {
         "run Python code that comes with the model (vllm, trtllm)",
         "GPUs that share each layer, or groups of cores on a CPU (vllm); max: all GPUs",
     },
-    "lmi.settings.options": {"SM_VLLM_"},  # variables of another image
+    "lmi.settings.other_names": {"SM_VLLM_"},  # variables of another image
     "lmi.server.metric_twins": {"vllm:"},  # the beginning of another server's metrics
 }
 

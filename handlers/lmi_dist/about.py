@@ -16,7 +16,7 @@ from lmi.errors import BadConfiguration
 from lmi.settings.config import EngineConfig
 from lmi.settings.handler import Auto, Handler
 from lmi.settings.kinds import BOOLEAN, Kind, integer
-from lmi.settings.options import ENGINE_KEYS
+from lmi.settings.other_names import ENGINE_KEYS
 
 MAX_NUM_SEQUENCES = 64
 MAX_PREFILL_TOKENS = 1024

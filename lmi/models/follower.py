@@ -7,13 +7,16 @@ nobody. The model that a server is started for is one of them, which the supervi
 from __future__ import annotations
 
 import logging
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import suppress
 
-from lmi.runtime import ServerRuntime
+from lmi.models.folder import ModelFolder
+from lmi.runtime import MODELS, ServerRuntime
 from lmi.shared.desired_state import Model, State
 from lmi.supervisor.model import RunningModel
+from lmi.supervisor.stages import requirements
 
 ORPHAN_S = 2.0  # that a new folder may be without an entry
 
@@ -25,7 +28,7 @@ class RunningModels:
 
     def __init__(self, runtime: ServerRuntime) -> None:
         self._runtime = runtime
-        self._folder = runtime.models()
+        self._folder = ModelFolder(runtime.path / MODELS, Model)
         self._models: dict[str, RunningModel] = {}
 
     def __iter__(self) -> Iterator[RunningModel]:
@@ -56,18 +59,26 @@ class RunningModels:
             for entry in self._folder.sweep():
                 log.info("model %s is not loaded: the front end that loaded it died", entry.name)
         states = {entry.folder: entry.state for entry in entries}
-        for folder, changed_s in self._runtime.model_folders().items():
-            is_given_up = folder not in states and time.time() - changed_s > ORPHAN_S
-            if folder not in self._models and (is_given_up or states.get(folder) is State.FAILED):
-                self._runtime.discard(folder)
+        for path in self._runtime.path.iterdir():
+            folder = path.name
+            with suppress(FileNotFoundError):  # removed a moment ago
+                if folder.isdecimal() and folder not in self._models:
+                    is_given_up = folder not in states and time.time() - path.stat().st_mtime > ORPHAN_S
+                    if is_given_up or states.get(folder) is State.FAILED:
+                        self._discard(folder)
+
+    def _discard(self, folder: str) -> None:
+        shutil.rmtree(self._runtime.path / folder, ignore_errors=True)
 
     def _start(self, entry: Model) -> None:
         if not self._runtime.has_folder(entry):  # it was given up before
             return
         try:
-            self._models[entry.folder] = RunningModel(self._runtime.model(entry).with_environ())
+            runtime = self._runtime.model(entry).with_environ()
+            stage = requirements(runtime.config, runtime)  # which a server of one model has before there is a model
+            self._models[entry.folder] = RunningModel(runtime, first=None if stage is None else stage.child)
         except Exception:  # its folder cannot be read or mapped; without it front ends see that the load failed
             log.exception("model %s cannot be started", entry.name)
-            self._runtime.discard(entry.folder)
+            self._discard(entry.folder)
             return
         log.info("model %s loads from %s", entry.name, entry.url)

@@ -15,7 +15,9 @@ from contextlib import suppress
 from lmi import errors
 from lmi.errors import ErrorInfo, LmiError, StartError, from_info, shorten
 from lmi.models.choice import SeveralModels, said_of
+from lmi.models.folder import ModelFolder
 from lmi.models.settings import MB, need_bytes, resolve_model
+from lmi.runtime import MODELS
 from lmi.server.models import LOOK_S, until
 from lmi.settings.config import Config
 from lmi.settings.ports import choose_free_ports
@@ -43,7 +45,8 @@ class ModelRegistry:
 
     def __init__(self, models: SeveralModels) -> None:
         self._models = models
-        self._runtime, self._folder = models.runtime, models.folder
+        self._runtime = models.runtime
+        self._folder = ModelFolder(self._runtime.path / MODELS, Model)
 
     async def register(self, name: str, url: str) -> None:
         """Load a model, so that the next request for it is served by every front end.

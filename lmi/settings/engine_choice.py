@@ -1,4 +1,4 @@
-"""Chooses the engine, its replicas, their devices, and the options that only it knows, from the engines' records."""
+"""Chooses the engine, its replicas and their devices, from the engines' records."""
 
 from __future__ import annotations
 
@@ -8,17 +8,15 @@ from dataclasses import dataclass, replace
 from lmi.errors import BadConfiguration
 from lmi.settings.config import EngineConfig, UserCodeConfig
 from lmi.settings.handler import USER_CODE, Auto, Handler, installed
-from lmi.settings.kinds import LENGTH
-from lmi.settings.machine import Machine, num_engines, num_ranks_here
-from lmi.settings.options import ENGINE_KEYS, OPTIONS, WITHOUT_EFFECT, elsewhere, find
-from lmi.settings.values import Given, Values, closest
+from lmi.settings.machine import Machine, num_ranks_here
+from lmi.settings.options import find
+from lmi.settings.values import Values
 
 NO_ROLLING_BATCH = "disable"  # the dynamic-batch schema, over any engine
 KEY, BATCH = "option.rolling_batch", "option.max_rolling_batch_size"
 TENSOR, PIPELINE = "option.tensor_parallel_degree", "option.pipeline_parallel_degree"
 # Values of option.task; the checkpoint says which of them the model is for.
 TASKS = "auto text-generation text2text-generation conversational generate feature-extraction text-embedding".split()
-USUAL = ("option.adapters", "adapters")  # what is so without it
 NEURON = "Neuron devices are not served here"
 ENGINES_ELSEWHERE = {  # that option.rolling_batch can name in the reference and that have no handler here
     "deepspeed": "DeepSpeed is not served here",
@@ -145,6 +143,23 @@ def choose_replicas(values: Values, engine: ChosenEngine, gpus: tuple[str, ...])
     return replace(config, num_engines=number, device_ids=gpus[: number * gpus_each])
 
 
+def num_engines(num_gpus: int, gpus_each: int, low: int | None, high: int | None) -> int:
+    """Return how many replicas fit, at least `low` and at most `high`. Raises BadConfiguration if `low` do not fit.
+
+    Without GPUs the default is one replica, because one uses all cores.
+    """
+    if low is not None and high is not None and low > high:
+        raise BadConfiguration(f"minWorkers={low}, maxWorkers={high}: allowed is a minWorkers of at most maxWorkers")
+    if num_gpus == 0:
+        return max(low or 1, min(1, high or 1))
+    fit = num_gpus // gpus_each
+    if fit < (low or 1):
+        raise BadConfiguration(
+            f"{low or 1} replicas of {gpus_each} GPUs each do not fit: allowed are {num_gpus} GPUs in all"
+        )
+    return min(fit, high or fit)
+
+
 def choose_gpus(values: Values) -> tuple[str, ...]:
     """Return the GPUs that the engines may use."""
     machine, device, wanted = values.here.machine, values.final("option.device"), values.given("load_on_devices")
@@ -209,60 +224,3 @@ def _asynchronous(values: Values) -> str:
     if entry.endswith("async_service"):
         return f"option.entryPoint={entry}"
     return "option.async_mode=true" if values.given("option.async_mode") else ""
-
-
-def other_options(values: Values, engine: ChosenEngine) -> dict[str, str]:
-    """Return the options for the engine, by name without `option.`. Reports every key that the engine does not use.
-
-    They are options without a row, those of the table that engines read themselves, and each length of auto that this
-    engine knows.
-    """
-    known = engine.handler.option_keys()
-    options = {}
-    for key, picked in values.picked.items():
-        row, name = find(key), key.removeprefix("option.")
-        if row is None:
-            _report(picked.given, values, engine, known)
-            if key.startswith("option.") and (known is None or key in known) and key not in WITHOUT_EFFECT:
-                options[name] = picked.value
-        elif row.is_for_engine:
-            options[name] = picked.given.text
-        elif row.kind is LENGTH and picked.value is None and key in (known or ()):
-            options[name] = "auto"
-    return options
-
-
-def warn_of_some_engines(values: Values, engine: ChosenEngine) -> None:
-    """Warn of each option of the table that has no effect on this engine."""
-    for option in OPTIONS:
-        key, is_given = option.key, values.given(option.key, option.default) != option.default
-        if option.otherwise and is_given and key not in engine.handler.uses:
-            users = " or ".join(name for name, handler in values.here.handlers.items() if key in handler.uses)
-            said = f"has an effect on {users} alone, {option.otherwise}"
-            values.warn(f"{values.how_given(key).place}: {said}")
-
-
-def _report(given: Given, values: Values, engine: ChosenEngine, known: frozenset[str] | None) -> None:
-    """Report a key without a row, unless the engine uses it. User code gets every option, so none is unknown."""
-    is_option = given.key.startswith("option.")
-    if (engine.handler is USER_CODE and is_option) or (given.key, given.text.strip("/")) == USUAL:
-        return
-    if given.key in WITHOUT_EFFECT:
-        reason = WITHOUT_EFFECT[given.key]
-        values.note(f"{given.place}: has no effect here{reason and f': {reason}'}")
-    elif given.key in (known or ()):
-        return
-    elif given.key in ENGINE_KEYS or given.key in engine.handler.unused:
-        if given.key in engine.handler.unused or known is not None:
-            instead = engine.handler.unused.get(given.key) or ENGINE_KEYS.get(given.key, "")
-            values.warn(f"{given.place}: {engine.name} does not use it{instead and f', {instead}'}")
-    elif is_option and values.final("option.strict"):
-        hint = f"; {meaning}" if (meaning := elsewhere(given.key)) else closest(given.key, known or ())
-        values.problems.faults.append(f"{given.place}: unknown option, and option.strict is true{hint}")
-    elif meaning := elsewhere(given.key):
-        values.warn(f"{given.place}: {meaning}")
-    else:
-        unknown = f"{given.place}: unknown option{closest(given.key, known or ())}"
-        values.warn(unknown)
-        if closest(given.key):  # another key may belong to an engine whose name is a fault
-            values.problems.unknown.append(unknown)

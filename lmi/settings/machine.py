@@ -1,4 +1,4 @@
-"""The cores and GPUs of this machine, whether it is a container, and the number of engines that fit.
+"""The cores and GPUs of this machine, and whether it is a container.
 
 GPUs are found without an engine's library. `scripts/install` asks before anything is installed, so this module and what
 it imports need only Python.
@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from lmi.errors import BadConfiguration
 from lmi.shared import linux
 
 # What Docker, Podman, Kubernetes, ECS and SageMaker leave in a container.
@@ -48,23 +47,6 @@ def is_container(environ: Mapping[str, str], files: Iterable[Path] = OF_CONTAINE
     """Return whether this process runs in a container, whose ports only its runtime opens to a network."""
     is_named = any(name.startswith(CONTAINER_VARIABLES) for name in environ)
     return os.getpid() == 1 or is_named or any(file.exists() for file in files)
-
-
-def num_engines(num_gpus: int, gpus_each: int, low: int | None, high: int | None) -> int:
-    """Return how many replicas fit, at least `low` and at most `high`. Raises BadConfiguration if `low` do not fit.
-
-    Without GPUs the default is one replica, because one uses all cores.
-    """
-    if low is not None and high is not None and low > high:
-        raise BadConfiguration(f"minWorkers={low}, maxWorkers={high}: allowed is a minWorkers of at most maxWorkers")
-    if num_gpus == 0:
-        return max(low or 1, min(1, high or 1))
-    fit = num_gpus // gpus_each
-    if fit < (low or 1):
-        raise BadConfiguration(
-            f"{low or 1} replicas of {gpus_each} GPUs each do not fit: allowed are {num_gpus} GPUs in all"
-        )
-    return min(fit, high or fit)
 
 
 def num_ranks_here(num_ranks: int, nodes: str) -> int:

@@ -7,28 +7,53 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lmi.adapters.files import OPTION, by_name, check_files, folders_beside, is_enabled
 from lmi.errors import BadConfiguration
-from lmi.settings import engine_choice, model_choice, secure_mode
+from lmi.settings import engine_choice, model_choice, other_names, secure_mode
 from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig
 from lmi.settings.engine_choice import KEY, ChosenEngine
 from lmi.settings.handler import USER_CODE, announced
 from lmi.settings.kinds import ADDRESS, FORMATTER_WORDS, MODELS, REASONING_FORMS, TOOL_CALL_FORMS
 from lmi.settings.machine import Machine
 from lmi.settings.model_choice import MODEL, Fetched, find_folder
-from lmi.settings.options import is_of_server, of_other_images, unused_of_platform
+from lmi.settings.options import OPTIONS, is_of_server
 from lmi.settings.ports import check_management_port, choose_gateway_port, choose_ports
 from lmi.settings.properties import Properties, read
-from lmi.settings.values import FILE, Given, Problems, Resolved, Surroundings, Values, collect, pick
+from lmi.settings.values import FILE, Given, Problems, Setting, Surroundings, Values, collect, pick, setting
 from lmi.shared.fetches import FetchRequest
 from lmi.sources.place import default_download_dir
 from lmi.sources.source import HubModel, parse, remote
 from lmi.user_code.settings import choose_code, choose_requirements, unrun_code, with_properties
 
 PLATFORM_WAITS_S = 60.0  # SageMaker, for the answer of a real-time endpoint
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """The configuration, the source of each value, and warnings and notes for its author.
+
+    `request` names the remote sources without which the configuration is not final; None if it is.
+    """
+
+    config: Config
+    settings: tuple[Setting, ...] = ()
+    warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    details: tuple[str, ...] = ()  # for a log at DEBUG
+    request: FetchRequest | None = None
+
+    @classmethod
+    def of(cls, config: Config, values: Values, request: FetchRequest | None = None) -> Resolved:
+        known, problems = [option.key for option in OPTIONS], values.problems
+        # The options of the table in its order, then the others that were given.
+        rows = tuple(setting(values, key) for key in (*known, *sorted(values.picked.keys() - set(known))))
+        shadowed = ((row, other) for row in rows for other in row.shadowed)
+        notes = [f"{row.option}: {row.value} ({row.source}) counts, not {other}" for row, other in shadowed]
+        details = tuple(problems.details)
+        return cls(config, rows, tuple(problems.warnings), (*problems.notes, *notes), details, request)
 
 
 def resolve_folder(
@@ -74,8 +99,8 @@ def resolve(
     its settings are what is known without them. Secure mode searches the folders of `untrusted` as it does those that
     were fetched.
     """
-    warnings = [*properties.warnings, *of_other_images(environ)]
-    problems = Problems(warnings=warnings, details=unused_of_platform(environ))
+    warnings = [*properties.warnings, *other_names.of_other_images(environ)]
+    problems = Problems(warnings=warnings, details=other_names.unused_of_platform(environ))
     here = Surroundings(environ, folder, cwd, machine or Machine.here(environ), announced(), fetched or {}, untrusted)
     givens, missing = model_choice.place(
         _expand(collect(properties, environ, flags, files or {}), here.machine), here, problems
@@ -97,8 +122,8 @@ def _with_one_model(values: Values, missing: tuple[str, ...]) -> Resolved:
     engine_config = _choose_for_engine(values, engine)
     _choose_forms(values)
     _choose_for_server(values)
-    engine_choice.warn_of_some_engines(values, engine)
-    options = engine_choice.other_options(values, engine)
+    other_names.warn_of_some_engines(values, engine)
+    options = other_names.other_options(values, engine)
     values.problems.stop_at_faults()
     secure_mode.check(values, model_choice.user_code_folders(values))
     requirements = choose_requirements(values, code)

@@ -6,23 +6,19 @@ environment names, defaults. This module does not know what an option does.
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from lmi.errors import BadConfiguration, ModelUnusable, shorten
-from lmi.settings.config import Config
 from lmi.settings.handler import Handler
 from lmi.settings.kinds import TEXT, TooLarge
 from lmi.settings.machine import Machine
-from lmi.settings.options import OPTIONS, OTHER_ENV, TRANSLATED, default, find, key_of_env, known_keys
+from lmi.settings.options import OPTIONS, OTHER_ENV, TRANSLATED, default, find, key_of_env
 from lmi.settings.properties import Properties
-from lmi.shared.fetches import FetchRequest
 
-NEARLY_SAME = 0.86  # of difflib: rolling_back is a slip for rolling_batch, max_new_tokens is not one for max_num_tokens
 COMMAND_LINE, PLATFORM, FILE, ENVIRONMENT, OTHER_NAMES = range(5)
 SECRET = re.compile(r"token$|secret|password|credential|api_?key|access_?key|^option\.env$", re.IGNORECASE)
 
@@ -147,16 +143,6 @@ def fault(given: Given, allowed: str) -> str:
     return f"{given.written}={shown} ({given.source}): allowed is {allowed}"
 
 
-def closest(key: str, further: Iterable[str] = ()) -> str:
-    """Return a hint at a known key that is spelt nearly like `key`, or "". Case and `option.` do not matter.
-
-    `further` holds keys that only one engine knows.
-    """
-    known = {name.removeprefix("option.").lower(): name for name in [*known_keys(), *further]}
-    matches = difflib.get_close_matches(key.removeprefix("option.").lower(), known, 1, NEARLY_SAME)
-    return f"; the closest known key is {known[matches[0]]}" if matches else ""
-
-
 def _given(written: str, text: str, source: str, rank: tuple[int, int]) -> Given:
     option = find(written)
     shown = written if written.isprintable() else ascii(written)[1:-1]
@@ -244,31 +230,6 @@ class Setting:
     value: str
     source: str
     shadowed: tuple[str, ...] = ()  # "value (source)" of each value that was given and does not count
-
-
-@dataclass(frozen=True, slots=True)
-class Resolved:
-    """The configuration, the source of each value, and warnings and notes for its author.
-
-    `request` names the remote sources without which the configuration is not final; None if it is.
-    """
-
-    config: Config
-    settings: tuple[Setting, ...] = ()
-    warnings: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    details: tuple[str, ...] = ()  # for a log at DEBUG
-    request: FetchRequest | None = None
-
-    @classmethod
-    def of(cls, config: Config, values: Values, request: FetchRequest | None = None) -> Resolved:
-        known, problems = [option.key for option in OPTIONS], values.problems
-        # The options of the table in its order, then the others that were given.
-        rows = tuple(setting(values, key) for key in (*known, *sorted(values.picked.keys() - set(known))))
-        shadowed = ((row, other) for row in rows for other in row.shadowed)
-        notes = [f"{row.option}: {row.value} ({row.source}) counts, not {other}" for row, other in shadowed]
-        details = tuple(problems.details)
-        return cls(config, rows, tuple(problems.warnings), (*problems.notes, *notes), details, request)
 
 
 def setting(values: Values, key: str) -> Setting:

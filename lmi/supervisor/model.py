@@ -19,7 +19,7 @@ from lmi.shared.cores import Cores
 from lmi.shared.desired_state import Model, State
 from lmi.shared.state import Phase
 from lmi.supervisor import kinds
-from lmi.supervisor.stages import requirements
+from lmi.supervisor.child import Child
 
 UNLOAD_S = 30.0  # for requests that run when their model is unloaded
 NOTICE_S = 0.2  # for a request that a front end took just before it saw that the model is gone
@@ -31,7 +31,8 @@ log = logging.getLogger(__name__)
 class RunningModel:
     """One model, from its load to the end of its processes: its engines or its user code, and its formatters."""
 
-    def __init__(self, runtime: Runtime, cores: Cores | None = None) -> None:
+    def __init__(self, runtime: Runtime, cores: Cores | None = None, first: Child | None = None) -> None:
+        """Its processes start on `cores`, and after the child `first` is done."""
         self.runtime = runtime
         self.config = runtime.config
         self.block = runtime.attach()
@@ -41,18 +42,13 @@ class RunningModel:
         self._started_s = time.monotonic()
         self._unwanted_s: float | None = None  # when its entry was gone
         self._ended_s: float | None = None  # when its processes were told to end
-        if not self.ends_server:
-            self._join_others()
-        self._enter(Phase.LOADING)
-
-    def _join_others(self) -> None:
-        """Install its requirements, for which a server of one model has a stage, and name it in the log."""
-        if (stage := requirements(self.config, self.runtime)) is not None:
-            for child in self.children:
-                child.waits_for = stage.child
-            self.children.insert(0, stage.child)
         for child in self.children:
+            child.waits_for = first
+        if first is not None:
+            self.children.insert(0, first)
+        for child in () if self.ends_server else self.children:
             child.name = f"{child.name} of {self.config.model.name}"
+        self._enter(Phase.LOADING)
 
     @property
     def ends_server(self) -> bool:

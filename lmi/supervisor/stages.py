@@ -17,7 +17,7 @@ from lmi.errors import StartError
 from lmi.runtime import Runtime, ServerRuntime, cannot_write
 from lmi.settings.config import Config, ServerConfig
 from lmi.settings.model_choice import Fetched
-from lmi.settings.values import Resolved
+from lmi.settings.resolve import Resolved
 from lmi.shared import fetches
 from lmi.shared.fetches import FetchRequest
 from lmi.shared.linux import SUPERVISOR_PID

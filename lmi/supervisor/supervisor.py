@@ -28,7 +28,7 @@ from lmi.models.follower import RunningModels
 from lmi.runtime import ServerRuntime, remove_leftovers
 from lmi.settings.config import Config
 from lmi.settings.kinds import digest
-from lmi.settings.values import Resolved
+from lmi.settings.resolve import Resolved
 from lmi.shared import linux
 from lmi.shared.cores import claimed, usable
 from lmi.shared.files import write_whole

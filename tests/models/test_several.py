@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -113,7 +114,7 @@ async def discard_every_model(runtime: ServerRuntime) -> None:
     """Do what the supervisor does with models whose folders it cannot read."""
     while True:
         for entry in runtime.models().entries():
-            runtime.discard(entry.folder)
+            shutil.rmtree(runtime.path / entry.folder, ignore_errors=True)
         await asyncio.sleep(0)
 
 

@@ -10,8 +10,7 @@ import pytest
 from lmi.errors import BadConfiguration
 from lmi.settings.machine import Machine
 from lmi.settings.properties import parse
-from lmi.settings.resolve import resolve
-from lmi.settings.values import Resolved
+from lmi.settings.resolve import Resolved, resolve
 
 CPU = Machine(num_cores=4)
 FOUR_GPUS = Machine(num_cores=32, gpus=("0", "1", "2", "3"))

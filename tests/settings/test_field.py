@@ -14,8 +14,7 @@ import pytest
 from lmi.errors import BadConfiguration
 from lmi.settings.machine import Machine
 from lmi.settings.properties import parse
-from lmi.settings.resolve import resolve
-from lmi.settings.values import Resolved
+from lmi.settings.resolve import Resolved, resolve
 from tests.settings.settling import CPU
 
 EIGHT_GPUS = Machine(num_cores=96, gpus=tuple("01234567"))

@@ -13,8 +13,7 @@ from lmi.errors import BadConfiguration
 from lmi.settings.config import Config, SamplingDefaults, SamplingValues
 from lmi.settings.handler import Handler, announced
 from lmi.settings.properties import parse
-from lmi.settings.resolve import resolve
-from lmi.settings.values import Resolved
+from lmi.settings.resolve import Resolved, resolve
 from tests.settings.settling import CPU
 
 RECORD = """

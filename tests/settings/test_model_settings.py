@@ -11,9 +11,8 @@ from lmi.errors import BadConfiguration, ModelUnusable, OutOfMemory, SecurityRef
 from lmi.models.settings import resolve_model
 from lmi.settings.config import ServerConfig
 from lmi.settings.ports import choose_free_ports
-from lmi.settings.resolve import resolve_folder
+from lmi.settings.resolve import Resolved, resolve_folder
 from lmi.settings.secure_mode import CONTROLS
-from lmi.settings.values import Resolved
 
 RANGE = "SAGEMAKER_SAFE_PORT_RANGE"
 

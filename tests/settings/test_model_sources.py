@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from lmi.errors import BadConfiguration
-from lmi.settings.resolve import resolve_folder
-from lmi.settings.values import Resolved
+from lmi.settings.resolve import Resolved, resolve_folder
 
 ECHO = {"OPTION_ROLLING_BATCH": "echo"}
 

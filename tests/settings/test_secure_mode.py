@@ -10,9 +10,8 @@ import pytest
 from lmi.errors import SecurityRefused
 from lmi.settings.config import ServerConfig
 from lmi.settings.properties import Properties
-from lmi.settings.resolve import resolve
+from lmi.settings.resolve import Resolved, resolve
 from lmi.settings.secure_mode import CONTROLS, check_adapter
-from lmi.settings.values import Resolved
 from tests.settings.settling import CPU, settle
 
 REQUIREMENTS, SCRIPTS, PICKLES, REMOTE_CODE, TEMPLATE = (

@@ -13,7 +13,7 @@ CANNOT_MAP = """
 import errno, sys
 from types import SimpleNamespace
 from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig
-from lmi.settings.values import Resolved
+from lmi.settings.resolve import Resolved
 from lmi.shared.state import Block
 from lmi.supervisor import supervisor
 
@@ -29,7 +29,7 @@ sys.exit(supervisor.run(Resolved(config), lambda fetched: Resolved(config)))
 CANNOT_SETTLE = """
 import sys
 from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig
-from lmi.settings.values import Resolved
+from lmi.settings.resolve import Resolved
 from lmi.shared.fetches import FetchRequest
 from lmi.supervisor import supervisor
 

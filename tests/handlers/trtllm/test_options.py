@@ -23,7 +23,7 @@ from lmi.errors import BadConfiguration
 from lmi.settings.config import EngineConfig
 from lmi.settings.engine_choice import choose_handler
 from lmi.settings.handler import announced
-from lmi.settings.values import Resolved
+from lmi.settings.resolve import Resolved
 from lmi.supervisor.environment import of_engine
 from tests.handlers.trtllm import facts
 from tests.handlers.trtllm.published import write_package

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from lmi.errors import Conflict, InvalidParameter
-from lmi.shared.desired_state import MAX_FAILED, Model, ModelFolder, State
+from lmi.models.folder import MAX_FAILED, ModelFolder
+from lmi.shared.desired_state import Model, State
 
 
 def models(tmp_path: Path) -> ModelFolder:

@@ -1,0 +1,190 @@
+"""Options and variables that no field is: those for the engine, those without an effect, and those of other servers.
+
+Sources: LMI's serving.properties, and AWS's pages of LMI and of its vLLM, SGLang and llama.cpp images.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+
+from lmi.settings.engine_choice import ChosenEngine
+from lmi.settings.handler import USER_CODE
+from lmi.settings.kinds import LENGTH
+from lmi.settings.options import BY_KEY, OPTIONS, find
+from lmi.settings.values import Given, Values
+
+NEARLY_SAME = 0.86  # of difflib: rolling_back is a slip for rolling_batch, max_new_tokens is not one for max_num_tokens
+USUAL = ("option.adapters", "adapters")  # what is so without it
+OF_PROMPT = "a prompt may fill all but one token of the context, which option.max_model_len sets"
+# Keys of the reference that have no effect here, because processes, memory and batches are arranged differently, and
+# the reason where it is not obvious.
+WITHOUT_EFFECT = {
+    **dict.fromkeys(
+        "max_idle_time log_request_metric metrics_aggregation translatorFactory features option.paged_attention "
+        "option.n_positions option.low_cpu_mem_usage option.mpi_mode option.use_passive_workers "
+        "option.parallel_loading option.waiting_steps option.pythonExecutable option.enable_venv "
+        "option.max_output_size option.log_request_metric option.bedrock_compat".split(),
+        "",
+    ),
+    **dict.fromkeys(("fail_fast", "option.fail_fast"), "a start that fails always ends the server"),
+    "max_input_length": OF_PROMPT,
+    "option.batch_size": "option.max_rolling_batch_size bounds the sequences that run at once",
+    "option.enable_auto_tool_choice": "option.tool_call_parser switches it on",
+    "option.enable_reasoning": "option.reasoning_parser switches it on",
+    **dict.fromkeys(
+        ("option.allowed_media_domains", "option.allowed_local_media_path"),
+        "clients send images, and nothing is fetched or opened for them",
+    ),
+    "option.device_map": "option.device and option.tensor_parallel_degree choose the devices",
+    "option.batch_invariant": "the native kernels always are, and torch is not",
+}
+
+# Options that LMI documents for one of its engines, and what to write instead on an engine that does not use one. They
+# are never unknown. An engine that does not list its options gets all of them.
+ENGINE_KEYS = {
+    **dict.fromkeys(
+        "option.enforce_eager option.gpu_memory_utilization option.load_format option.enable_lora option.max_loras "
+        "option.max_lora_rank option.max_cpu_loras option.lora_extra_vocab_size option.kv_cache_dtype "
+        "option.enable_chunked_prefill option.speculative_draft_model option.speculative_length "
+        "option.draft_model_tp_size option.swap_space option.cpu_offload_gb option.limit_mm_per_prompt "
+        "option.tokenizer option.tokenizer_mode option.max_num_tokens option.kv_cache_free_gpu_mem_fraction "
+        "option.batch_scheduler_policy option.enable_kv_cache_reuse option.enable_trt_overlap "
+        "option.tokens_per_block option.seed option.nnodes option.node_rank option.master_addr option.master_port "
+        "option.distributed_executor_backend option.speculative_config option.disable_custom_all_reduce "
+        "option.lmcache_config_file option.block_size option.fully_sharded_loras option.disable_any_whitespace".split(),
+        "",
+    ),
+    "option.long_lora_scaling_factors": "an adapter's own adapter_config.json has its scale; leave this out",
+    "option.max_output_len": "max_new_tokens of a request bounds its answer, option.max_model_len prompt and answer",
+    "option.max_input_len": OF_PROMPT,
+}
+
+# Keys and flags of other servers for features that are missing here. They are never taken for a misspelt option.
+ELSEWHERE = {
+    "ssl_ca_certs": "this server asks no client for a certificate",
+    "lora_modules": "an adapter is a folder in adapters/ beside the model, or registered at /adapters",
+    "api_server_count": "frontend_workers is their number",
+    "chat_template_content_format": "the template itself decides",
+    "disable_fastapi_docs": "management_port moves the docs to a port of their own",
+    **dict.fromkeys(
+        ("disable_log_requests", "disable_uvicorn_access_log"),
+        "a request has one line in the log, without its prompt, and --log-level WARNING leaves it out",
+    ),
+    "root_path": "the proxy in front takes its prefix away, and the pages work below any",
+    "uvicorn_log_level": "--log-level is for every process",
+    "max_stop_sequences": "the limit is fixed, and /info tells it",
+    "max_new_tokens": "a request says it, as max_new_tokens among its parameters",
+    "adapters": "the adapters are in the folder adapters/ beside the model, move or link them there",
+    **dict.fromkeys(
+        ("adapter_ids", "adapter_names"),
+        "each adapter is a folder in adapters/ beside the model, which has its name, or is registered at /adapters",
+    ),
+}
+# Variables that AWS's other images read and this server does not, yet. Who moves here may still set them.
+PREFIXES = ("SM_VLLM_", "SM_SGLANG_", "SM_LLAMA_CPP_", "CUSTOM_FASTAPI_", "SUPERVISOR_")
+NAMES = frozenset(
+    "CUSTOM_PRE_PROCESS CUSTOM_POST_PROCESS CUSTOM_SCRIPT_FILENAME PROCESS_AUTO_RECOVERY SAGEMAKER_MODEL_PATH "
+    "STANDARD_PIP_ARGS".split()
+)
+# supervisord gives these to every process that it starts.
+OF_SUPERVISORD = frozenset(
+    "SUPERVISOR_ENABLED SUPERVISOR_GROUP_NAME SUPERVISOR_PROCESS_NAME SUPERVISOR_SERVER_URL".split()
+)
+
+
+def other_options(values: Values, engine: ChosenEngine) -> dict[str, str]:
+    """Return the options for the engine, by name without `option.`. Reports every key that the engine does not use.
+
+    They are options without a row, those of the table that engines read themselves, and each length of auto that this
+    engine knows.
+    """
+    known = engine.handler.option_keys()
+    options = {}
+    for key, picked in values.picked.items():
+        row, name = find(key), key.removeprefix("option.")
+        if row is None:
+            _report(picked.given, values, engine, known)
+            if key.startswith("option.") and (known is None or key in known) and key not in WITHOUT_EFFECT:
+                options[name] = picked.value
+        elif row.is_for_engine:
+            options[name] = picked.given.text
+        elif row.kind is LENGTH and picked.value is None and key in (known or ()):
+            options[name] = "auto"
+    return options
+
+
+def warn_of_some_engines(values: Values, engine: ChosenEngine) -> None:
+    """Warn of each option of the table that has no effect on this engine."""
+    for option in OPTIONS:
+        key, is_given = option.key, values.given(option.key, option.default) != option.default
+        if option.otherwise and is_given and key not in engine.handler.uses:
+            users = " or ".join(name for name, handler in values.here.handlers.items() if key in handler.uses)
+            said = f"has an effect on {users} alone, {option.otherwise}"
+            values.warn(f"{values.how_given(key).place}: {said}")
+
+
+def _report(given: Given, values: Values, engine: ChosenEngine, known: frozenset[str] | None) -> None:
+    """Report a key without a row, unless the engine uses it. User code gets every option, so none is unknown."""
+    is_option = given.key.startswith("option.")
+    if (engine.handler is USER_CODE and is_option) or (given.key, given.text.strip("/")) == USUAL:
+        return
+    if given.key in WITHOUT_EFFECT:
+        reason = WITHOUT_EFFECT[given.key]
+        values.note(f"{given.place}: has no effect here{reason and f': {reason}'}")
+    elif given.key in (known or ()):
+        return
+    elif given.key in ENGINE_KEYS or given.key in engine.handler.unused:
+        if given.key in engine.handler.unused or known is not None:
+            instead = engine.handler.unused.get(given.key) or ENGINE_KEYS.get(given.key, "")
+            values.warn(f"{given.place}: {engine.name} does not use it{instead and f', {instead}'}")
+    elif is_option and values.final("option.strict"):
+        hint = f"; {meaning}" if (meaning := elsewhere(given.key)) else closest(given.key, known or ())
+        values.problems.faults.append(f"{given.place}: unknown option, and option.strict is true{hint}")
+    elif meaning := elsewhere(given.key):
+        values.warn(f"{given.place}: {meaning}")
+    else:
+        unknown = f"{given.place}: unknown option{closest(given.key, known or ())}"
+        values.warn(unknown)
+        if closest(given.key):  # another key may belong to an engine whose name is a fault
+            values.problems.unknown.append(unknown)
+
+
+def known_keys() -> list[str]:
+    return sorted({*BY_KEY, *WITHOUT_EFFECT, *ENGINE_KEYS})
+
+
+def elsewhere(key: str) -> str:
+    """Return a hint on a key or flag of other servers, or ""."""
+    return ELSEWHERE.get(key.removeprefix("option.").lstrip("-").replace("-", "_").lower(), "")
+
+
+def closest(key: str, further: Iterable[str] = ()) -> str:
+    """Return a hint at a known key that is spelt nearly like `key`, or "". Case and `option.` do not matter.
+
+    `further` holds keys that only one engine knows.
+    """
+    known = {name.removeprefix("option.").lower(): name for name in [*known_keys(), *further]}
+    matches = difflib.get_close_matches(key.removeprefix("option.").lower(), known, 1, NEARLY_SAME)
+    return f"; the closest known key is {known[matches[0]]}" if matches else ""
+
+
+def is_of_other_image(name: str) -> bool:
+    return name in NAMES or (name.startswith(PREFIXES) and name not in OF_SUPERVISORD)
+
+
+def of_other_images(environ: Mapping[str, str]) -> list[str]:
+    """Return the line about variables of other images, or no line. Their values may be secrets."""
+    names = sorted(filter(is_of_other_image, environ))
+    if not names:
+        return []
+    counted = "1 variable" if len(names) == 1 else f"{len(names)} variables"
+    return [f"{counted} of AWS's other images not read yet: {', '.join(names)}"]
+
+
+def unused_of_platform(environ: Mapping[str, str]) -> list[str]:
+    """Return the line about SageMaker's variables that set no option, or no line."""
+    used = {name for option in OPTIONS for name in option.platform}
+    named = {name for name in environ if name.startswith("SAGEMAKER_") and not is_of_other_image(name)}
+    unused = sorted(named - used)
+    return [f"{', '.join(unused)}: set no option"] if unused else []
