@@ -1,8 +1,4 @@
-"""The command `lmi`, and the commands `serve` and `djl-serving` with which container platforms start an image.
-
-A start that fails prints each fault on one line of stderr, then one JSON object if stderr is not a terminal, and ends
-with the exit code of its error.
-"""
+"""The command `lmi`, and the commands `serve` and `djl-serving` with which container platforms start an image."""
 
 from __future__ import annotations
 

@@ -1,28 +1,7 @@
-"""The folders that the processes of one running server share.
+"""The folders that the processes of one running server share: the server's, and in it one for each model.
 
-The supervisor makes the server's folder, which only the server's users can open, and a folder in it for each model.
-Front ends find the first and engines the second through one environment variable. The server's folder, a
-`ServerRuntime`, holds:
-
-    server.json         the settings of the server
-    url                 where the server is, for a health check; locked while it runs
-    state               the shared block with the records of supervisor and front ends
-    front-end-failure   why a front end cannot start
-    models/H.json       a model that should be loaded; H is a hash of its name
-    fetches/ID/         a source that a front end waits for, and how far its fetch is (`lmi/shared/fetches.py`)
-    N/                  the folder of a model
-
-The folder of a model, a `Runtime`, holds:
-
-    config.json         the resolved settings, without option.env
-    environ.json        option.env of one of several models, for its processes
-    state               the shared block with the records of engines and user code, those of the front ends that serve
-                        this model, and the model's phase
-    engine-N.sock       the socket of an engine
-    code-N.sock         the socket of a process of user code
-    engine-N.json       the report of a loaded engine, for the banner
-    adapters/H/H.json   an adapter that should be loaded; the H are hashes of the model's name and the adapter's
-    sessions/ID/        an open session, unless option.sessions_path names another folder
+Only the server's users can open them. Front ends find the first and engines the second through one environment
+variable. Each holds the settings as JSON and a block of the records of the processes that have these settings.
 """
 
 from __future__ import annotations

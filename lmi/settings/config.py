@@ -1,7 +1,6 @@
-"""The settings of a server, which all its processes share.
+"""The settings of a server, which all its processes share. The supervisor hands them to its children as JSON.
 
-The supervisor fills these frozen dataclasses, and hands them to its children as JSON. The default of an option is the
-default of its field, unless the engine's `Handler` has a different one.
+The default of an option is the default of its field, unless the engine's `Handler` has a different one.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The record in which an engine describes itself, so that settings are resolved without any engine.
 
-Packages announce their engines in the entry-point group `lmi.handlers`. An entry point `module:HANDLER` names a record.
-Its module must be cheap to import, because the supervisor imports it. Any other entry point names the function that
-loads the engine, and the engine then has the default record.
+Packages announce it in the entry-point group `lmi.handlers`, as `module:HANDLER` in a module that is cheap to import,
+because the supervisor does. Any other entry point names the function that loads an engine with the default record.
 """
 
 from __future__ import annotations

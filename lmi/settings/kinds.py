@@ -1,7 +1,6 @@
 """Kinds of values: each parses the text of an option and says which values are allowed.
 
-This module does not know the options, and looks at no folder. Forms of tool calls and of reasoning have the names of
-vLLM's parsers. The form of `load_models`, which is `-m` and SERVING_LOAD_MODELS of the reference, is djl-serving's.
+Forms of tool calls and of reasoning have the names of vLLM's parsers, `load_models` the form of djl-serving's -m.
 """
 
 from __future__ import annotations

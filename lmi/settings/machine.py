@@ -1,7 +1,6 @@
 """The cores and GPUs of this machine, and whether it is a container.
 
-GPUs are found without an engine's library. `scripts/install` asks before anything is installed, so this module and what
-it imports need only Python.
+`scripts/install` asks before anything is installed, so this module and what it imports need only Python.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Hands out TCP ports from safe_port_range, which SageMaker sets, to every listener but the server's own.
 
-Processes of lmi talk over unix sockets. Only the libraries of engines, whose ranks meet at a port, and the gateway
-listen further. Without a range each takes any free port.
+Only the libraries of engines, whose ranks meet at a port, and the gateway listen. Without a range each takes any port.
 """
 
 from __future__ import annotations

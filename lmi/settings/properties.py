@@ -1,7 +1,6 @@
-"""Reads a serving.properties file into its keys, their values and their lines.
+"""Reads a serving.properties file, in the syntax of java.util.Properties, into its keys, values and lines.
 
-The syntax is that of java.util.Properties: continuations, escapes, `=`, `:` or blank between key and value. Each entry
-keeps its line, a repeated key is a warning, and an error names file and line.
+A repeated key is a warning, and an error names file and line.
 """
 
 from __future__ import annotations

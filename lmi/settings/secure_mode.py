@@ -1,8 +1,7 @@
 """Secure mode: what a model brings along is trusted no more than a request.
 
-The operator switches it on and names the controls (SAGEMAKER_SECURE_MODE, SAGEMAKER_SECURITY_CONTROLS); each control
-refuses some files and some options. Options and paths that are not known to be safe are refused by secure mode itself.
-Names and meanings are those of djl-serving, but an unknown control is refused here.
+The operator names controls, each of which refuses some files and some options. What is not known to be safe is refused
+by secure mode itself. Names and meanings are those of djl-serving, but an unknown control is refused here.
 """
 
 from __future__ import annotations

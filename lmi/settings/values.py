@@ -1,7 +1,7 @@
 """The values of options: those that were given, the one that counts, those that were chosen, and how all are shown.
 
 The order is: command line, SageMaker's platform variables, serving.properties, OPTION_… and SERVING_…, the other
-environment names, defaults. This module does not know what an option does.
+environment names, defaults.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Divides the cores among the processes of a server and binds a process to its cores.
 
-A small model's engine leaves the last core to the front end. Unless each process is bound to its cores, a front end
-that wakes up interrupts the engine in the middle of a step, and an engine that moves to another core finds cold caches.
-`scripts/bench vllm` measures the gain.
+Otherwise a front end that wakes up interrupts the engine in the middle of a step, and an engine that moves to another
+core finds cold caches. `scripts/bench vllm` measures the gain.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """The models and adapters that should be loaded, as files that every process of the server may write and read.
 
-A `Folder` holds one kind of entry, one JSON file each. A file is written whole and renamed into place, so a reader sees
-an old entry or a new one, never half of one. Names come from clients, so a file is named by a hash of its entry's name.
-An entry is PENDING while the process that wrote it works on it. A PENDING entry of a dead process does not count, and
-its name is free.
+A file is renamed into place, so a reader sees an old entry or a new one. Names come from clients, so a file is named by
+a hash. An entry is PENDING while its writer works on it, and does not count if that process is dead.
 """
 
 from __future__ import annotations

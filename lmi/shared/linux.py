@@ -1,7 +1,4 @@
-"""Linux calls on processes: start and end, signals, names, cores, and which the kernel kills if memory runs out.
-
-This module runs only on Linux and does not know engines or front ends. Sources: prctl(2), waitpid(2), proc(5).
-"""
+"""Linux calls on processes: start and end, signals, names, cores. Sources: prctl(2), waitpid(2), proc(5)."""
 
 from __future__ import annotations
 

@@ -1,11 +1,7 @@
-"""The log of every process of lmi: one event is one line, with any text in it.
+"""The log of every process of lmi: one event is one line of at most 16 KB, text on a terminal and else JSON.
 
-A terminal gets text, any other output gets JSON lines. On a terminal each line first clears the one that it begins on,
-because a progress bar of any process may stand there. Line ends, escape sequences and invisible characters are
-escaped, so that no client can forge a line or control the terminal. A line is never longer than 16 KB. Its fields are
-ts, level, logger, pid, role, message, then the caller's `extra` (request_id ...), and error with the traceback. No
-process waits for the reader of the log: a line that finds no room is dropped and counted, and the next line has the
-count. This module does not know requests and does not write the access log.
+Line ends, escape sequences and invisible characters are escaped, so that no client can forge a line or control the
+terminal. No process waits for the log's reader: a line without room is dropped and counted, and the next has the count.
 """
 
 from __future__ import annotations
@@ -21,7 +17,7 @@ import orjson
 
 from lmi.shared.sink import STDERR, Sink
 
-CLEAR_LINE = b"\r\x1b[2K"  # of a terminal
+CLEAR_LINE = b"\r\x1b[2K"  # of a terminal, where the progress bar of any process may stand
 COLOURS = {"DEBUG": 36, "INFO": 32, "WARNING": 33, "ERROR": 31, "CRITICAL": 31}  # cyan, green, yellow, red
 MAX_LINE = 16 << 10  # bytes, with the line end
 # Control characters, line and paragraph separators, marks that change the direction of text, halves of surrogate pairs.

@@ -1,8 +1,7 @@
 """The memory of the host that processes of this container may still take.
 
 It is the smaller of the machine's available memory and of what each control group above this process leaves, version 1
-or 2. The page cache of a group counts as free, because the kernel gives it back. Source: the kernel's documentation of
-/proc/meminfo and of both versions of the memory controller.
+or 2. The page cache of a group counts as free. Source: the kernel's pages on /proc/meminfo and the memory controllers.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
-"""Standard output and error that do not block a writer whose reader is slow.
+"""Standard output and error that do not block a writer whose reader is slow. A line is written whole or not at all.
 
-A pipe or terminal that is not read is full after some 64 KB, and an ordinary write to it then blocks. So the supervisor
-opens the files behind its standard output and error a second time, not blocking, and its children inherit these
-descriptors. It does not set O_NONBLOCK on the descriptors that it was given, because every process that shares them
-would see the flag. A line is written whole or not at all. Sources: pipe(7), open(2), send(2), and Linux's fs/pipe.c for
-the room in a pipe.
+O_NONBLOCK on descriptors that others share would change theirs. So the supervisor opens the files behind them a second
+time, not blocking, and its children inherit these. Sources: pipe(7), open(2), send(2), and Linux's fs/pipe.c for the
+room in a pipe.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
 """The shared-memory block: it has a record of each process, and every process reads the records without asking.
 
-A server has one file of fixed layout, and each of its models has one; every process maps those that it needs. A field
-has one writer at a time, as a rule the process itself. The supervisor writes in the record of an engine that died or
-hangs. Whoever reaps a front end, gunicorn's master or the supervisor, releases its record.
-Values are 8 bytes, aligned, so a reader sees an old value or a new one, never half of both. Totals survive the death of
-their writer, because the next process of the slot continues to count. Gauges are zeroed when a process claims the slot.
-The figures of `/ping`, `/metrics` and admission are those of this block.
+Values are 8 bytes, aligned, so a reader sees an old value or a new one. A field has one writer at a time, as a rule the
+process itself. Totals survive its death, because the next process of the slot continues to count. Gauges are zeroed
+when a process claims the slot, and when whoever reaps it releases its record.
 """
 
 from __future__ import annotations
@@ -17,6 +14,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Generic, TypeVar, overload
 
@@ -373,20 +371,17 @@ class FrontEndRecord(Record):
 
 
 class Block:
-    """The mapped file with its records."""
+    """The mapped file: the record of the supervisor, then those of engines, of front ends and of formatters."""
 
     def __init__(self, memory: mmap.mmap, num_engines: int, num_frontends: int, num_formatters: int = 0) -> None:
         self.memory = memory
         self.raw = memoryview(memory)
-        self.ints = self.raw.cast("q")
-        self.floats = self.raw.cast("d")
-        base = SupervisorRecord.num_words
-        self.supervisor = SupervisorRecord(self, 0)
-        self.engines = [EngineRecord(self, base + i * EngineRecord.num_words) for i in range(num_engines)]
-        base += num_engines * EngineRecord.num_words
-        self.frontends = [FrontEndRecord(self, base + i * FrontEndRecord.num_words) for i in range(num_frontends)]
-        base += num_frontends * FrontEndRecord.num_words
-        self.formatters = [EngineRecord(self, base + i * EngineRecord.num_words) for i in range(num_formatters)]
+        self.ints, self.floats = self.raw.cast("q"), self.raw.cast("d")
+        bases = accumulate(_num_words(num_engines, num_frontends, num_formatters), initial=0)
+        self.supervisor = SupervisorRecord(self, next(bases))
+        self.engines = [EngineRecord(self, next(bases)) for _ in range(num_engines)]
+        self.frontends = [FrontEndRecord(self, next(bases)) for _ in range(num_frontends)]
+        self.formatters = [EngineRecord(self, next(bases)) for _ in range(num_formatters)]
 
     @property
     def num_log_lines_dropped(self) -> int:
@@ -403,19 +398,18 @@ class Block:
         """
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         try:
-            os.posix_fallocate(fd, 0, cls.size(num_engines, num_frontends, num_formatters))
+            os.posix_fallocate(fd, 0, WORD * sum(_num_words(num_engines, num_frontends, num_formatters)))
         finally:
             os.close(fd)
         return cls.attach(path, num_engines, num_frontends, num_formatters)
 
     @classmethod
     def attach(cls, path: Path, num_engines: int, num_frontends: int, num_formatters: int = 0) -> Block:
-        size = cls.size(num_engines, num_frontends, num_formatters)
         with open(path, "r+b") as file:
-            return cls(mmap.mmap(file.fileno(), size), num_engines, num_frontends, num_formatters)
+            return cls(mmap.mmap(file.fileno(), 0), num_engines, num_frontends, num_formatters)
 
-    @staticmethod
-    def size(num_engines: int, num_frontends: int, num_formatters: int = 0) -> int:
-        words = SupervisorRecord.num_words
-        words += (num_engines + num_formatters) * EngineRecord.num_words + num_frontends * FrontEndRecord.num_words
-        return words * WORD
+
+def _num_words(num_engines: int, num_frontends: int, num_formatters: int) -> list[int]:
+    """Return the length of each record of a block, in their order."""
+    kinds = [EngineRecord] * num_engines, [FrontEndRecord] * num_frontends, [EngineRecord] * num_formatters
+    return [kind.num_words for kind in (SupervisorRecord, *chain.from_iterable(kinds))]

@@ -1,7 +1,6 @@
 """One child process of the supervisor, from its start to its end and its next start.
 
-A `ChildKind` says how the processes of one kind differ from the others. `kinds.py` makes the kinds. A `Child` is a
-place for one process of a kind. The supervisor calls `look` of each child in turn, and `exited` when its process ends.
+The supervisor calls `look` of each child in turn, and `exited` when its process ends. `kinds.py` makes the kinds.
 """
 
 from __future__ import annotations
@@ -157,26 +156,23 @@ class Child:
         self.is_done = self.kind.is_one_shot and code == 0
         if is_ending or self.is_done:
             return None
-        if (error := self.kind.fatal(code, why)) is not None:
-            return self._fail(Failure.of(error, stage))
-        delay_s = self._table.delay_s(now, was_ready=was_ready)
-        if delay_s is None and self._table.max_deaths > 1 and any(each.phase == Phase.READY for each in self.others):
-            self._set_aside(why, now)
+        error, failure = self.kind.fatal(code, why), None
+        if error is None and (delay_s := self._table.delay_s(now, was_ready=was_ready)) is not None:
+            self._start_s = now + delay_s
+            log.error("%s lost: %s; next start in %g s", self.name, why, delay_s)
             return None
-        if delay_s is None:
-            message = f"{self.name} died {self._table.num_deaths} times, the last time it {why}"
+        died = f"died {self._table.num_deaths} times, the last time it {why}"
+        if error is not None:
+            failure = Failure.of(error, stage)
+        elif self._table.max_deaths > 1 and any(each.phase == Phase.READY for each in self.others):
+            self._start_s = now + LONGEST_DELAY_S
+            log.error("%s failed: it %s; another replica serves, next try in %g s", self.name, died, LONGEST_DELAY_S)
+        else:
             cause, notice_s = self.kind.lost_label, self.kind.lost_notice_s
-            return self._fail(Failure(code=1, cause=cause, stage=stage, message=message, notice_s=notice_s))
-        self._start_s = now + delay_s
-        log.error("%s lost: %s; next start in %g s", self.name, why, delay_s)
-        return None
-
-    def _set_aside(self, why: str, now: float) -> None:
-        """Count this place as failed, and try it again now and then, while another replica serves."""
-        assert self.record is not None
-        self.record.phase, self._start_s = Phase.FAILED, now + LONGEST_DELAY_S
-        said = "%s failed: it died %d times, the last time it %s; another replica serves, next try in %g s"
-        log.error(said, self.name, self._table.num_deaths, why, LONGEST_DELAY_S)
+            failure = Failure(code=1, cause=cause, stage=stage, message=f"{self.name} {died}", notice_s=notice_s)
+        if self.record is not None:
+            self.record.phase = Phase.FAILED
+        return failure
 
     def _has_been_ready(self, now: float) -> bool:
         if self.record is None:
@@ -220,8 +216,3 @@ class Child:
 
     def _lose(self, record: EngineRecord, why: str, label: str, now: float) -> None:
         record.phase, record.reason, record.cause, record.lost_s = Phase.LOST, why, label, now
-
-    def _fail(self, failure: Failure) -> Failure:
-        if self.record is not None:
-            self.record.phase = Phase.FAILED
-        return failure

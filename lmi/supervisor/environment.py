@@ -1,4 +1,4 @@
-"""Makes the environment of each child process. This module does not change the environment of the supervisor."""
+"""Makes the environment of each child process."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""The kinds of the supervisor's children: how each starts, and what its exit codes mean.
-
-A new kind of process is a function that returns its `ChildKind`. `of_model` has the children of a model, and
-`supervisor.py` starts the others.
-"""
+"""The kinds of the supervisor's children: how each starts, and what its exit codes mean."""
 
 from __future__ import annotations
 
@@ -26,6 +22,7 @@ from lmi.supervisor import environment
 from lmi.supervisor.child import Child, ChildKind, Hang
 from lmi.supervisor.restarts import RestartTable, code_hang, hang
 
+APP = "lmi.server.app:create_app()"
 FAILED_NOTICE_S = 2.0
 MAX_FRONT_END_DEATHS = 10
 ENGINE_OOM_SCORE, FRONT_END_OOM_SCORE = 500, 0
@@ -111,7 +108,6 @@ def front_end(
     runtime: ServerRuntime,
     block: Block,
     listeners: Sequence[socket.socket],
-    app: str,
     cores: Callable[[], Sequence[int]],
 ) -> ChildKind:
     """Return the kind of the gunicorn master, which starts and restarts its workers.
@@ -120,7 +116,7 @@ def front_end(
     """
     fds, user = tuple(listener.fileno() for listener in listeners), runtime.config.user
     bound = [word for fd in fds for word in ("-b", f"fd://{fd}")]
-    command = [sys.executable, "-P", "-m", "gunicorn", "-c", "python:lmi.server.gunicorn", *bound, app]
+    command = [sys.executable, "-P", "-m", "gunicorn", "-c", "python:lmi.server.gunicorn", *bound, APP]
     return ChildKind(
         title="front end",
         argv=lambda slot: command,

@@ -1,7 +1,6 @@
-"""One model and its processes, from their load to their end.
+"""One model and its processes, from their load to their end. Front ends read in its block what becomes of it.
 
-What becomes of a model stands in the record of the model's own block, where front ends read it. When its processes have
-ended, its folder is removed, which shows front ends that it is gone. The model that a server is started for stays.
+When its processes have ended, its folder is removed, which shows front ends that it is gone.
 """
 
 from __future__ import annotations

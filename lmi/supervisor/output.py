@@ -1,10 +1,7 @@
-"""Reads the output of a child and its libraries and writes it as lines of the log.
+"""Reads the output of a child and its libraries from a pipe and writes it as lines of the log.
 
-Compilers, C++ libraries and user code write to standard output and error in various forms. For such a child both are a
-pipe, and its log goes to the descriptor that `linux.log_fd` returns instead. The supervisor still reads the pipe
-when the child has died, so its last output is not lost. A child never waits for the supervisor, because the pipe does
-not block its writer. A child cannot keep the supervisor busy: each turn reads once, a line has a limit of bytes, and a
-second has a limit of lines. The lines above the limit are dropped and counted.
+The pipe does not block the child, and is still read when the child has died. A child cannot keep the supervisor busy:
+each turn reads once, and the lines above a limit per second are dropped and counted.
 """
 
 from __future__ import annotations

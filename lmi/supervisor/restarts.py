@@ -1,10 +1,8 @@
-"""Decides when a process may start again and when a live one counts as hung, from times and records only.
-
-Every time is `time.monotonic()`.
-"""
+"""Decides when a process may start again and when a live one counts as hung. Every time is `time.monotonic()`."""
 
 from __future__ import annotations
 
+import math
 from collections import deque
 
 from lmi.settings.config import Config, EngineConfig
@@ -68,14 +66,9 @@ def hang(
     A busy engine hangs if it makes no step, an idle one if it gives no sign of life, and a loading one if it takes too
     long. A long prompt or a compilation advances the step counter in small parts, so its engine does not count as hung.
     """
-    if record.phase in (Phase.STARTING, Phase.LOADING):
-        return _late("did not finish loading", pauses.ran_s(spawned_s, now), config.model_loading_timeout_s)
-    if record.phase != Phase.READY:
-        return None
-    if record.num_running + record.num_waiting > 0:
-        limit_s = config.step_timeout_s if record.step else config.first_step_timeout_s
-        return _late("made no step though work waits", pauses.ran_s(record.step_s, now), limit_s)
-    return _late("gave no sign of life", pauses.ran_s(record.beat_s, now), IDLE_BEAT_S)
+    limit_s = config.step_timeout_s if record.step else config.first_step_timeout_s
+    busy = ("made no step though work waits", limit_s) if record.num_running + record.num_waiting else None
+    return _hang(record, config, spawned_s, now, pauses, busy)
 
 
 def code_hang(
@@ -86,15 +79,27 @@ def code_hang(
     A handler has `predict_timeout` for one request, or no limit without that option. A formatter has `step_timeout` for
     one part of an answer.
     """
-    if record.phase in (Phase.STARTING, Phase.LOADING):
-        return _late("did not finish loading", pauses.ran_s(spawned_s, now), config.engine.model_loading_timeout_s)
-    if record.phase != Phase.READY:
-        return None
-    if not record.num_running:
-        return _late("gave no sign of life", pauses.ran_s(record.beat_s, now), IDLE_BEAT_S)
     limit_s = config.server.predict_timeout_s if config.is_user_code else config.engine.step_timeout_s
-    return None if limit_s is None else _late("worked on one request", pauses.ran_s(record.step_s, now), limit_s)
+    busy = ("worked on one request", math.inf if limit_s is None else limit_s) if record.num_running else None
+    return _hang(record, config.engine, spawned_s, now, pauses, busy)
 
 
-def _late(what: str, waited_s: float, limit_s: float) -> str | None:
+def _hang(
+    record: EngineRecord,
+    config: EngineConfig,
+    spawned_s: float,
+    now: float,
+    pauses: Pauses,
+    busy: tuple[str, float] | None,
+) -> str | None:
+    """Return why a process counts as hung. `busy` says what one that works did too long, and how long it may."""
+    if record.phase in (Phase.STARTING, Phase.LOADING):
+        since_s, what, limit_s = spawned_s, "did not finish loading", config.model_loading_timeout_s
+    elif record.phase != Phase.READY:
+        return None
+    elif busy is not None:
+        since_s, (what, limit_s) = record.step_s, busy
+    else:
+        since_s, what, limit_s = record.beat_s, "gave no sign of life", IDLE_BEAT_S
+    waited_s = pauses.ran_s(since_s, now)
     return f"{what} for {waited_s:.1f} s (limit {limit_s:g} s)" if waited_s > limit_s else None

@@ -1,11 +1,8 @@
 """The supervisor starts engines, user code and front ends, restarts those that die, and stops all in order.
 
-It is the container's main process and stays small so that it never fails. It has no threads and no asyncio: one loop
-polls for signals, deaths and the clock. It binds the port first and passes it on, so the port answers before there is a
-model and stays open when a front end dies. Engines are never children of the front end. The supervisor reads the state
-of an engine from the shared blocks. `stages.py` has what comes before a model's processes, `lmi/sources/processes.py`
-what front ends ask for later, `child.py` the children, `kinds.py` their kinds, `model.py` those of a model,
-`restarts.py` the rules of restarts and hangs, and `banner.py` the messages for people.
+It is the container's main process and stays small so that it never fails: no threads, no asyncio, one loop that polls
+for signals, deaths and the clock. It binds the port first and passes it on, so the port answers before there is a model
+and stays open when a front end dies. It reads the state of an engine from the shared blocks.
 """
 
 from __future__ import annotations
@@ -44,7 +41,6 @@ from lmi.supervisor.preconditions import check_certificate, check_user, raise_fi
 from lmi.supervisor.restarts import DRAIN_CUT_S, DRAIN_END_S, LATE_TURN_S, drain_notice_s
 from lmi.supervisor.stages import Settle, Stage, stages
 
-APP = "lmi.server.app:create_app()"
 TICK_S, LOADING_TICK_S = 0.2, 0.05
 WARN_AFTER_S = 300.0  # of a start that SageMaker may not wait for
 STOP_S = 0.5  # for each stage of an immediate end: engines, errors to clients, front ends
@@ -67,7 +63,6 @@ class Supervisor:
         listeners: Sequence[socket.socket],
         signals: linux.Signals,
         steps: Iterator[Stage | Config],
-        app: str,
     ) -> None:
         self._runtime = runtime
         self._config = runtime.config
@@ -79,7 +74,7 @@ class Supervisor:
         self._models = RunningModels(runtime)
         self._claims = ExitStack()
         self._cores: Sequence[int] = ()  # of the front ends; none: all
-        self._front_end = Child(kinds.front_end(runtime, block, listeners, app, lambda: self._cores))
+        self._front_end = Child(kinds.front_end(runtime, block, listeners, lambda: self._cores))
         self._gateways = gateways(runtime, listeners[0])
         self._fetches = FetchProcesses(runtime)
         self._pauses = Pauses(LATE_TURN_S)
@@ -336,7 +331,7 @@ def _send(children: Iterable[Child], signum: signal.Signals) -> None:
         child.send(signum)
 
 
-def serve(resolved: Resolved, settle: Settle, app: str = APP) -> int:
+def serve(resolved: Resolved, settle: Settle) -> int:
     """Serve until a signal or a failure ends the server. Returns the exit code.
 
     `settle` completes settings whose model must be fetched first. Raises StartError, before any child starts, for a
@@ -361,7 +356,7 @@ def serve(resolved: Resolved, settle: Settle, app: str = APP) -> int:
         steps = stages(resolved, settle, runtime)
         url = local_url(config.host, listeners[0].getsockname()[1], config.scheme)
         with runtime.running(url):
-            return Supervisor(runtime, runtime.attach(), listeners, signals, steps, app).run()
+            return Supervisor(runtime, runtime.attach(), listeners, signals, steps).run()
     finally:
         runtime.remove()
 
