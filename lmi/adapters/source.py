@@ -17,11 +17,10 @@ from lmi.adapters.files import check_files
 from lmi.server.front_end import FrontEnd
 from lmi.settings.config import Config
 from lmi.settings.kinds import local_path
-from lmi.settings.model_choice import wanted_source
 from lmi.settings.secure_mode import PLATFORM_FOLDER, check_adapter
-from lmi.shared import fetches
-from lmi.shared.fetches import WantedSource
 from lmi.shared.state import Block, Phase
+from lmi.sources import fetches
+from lmi.sources.fetches import WantedSource
 from lmi.sources.source import remote
 
 LOOK_S = 0.05
@@ -38,7 +37,7 @@ async def fetch_adapter(src: str, config: Config, front_end: FrontEnd) -> Path:
     """
     folder = await asyncio.to_thread(find_local, src, config)
     if folder is None:
-        wanted, timeout_s = wanted_source(src, config, is_adapter=True), config.engine.model_loading_timeout_s
+        wanted, timeout_s = WantedSource.of(src, config, is_adapter=True), config.engine.model_loading_timeout_s
         folder = await fetch(wanted, timeout_s, front_end.runtime.fetches(), front_end.block)
         await asyncio.to_thread(_check, folder, src, config, is_fetched=True)
     return folder

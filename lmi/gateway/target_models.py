@@ -27,8 +27,8 @@ from lmi.gateway.container import Container, ContainerFault
 from lmi.gateway.endpoints import ANY, AwsEndpoint
 from lmi.gateway.exchange import AwsError, invalid, model_error
 from lmi.gateway.stores import S3_SCHEME, run_in_thread
-from lmi.shared.fetches import WantedSource
 from lmi.sources.archive import unpack
+from lmi.sources.fetches import WantedSource
 from lmi.sources.job import FetchJob, fetch
 from lmi.sources.place import Place
 from lmi.sources.source import ARCHIVE_SUFFIXES, descended

@@ -1,7 +1,6 @@
 """Finds the folder to serve, by the rules of LMI's `serve`, and chooses the model and its names.
 
-Settings are resolved twice for a remote model: before the fetch, so that faults show at once, and after it, with the
-model's own files. This module never opens weights.
+Settings are resolved twice for a remote model: before the fetch, so that faults show at once, and after it.
 """
 
 from __future__ import annotations
@@ -16,12 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from lmi.errors import ModelUnusable, shorten
-from lmi.settings.config import Config
 from lmi.settings.handler import announced
 from lmi.settings.kinds import MODELS, NamedModel, local_path
 from lmi.settings.properties import Properties
 from lmi.settings.values import ENVIRONMENT, Given, Problems, Surroundings, Values, collect, setting
-from lmi.shared.fetches import WantedSource
 from lmi.sources.source import ARCHIVE_SUFFIXES, GGUF, NO_GGUF, fault, listed, remote
 
 MODEL, NAME, DRAFT = "option.model_id", "option.model_name", "option.speculative_draft_model"
@@ -91,18 +88,6 @@ def place(givens: list[Given], here: Surroundings, problems: Problems) -> tuple[
                 missing[given.text] = None
         placed.append(given)
     return placed, tuple(missing)
-
-
-def wanted_source(source: str, config: Config, *, is_adapter: bool = False) -> WantedSource:
-    """Return what a fetch must know of a source. The revision that an option gives is the model's."""
-    return WantedSource(
-        source=source,
-        revision=None if is_adapter else config.model.revision,
-        allow_pickle=config.engine.allow_pickle,
-        trust_remote_code=config.engine.trust_remote_code,
-        download_dir=config.server.download_dir,
-        is_adapter=is_adapter,
-    )
 
 
 def source_name(text: str) -> str:

@@ -23,7 +23,7 @@ from lmi.settings.options import OPTIONS, is_of_server
 from lmi.settings.ports import check_management_port, choose_gateway_port, choose_ports
 from lmi.settings.properties import Properties, read
 from lmi.settings.values import FILE, Given, Problems, Setting, Surroundings, Values, collect, pick, setting
-from lmi.shared.fetches import FetchRequest
+from lmi.sources.fetches import FetchRequest, WantedSource
 from lmi.sources.place import default_download_dir
 from lmi.sources.source import HubModel, parse, remote
 from lmi.user_code.settings import choose_code, choose_requirements, unrun_code, with_properties
@@ -137,7 +137,7 @@ def _with_one_model(values: Values, missing: tuple[str, ...]) -> Resolved:
     if code is not None:
         code = with_properties(code, config, values, is_apart=path != values.here.folder)
     config = _with_adapters(replace(config, user_code=code, requirements=requirements), values, engine)
-    wanted = tuple(model_choice.wanted_source(source, config) for source in missing)
+    wanted = tuple(WantedSource.of(source, config) for source in missing)
     return Resolved.of(config, values, FetchRequest(sources=wanted) if wanted else None)
 
 

@@ -17,8 +17,8 @@ from typing import TypeVar
 import msgspec
 
 from lmi.errors import ModelUnusable, SourceUnreachable
-from lmi.shared.fetches import FetchedSource, FetchReport, WantedSource
 from lmi.sources.archive import check_readable
+from lmi.sources.fetches import FetchedSource, FetchReport, WantedSource
 from lmi.sources.place import SPARE_BYTES
 from lmi.sources.source import HubModel, check, parse
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lmi.errors import ModelUnusable
-from lmi.shared.fetches import readable
+from lmi.sources.fetches import readable
 
 SPARE_BYTES = 1 << 30  # that stay free beside what is fetched
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

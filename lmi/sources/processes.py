@@ -22,7 +22,7 @@ from lmi.errors import StartError, shorten
 from lmi.runtime import ServerRuntime
 from lmi.settings.config import ServerConfig
 from lmi.shared import linux
-from lmi.shared.fetches import FAILURE, REQUEST, FetchFailure, FetchRequest, read, write
+from lmi.sources.fetches import FAILURE, REQUEST, FetchFailure, FetchRequest, read, write
 from lmi.supervisor.child import Child, ChildKind, Failure
 from lmi.supervisor.stages import fetch_kind
 

@@ -1,4 +1,4 @@
-"""The fetch process: `python -m lmi.sources.worker REQUEST FOLDER` (`lmi/shared/fetches.py`).
+"""The fetch process: `python -m lmi.sources.worker REQUEST FOLDER` (`lmi/sources/fetches.py`).
 
 It has the secrets of hub and S3 from its environment. It exits with 0, or with the exit code of the error in
 `failure.json`. A signal ends it at once: what lies on the disk is good at any moment.
@@ -25,8 +25,8 @@ from rich.progress import Progress as Bar
 import lmi.shared.log
 from lmi.errors import StartError
 from lmi.shared import linux
-from lmi.shared.fetches import FAILURE, PROGRESS, RESULT, FetchFailure, FetchRequest, FetchResult, write
 from lmi.shared.sink import guard_streams, stream
+from lmi.sources.fetches import FAILURE, PROGRESS, RESULT, FetchFailure, FetchRequest, FetchResult, write
 from lmi.sources.job import DELAYS_S, FetchJob, Progress, fetch
 from lmi.sources.place import SPARE_BYTES
 

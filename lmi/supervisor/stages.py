@@ -1,7 +1,6 @@
 """What happens before a model's processes start: its source is fetched, then its requirements are installed.
 
-Each stage is a child that ends by itself. `stages` yields them one after the other, and last the final settings. The
-supervisor runs a stage until its child is done, then asks for the next one.
+Each stage is a child that ends by itself. The supervisor runs it until its child is done, then asks for the next one.
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ from lmi.runtime import Runtime, ServerRuntime, cannot_write
 from lmi.settings.config import Config, ServerConfig
 from lmi.settings.model_choice import Fetched
 from lmi.settings.resolve import Resolved
-from lmi.shared import fetches
-from lmi.shared.fetches import FetchRequest
 from lmi.shared.linux import SUPERVISOR_PID
 from lmi.shared.state import SupervisorRecord
+from lmi.sources import fetches
+from lmi.sources.fetches import FetchRequest
 from lmi.supervisor import environment
 from lmi.supervisor.child import Child, ChildKind
 from lmi.supervisor.restarts import RestartTable

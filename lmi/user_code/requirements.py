@@ -2,7 +2,7 @@
 
 FOLDER appears only when it is complete. A second process with the same FOLDER waits for the first. Wheels in a folder
 `requirements` beside FILE go before the index, and nothing is written there. STATE gets `progress.json` and
-`failure.json` of `lmi/shared/fetches.py`. Only this process and the one that fetches sources have the secrets of the
+`failure.json` of `lmi/sources/fetches.py`. Only this process and the one that fetches sources have the secrets of the
 environment, which an index may ask for. SIGTERM ends it and pip at once.
 """
 
@@ -25,8 +25,8 @@ import lmi.shared.log
 from lmi.errors import ModelUnusable, StartError, cause_line
 from lmi.settings.kinds import is_true
 from lmi.shared import linux
-from lmi.shared.fetches import FAILURE, PROGRESS, FetchFailure, FetchReport, write
 from lmi.shared.sink import guard_streams
+from lmi.sources.fetches import FAILURE, PROGRESS, FetchFailure, FetchReport, write
 from lmi.sources.place import Place
 from lmi.user_code.settings import WHEELS
 

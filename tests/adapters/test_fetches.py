@@ -11,7 +11,8 @@ import pytest
 
 from lmi.adapters.source import fetch
 from lmi.errors import DeadlineExceeded, InvalidRequest, LmiError, Unavailable
-from lmi.shared.fetches import (
+from lmi.shared.state import Block, Phase
+from lmi.sources.fetches import (
     FAILURE,
     REQUEST,
     RESULT,
@@ -23,7 +24,6 @@ from lmi.shared.fetches import (
     read,
     write,
 )
-from lmi.shared.state import Block, Phase
 
 WANTED = WantedSource(source="writers/fox", download_dir="/d", is_adapter=True)
 FETCHED = FetchResult(sources=(FetchedSource(source="writers/fox", folder="/cache/fox"),))

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from lmi.shared.fetches import (
+from lmi.sources.fetches import (
     FAILURE,
     PROGRESS,
     RESULT,

@@ -11,7 +11,7 @@ import pytest
 
 from lmi.runtime import ServerRuntime
 from lmi.settings.config import ServerConfig
-from lmi.shared.fetches import FAILURE, REQUEST, FetchFailure, FetchRequest, WantedSource, read, write
+from lmi.sources.fetches import FAILURE, REQUEST, FetchFailure, FetchRequest, WantedSource, read, write
 from lmi.sources.processes import MAX_AT_ONCE, FetchProcesses
 from lmi.supervisor.child import Child, Failure
 

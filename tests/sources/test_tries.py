@@ -3,7 +3,7 @@ from collections.abc import Iterator
 import pytest
 
 from lmi.errors import ModelUnusable, SourceUnreachable
-from lmi.shared.fetches import readable
+from lmi.sources.fetches import readable
 from lmi.sources.job import Damaged, MayPass, Progress, attempt
 
 QUICK = (0.0, 0.0)

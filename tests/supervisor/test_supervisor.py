@@ -30,7 +30,7 @@ CANNOT_SETTLE = """
 import sys
 from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig
 from lmi.settings.resolve import Resolved
-from lmi.shared.fetches import FetchRequest
+from lmi.sources.fetches import FetchRequest
 from lmi.supervisor import supervisor
 
 def settle(fetched):

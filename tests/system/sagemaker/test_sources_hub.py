@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from lmi.shared.fetches import FAILURE, RESULT
+from lmi.sources.fetches import FAILURE, RESULT
 from tests.machine import measurements, wait_until
 from tests.sources.faulty_server import Answer
 from tests.sources.fetching import (

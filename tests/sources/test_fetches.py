@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from lmi.errors import ModelUnusable, SecurityRefused, SourceUnreachable, StartError
-from lmi.shared.fetches import FAILURE, RESULT, FetchedSource, FetchFailure, FetchResult, read, write
+from lmi.sources.fetches import FAILURE, RESULT, FetchedSource, FetchFailure, FetchResult, read, write
 
 
 @pytest.mark.parametrize("kind", [ModelUnusable, SecurityRefused, SourceUnreachable, StartError])

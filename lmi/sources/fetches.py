@@ -1,11 +1,9 @@
-"""What a fetch process is asked and what it leaves: JSON files in the folder of one fetch.
+"""What a fetch process is asked and what it leaves: JSON files in the folder of one fetch, renamed into place.
 
-    request.json    a `FetchRequest`
-    progress.json   a `FetchReport`, written anew at most twice a second
-    result.json     a `FetchResult`, if every source was fetched
-    failure.json    a `FetchFailure`, if one was not
-
-Each file is written whole and renamed into place.
+request.json    a `FetchRequest`
+progress.json   a `FetchReport`, written anew at most twice a second
+result.json     a `FetchResult`, if every source was fetched
+failure.json    a `FetchFailure`, if one was not
 """
 
 from __future__ import annotations
@@ -16,6 +14,7 @@ from typing import TypeVar
 import msgspec
 
 from lmi.errors import ErrorInfo, StartError, cause_line, from_info
+from lmi.settings.config import Config
 from lmi.shared.files import write_whole
 
 REQUEST, PROGRESS, RESULT, FAILURE = "request.json", "progress.json", "result.json", "failure.json"
@@ -30,6 +29,18 @@ class WantedSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     trust_remote_code: bool = False
     download_dir: str  # where sources of S3 go; those of a hub go to its client's cache
     is_adapter: bool = False
+
+    @classmethod
+    def of(cls, source: str, config: Config, *, is_adapter: bool = False) -> WantedSource:
+        """Return what a fetch must know of a source. The revision that an option gives is the model's."""
+        return cls(
+            source=source,
+            revision=None if is_adapter else config.model.revision,
+            allow_pickle=config.engine.allow_pickle,
+            trust_remote_code=config.engine.trust_remote_code,
+            download_dir=config.server.download_dir,
+            is_adapter=is_adapter,
+        )
 
 
 class FetchRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
