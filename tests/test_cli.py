@@ -1,14 +1,17 @@
+import io
 import json
 import os
 import re
 import socket
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
 
 from lmi import __version__
+from lmi.cli import main
 from lmi.settings.options import OPTIONS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -23,7 +26,7 @@ def folder(tmp_path: Path) -> Path:
     return model
 
 
-def command(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+def started(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
     """Run the real command as a shell starts it."""
     clean = {name: text for name, text in os.environ.items() if not name.startswith(("OPTION_", "SERVING_"))}
     return subprocess.run(
@@ -33,6 +36,19 @@ def command(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]
         text=True,
         timeout=60,
     )
+
+
+def command(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Run a command that starts no server, in this process."""
+    output, errors = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(output), redirect_stderr(errors):
+        for name in [name for name in os.environ if name.startswith(("OPTION_", "SERVING_"))]:
+            patch.delenv(name)
+        for name, text in environ.items():
+            patch.setenv(name, text)
+        with pytest.raises(SystemExit) as end:
+            main(arguments)
+    return subprocess.CompletedProcess(arguments, end.value.code, output.getvalue(), errors.getvalue())
 
 
 def test_config_prints_option_value_source_and_what_is_shadowed(folder: Path) -> None:
@@ -88,7 +104,7 @@ def test_secrets_stay_out_of_the_output(folder: Path) -> None:
 
 @pytest.mark.parametrize("word", ["serve", "config"])
 def test_faults_are_a_line_each_then_one_json_object_and_exit_code_2(folder: Path, word: str) -> None:
-    done = command(word, str(folder), "--port", "x", "--set", "option.tgi_compat=maybe", OPTION_DEVICE="tpu")
+    done = started(word, str(folder), "--port", "x", "--set", "option.tgi_compat=maybe", OPTION_DEVICE="tpu")
     assert done.returncode == 2 and done.stdout == ""
     *faults, last = done.stderr.splitlines()
     assert faults == [
@@ -106,14 +122,14 @@ def test_faults_are_a_line_each_then_one_json_object_and_exit_code_2(folder: Pat
 def test_a_malformed_file_names_file_and_line(folder: Path) -> None:
     file = folder / "serving.properties"
     file.write_text("a=1\nb=\\u12\n")
-    done = command("serve", str(folder))
+    done = started("serve", str(folder))
     assert done.returncode == 2
     assert done.stderr.splitlines()[0].startswith(f"lmi: {file}:2: \\u must be followed by four hexadecimal digits")
 
 
 @pytest.mark.parametrize("arguments", [["serve", "/nowhere"], ["djl-serving", "-s", "/nowhere"]])
 def test_a_missing_folder_is_exit_code_4_with_its_name(arguments: list[str]) -> None:
-    done = command(*arguments)
+    done = started(*arguments)
     assert done.returncode == 4
     assert done.stderr.splitlines()[0] == "lmi: /nowhere: does not exist"
     assert json.loads(done.stderr.splitlines()[-1])["cause"] == "model_unusable"
@@ -124,7 +140,7 @@ def test_a_port_in_use_is_exit_code_3(folder: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
-        done = command("serve", str(folder), "--host", "127.0.0.1", "--port", port)
+        done = started("serve", str(folder), "--host", "127.0.0.1", "--port", port)
     assert done.returncode == 3
     said = json.loads(done.stderr.splitlines()[-1])
     assert said["code"] == 3 and port in said["message"]
@@ -387,13 +403,13 @@ def test_version_and_help_are_there() -> None:
 
 @pytest.mark.parametrize("arguments", [["--model-id", "/nowhere"], ["--port", "1", "/nowhere"]])
 def test_flags_without_a_command_are_those_of_serve(arguments: list[str]) -> None:
-    done = command(*arguments)
+    done = started(*arguments)
     assert done.returncode == 4 and json.loads(done.stderr.splitlines()[-1])["cause"] == "model_unusable"
     assert "/nowhere" in done.stderr.splitlines()[0]
 
 
 def test_no_command_means_serve() -> None:
-    done = command(SAGEMAKER_BIND_TO_PORT="0")
+    done = started(SAGEMAKER_BIND_TO_PORT="0")
     assert done.returncode == 2 and done.stderr.startswith("lmi: port='0' (SAGEMAKER_BIND_TO_PORT): ")
 
 
