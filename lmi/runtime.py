@@ -60,7 +60,10 @@ class RuntimeFolder(Generic[C]):
     @classmethod
     def create(cls, config: C, path: Path | None = None) -> Self:
         """Fill an empty folder, or a new one. Raises StartError if it cannot be written, as on a full disk."""
-        runtime = cls(path or _new_folder(), config)
+        try:
+            runtime = cls(path or Path(tempfile.mkdtemp(prefix="lmi-")), config)
+        except OSError as error:
+            raise StartError(f"no folder for temporary files (TMPDIR) can be written to: {error.strerror}") from error
         try:
             runtime._fill()
             Block.create(runtime.path / "state", *runtime.num_records)
@@ -252,13 +255,6 @@ def remove_leftovers() -> None:
 def _num_front_end_slots(config: ServerConfig) -> int:
     """Twice the workers, because those of a master that died finish their streams while the next ones start."""
     return 2 * config.frontend_workers
-
-
-def _new_folder() -> Path:
-    try:
-        return Path(tempfile.mkdtemp(prefix="lmi-"))
-    except OSError as error:
-        raise StartError(f"no folder for temporary files (TMPDIR) can be written to: {error.strerror}") from error
 
 
 def cannot_write(path: Path, error: OSError) -> StartError:

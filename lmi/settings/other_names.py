@@ -138,16 +138,16 @@ def _report(given: Given, values: Values, engine: ChosenEngine, known: frozenset
         if given.key in engine.handler.unused or known is not None:
             instead = engine.handler.unused.get(given.key) or ENGINE_KEYS.get(given.key, "")
             values.warn(f"{given.place}: {engine.name} does not use it{instead and f', {instead}'}")
-    elif is_option and values.final("option.strict"):
-        hint = f"; {meaning}" if (meaning := elsewhere(given.key)) else closest(given.key, known or ())
-        values.problems.faults.append(f"{given.place}: unknown option, and option.strict is true{hint}")
-    elif meaning := elsewhere(given.key):
-        values.warn(f"{given.place}: {meaning}")
     else:
-        unknown = f"{given.place}: unknown option{closest(given.key, known or ())}"
-        values.warn(unknown)
-        if closest(given.key):  # another key may belong to an engine whose name is a fault
-            values.problems.unknown.append(unknown)
+        meaning, nearest = elsewhere(given.key), closest(given.key, known or ())
+        if is_option and values.final("option.strict"):
+            hint = f"; {meaning}" if meaning else nearest
+            values.problems.faults.append(f"{given.place}: unknown option, and option.strict is true{hint}")
+            return
+        said = f"{given.place}: {meaning or f'unknown option{nearest}'}"
+        values.warn(said)
+        if not meaning and closest(given.key):  # another key may belong to an engine whose name is a fault
+            values.problems.unknown.append(said)
 
 
 def known_keys() -> list[str]:

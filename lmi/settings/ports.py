@@ -9,7 +9,7 @@ from collections.abc import Container
 from dataclasses import replace
 
 from lmi.errors import BadConfiguration, OutOfMemory
-from lmi.settings.config import Config, EngineConfig, ServerConfig
+from lmi.settings.config import Config, EngineConfig
 from lmi.settings.engine_choice import ChosenEngine
 from lmi.settings.kinds import GATEWAY_PORT
 from lmi.settings.values import Values
@@ -62,7 +62,11 @@ def choose_gateway_port(config: Config) -> Config:
     given, given_range = config.server.gateway_port, config.server.safe_port_range
     if given is None or given_range is None:
         return config
-    left = [port for port in _beside(config.server, given_range) if port not in config.engine.ports]
+    left = [
+        port
+        for port in _ports(given_range, config.server.port, config.server.management_port)
+        if port not in config.engine.ports
+    ]
     if given in left:
         return config
     if given != GATEWAY_PORT:
@@ -81,16 +85,15 @@ def choose_free_ports(config: Config, taken: Container[int]) -> Config:
     given_range, num_wanted = config.server.safe_port_range, len(config.engine.ports)
     if given_range is None or not num_wanted:
         return config
-    left = [port for port in _beside(config.server, given_range) if port not in taken]
+    left = [
+        port for port in _ports(given_range, config.server.port, config.server.management_port) if port not in taken
+    ]
     if len(left) < num_wanted:
         said = f"{RANGE}={given_range[0]}-{given_range[1]}: {len(left)} ports are left"
         raise OutOfMemory(f"{said}, and the engines of the model need {num_wanted}")
     return replace(config, engine=replace(config.engine, ports=tuple(left[:num_wanted])))
 
 
-def _beside(server: ServerConfig, given_range: tuple[int, int]) -> list[int]:
-    return _ports(given_range, server.port, server.management_port)
-
-
 def _ports(given_range: tuple[int, int], *of_server: int | None) -> list[int]:
+    """Return the ports of the range but the server's own."""
     return [port for port in range(given_range[0], given_range[1] + 1) if port not in of_server]

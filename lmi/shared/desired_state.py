@@ -138,14 +138,11 @@ class Folder(Generic[T]):
         except FileNotFoundError:
             return None
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-            self._report(file, error)
+            unreadable = {entry for entry in self.version() if entry[0] == file.name}
+            if not unreadable <= self._reported:
+                log.error("%s cannot be read and is left out: %s", file, error)
+            self._reported |= unreadable
             return None
-
-    def _report(self, file: Path, error: Exception) -> None:
-        unreadable = {entry for entry in self.version() if entry[0] == file.name}
-        if not unreadable <= self._reported:
-            log.error("%s cannot be read and is left out: %s", file, error)
-        self._reported |= unreadable
 
     def _write(self, entry: T) -> None:
         write_whole(self._file(entry.name), msgspec.json.encode(entry))

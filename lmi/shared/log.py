@@ -11,6 +11,7 @@ import os
 import re
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import orjson
@@ -36,15 +37,10 @@ class Settings(NamedTuple):
     path: str  # of its log, for the processes that it starts
 
 
-class _Unrecorded:
-    """Counts the lines that a process drops before it has a record."""
-
-    num_log_lines_dropped = 0
-
-
 _settings: Settings | None = None
 _fd = STDERR
-_tally: tuple[object, str] = _Unrecorded(), "num_log_lines_dropped"
+_unrecorded = SimpleNamespace(num_log_lines_dropped=0)  # of a process that has no record yet
+_tally: tuple[object, str] = _unrecorded, "num_log_lines_dropped"  # the field that has the number of dropped lines
 
 
 def settings() -> Settings | None:
@@ -93,9 +89,9 @@ def is_text(format: str) -> bool:
 def count_dropped_in(record: object, field: str = "num_log_lines_dropped") -> None:
     """Count the lines that this process drops in a field of its record in the shared block."""
     global _tally
-    before, _tally = _tally[0], (record, field)
-    if isinstance(before, _Unrecorded):
-        add_dropped(before.num_log_lines_dropped)
+    if _tally[0] is _unrecorded:
+        setattr(record, field, getattr(record, field) + _unrecorded.num_log_lines_dropped)
+    _tally = record, field
 
 
 def add_dropped(num_lines: int) -> None:
@@ -124,8 +120,11 @@ class LineHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         try:
             line = self._line(record)
-            if self._num_dropped and self.sink.write(self._line(_note(self._num_dropped))):
-                self._num_dropped = 0
+            if self._num_dropped:
+                said = "%d lines of this process were dropped here: the log was full, or nobody read it"
+                note = logging.LogRecord(__name__, logging.WARNING, __file__, 0, said, (self._num_dropped,), None)
+                if self.sink.write(self._line(note)):
+                    self._num_dropped = 0
             if self._num_dropped or not self.sink.write(line):
                 self._num_dropped += 1
                 self._count_dropped(1)
@@ -134,11 +133,6 @@ class LineHandler(logging.Handler):
 
     def _line(self, record: logging.LogRecord) -> bytes:
         return self._line_start + self.format(record).encode("utf-8", "backslashreplace") + b"\n"
-
-
-def _note(num_dropped: int) -> logging.LogRecord:
-    message = "%d lines of this process were dropped here: the log was full, or nobody read it"
-    return logging.LogRecord(__name__, logging.WARNING, __file__, 0, message, (num_dropped,), None)
 
 
 class LineFormatter(logging.Formatter):

@@ -90,9 +90,6 @@ def clear_bar() -> None:
 
 
 def say_ready(config: Config, port: int, report: LoadReport, after_s: float) -> None:
-    if is_text(config.server.log_format):
-        print(banner(config, port, report, after_s), flush=True)
-        return
     event = {
         "event": "ready",
         "model": config.model.name,
@@ -106,18 +103,19 @@ def say_ready(config: Config, port: int, report: LoadReport, after_s: float) -> 
         "ready_after_s": round(after_s, 2),
         "stages_s": {stage: round(seconds, 2) for stage, seconds in report.stages_s.items()},
     }
-    print(orjson.dumps(event).decode(), flush=True)
+    _say(config.server, banner(config, port, report, after_s), event)
 
 
 def say_ready_for_models(server: ServerConfig, port: int, after_s: float) -> None:
     """Say that a server without a model takes models."""
-    if is_text(server.log_format):
-        url = f"{_address(server)}:{server.management_port or port}/models"
-        asked = _curl(server, url, """'{"model_name": "NAME", "url": "FOLDER"}'""")
-        print(f"\nlmi is ready for models below {escape(server.model_store)}\n\n  {asked}\n", flush=True)
-        return
+    url = f"{_address(server)}:{server.management_port or port}/models"
+    asked = _curl(server, url, """'{"model_name": "NAME", "url": "FOLDER"}'""")
     event = {"event": "ready", "model_store": server.model_store, "port": port, "ready_after_s": round(after_s, 2)}
-    print(orjson.dumps(event).decode(), flush=True)
+    _say(server, f"\nlmi is ready for models below {escape(server.model_store)}\n\n  {asked}\n", event)
+
+
+def _say(server: ServerConfig, text: str, event: Mapping[str, object]) -> None:
+    print(text if is_text(server.log_format) else orjson.dumps(event).decode(), flush=True)
 
 
 def banner(config: Config, port: int, report: LoadReport, after_s: float) -> str:
@@ -221,22 +219,20 @@ class Throughput:
 def hint(label: str, message: str) -> str:
     """Return what an operator can do about an error of this label and message, or ""."""
     if found := MISSING_LIBRARY.search(message):
-        return _missing(next(filter(None, found.groups())), is_user_code=".py: " in message)
-    if label == "model_unusable" and _is_damaged(message):
+        library = next(filter(None, found.groups()))
+        if ".py: " in message:
+            return f"name {library} in a requirements.txt beside the file, or install it where lmi itself is installed"
+        if extra := _extra_with(library):
+            return f"scripts/install {extra}, or pip install '.[{extra}]', in a clone of lmi"
+        return f"install {library} where lmi itself is installed"
+    file = message.partition(": ")[0]
+    is_damaged = file.endswith(OF_A_CHECKPOINT) and os.path.isfile(file) and not NOT_DAMAGED.search(message)
+    if label == "model_unusable" and is_damaged:
         return DAMAGED_FILE
     return next((hint for known, pattern, hint in HINTS if known == label and re.search(pattern, message)), "")
 
 
-def _missing(library: str, *, is_user_code: bool) -> str:
-    if is_user_code:
-        return f"name {library} in a requirements.txt beside the file, or install it where lmi itself is installed"
-    extra = extra_with(library)
-    if extra is None:
-        return f"install {library} where lmi itself is installed"
-    return f"scripts/install {extra}, or pip install '.[{extra}]', in a clone of lmi"
-
-
-def extra_with(library: str) -> str | None:
+def _extra_with(library: str) -> str | None:
     """Return the extra of this package that installs a library, None if no extra for users does."""
     try:
         found = [REQUIREMENT.match(line) for line in requires("lmi") or ()]
@@ -245,8 +241,3 @@ def extra_with(library: str) -> str | None:
     extras = {match["name"].replace("-", "_"): match["extra"] for match in found if match and match["extra"] != "dev"}
     parts = (extra for name, extra in extras.items() if name.startswith(f"{library}_"))  # packages of one namespace
     return extras.get(library) or next(parts, None)
-
-
-def _is_damaged(message: str) -> bool:
-    file = message.partition(": ")[0]
-    return file.endswith(OF_A_CHECKPOINT) and os.path.isfile(file) and not NOT_DAMAGED.search(message)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,7 +76,7 @@ def download(request: FetchRequest, config: Config, runtime: ServerRuntime) -> S
 def fetch_kind(title: str, folder: Path, config: ServerConfig, *words: str) -> ChildKind:
     """Return the kind of a process that fetches what the request in `folder` names. `words` are for its command."""
     argv = ["lmi.sources.worker", str(folder / fetches.REQUEST), str(folder), *_log_words(config), *words]
-    return _kind(title, argv, folder, os.environ)
+    return _kind(title, argv, folder)
 
 
 def requirements(config: Config, runtime: ServerRuntime | Runtime) -> Stage | None:
@@ -87,7 +87,7 @@ def requirements(config: Config, runtime: ServerRuntime | Runtime) -> Stage | No
     folder = _new_folder(runtime, "requirements")
     places = ["--file", wanted.file, "--folder", wanted.folder, "--state", str(folder), *_log_words(config.server)]
     log.info("installing what %s names", wanted.file)
-    child = Child(_kind("requirements", ["lmi.user_code.requirements", *places], folder, os.environ))
+    child = Child(_kind("requirements", ["lmi.user_code.requirements", *places], folder))
     return Stage("requirements", child, folder)
 
 
@@ -105,13 +105,12 @@ def say(resolved: Resolved) -> None:
         log.warning("%s", warning)
 
 
-def _kind(title: str, argv: Sequence[str], folder: Path, environ: Mapping[str, str]) -> ChildKind:
-    """Return the kind of a process that does one thing and reports in `folder`. It has the secrets of `environ`."""
-    own = {SUPERVISOR_PID: str(os.getpid())}
+def _kind(title: str, argv: Sequence[str], folder: Path) -> ChildKind:
+    """Return the kind of a process that does one thing and reports in `folder`. It has the secrets."""
     return ChildKind(
         title=title,
         argv=lambda slot: [sys.executable, "-P", "-m", *argv],
-        environ=lambda slot: environment.of_child(environ) | own,
+        environ=lambda slot: environment.of_child(os.environ) | {SUPERVISOR_PID: str(os.getpid())},
         output_logger="libraries",
         restarts=lambda: RestartTable(MAX_DEATHS, window_s=float("inf")),
         fatal=lambda code, why: _failure(folder),

@@ -110,13 +110,9 @@ class Supervisor:
     @property
     def _workers(self) -> list[Child]:
         """The children that are no front ends."""
+        of_models = (child for model in self._models for child in model.children)
         stages = [] if self._stage is None else [self._stage.child]
-        return [
-            *stages,
-            *self._gateways,
-            *self._fetches,
-            *(child for model in self._models for child in model.children),
-        ]
+        return [*stages, *self._gateways, *self._fetches, *of_models]
 
     def _advance(self) -> None:
         """Begin the next stage of the start. After the last one the model's processes start."""
@@ -164,17 +160,14 @@ class Supervisor:
         else:
             self._models.look(now)
             self._fetches.look()
-            self._look_at_stage()
+            if self._stage is not None:
+                self._stage.show_in(self._block.supervisor)
+                if self._stage.child.is_done:
+                    self._advance()
             for child in self._children:
                 child.look(now, self._pauses)
             self._announce()
             self._warn_of_slow_start(now)
-
-    def _look_at_stage(self) -> None:
-        if self._stage is not None:
-            self._stage.show_in(self._block.supervisor)
-            if self._stage.child.is_done:
-                self._advance()
 
     def _wait(self, timeout_s: float) -> list[signal.Signals]:
         """Wait for signals, deaths and output of the children, and log the output. Returns the signals."""
