@@ -161,7 +161,6 @@ def num_engines(num_gpus: int, gpus_each: int, low: int | None, high: int | None
 
 
 def choose_gpus(values: Values) -> tuple[str, ...]:
-    """Return the GPUs that the engines may use."""
     machine, device, wanted = values.here.machine, values.final("option.device"), values.given("load_on_devices")
     if device == "cuda" and not machine.gpus:
         values.refuse("option.device", "auto or cpu, since no GPU is visible")

@@ -303,7 +303,6 @@ ENTRY_POINT = matching(
 
 
 def is_built_in(entry: str) -> bool:
-    """Return whether an entry point is one of the reference's own."""
     return entry.startswith(BUILT_IN)
 
 

@@ -57,8 +57,6 @@ class Adapter(Entry, frozen=True, kw_only=True):
 
 
 class Model(Entry, frozen=True, kw_only=True):
-    """A model that the server should load."""
-
     folder: str  # the folder of its processes, below the server's
     url: str = ""  # where a client says that it is; "" for the model that the server was started for
     reason: str = ""  # why it is FAILED

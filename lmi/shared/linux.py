@@ -249,7 +249,6 @@ def _children() -> dict[int, list[int]]:
 
 
 def describe_exit(code: int) -> str:
-    """Return how a process ended, for a line of the log."""
     if code >= 0:
         return f"exited with code {code}"
     name = signal.Signals(-code).name

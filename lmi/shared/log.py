@@ -29,8 +29,6 @@ RECORD_FIELDS = frozenset([*vars(logging.makeLogRecord({})), "message", "asctime
 
 
 class Settings(NamedTuple):
-    """The log settings of a process."""
-
     role: str
     level: str
     format: str
@@ -82,7 +80,6 @@ def follow(level: int) -> None:
 
 
 def is_text(format: str) -> bool:
-    """Return whether a log of this format is text for people."""
     return format == "text" or (format == "auto" and os.isatty(_fd))
 
 
@@ -95,7 +92,6 @@ def count_dropped_in(record: object, field: str = "num_log_lines_dropped") -> No
 
 
 def add_dropped(num_lines: int) -> None:
-    """Count lines that this process dropped."""
     record, field = _tally
     setattr(record, field, getattr(record, field) + num_lines)
 

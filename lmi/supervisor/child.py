@@ -30,8 +30,6 @@ Hang = Callable[[EngineRecord, float, float, Pauses], str | None]
 
 
 class Failure(Struct, frozen=True, kw_only=True):
-    """Why the server ends."""
-
     code: int  # exit code
     cause: str  # label of an error class
     stage: str

@@ -70,7 +70,6 @@ class RunningModel:
         return any(child.record is not None and child.record.phase == Phase.READY for child in self.children)
 
     def report(self) -> LoadReport:
-        """Return the report of an engine that is ready."""
         slot = next(slot for slot, record in enumerate(self.block.engines) if record.phase == Phase.READY)
         return self.runtime.read_report(slot)
 

@@ -57,7 +57,6 @@ class ChildOutput:
         return now - self._read_s >= CALM_S
 
     def read(self) -> None:
-        """Log the output that has come."""
         *lines, rest = self._receive_lines()
         self._rest = rest[: MAX_LINE_BYTES + 1]
         num_logged = min(len(lines), int(self._allowance.left(time.monotonic())))

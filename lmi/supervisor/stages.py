@@ -120,7 +120,6 @@ def _kind(title: str, argv: Sequence[str], folder: Path) -> ChildKind:
 
 
 def _failure(folder: Path) -> StartError | None:
-    """Return the error with which the process ended, or None if it was lost."""
     failure = fetches.read(folder / fetches.FAILURE, fetches.FetchFailure)
     return None if failure is None else failure.error
 

@@ -131,7 +131,7 @@ def test_any_event_is_one_line_in_both_forms(message: str, extra: dict[str, obje
 
 @pytest.mark.parametrize("character", ["a", "ü", "😀", "\n", "\x00", '"', "\ud800", "\u2028"])
 @pytest.mark.parametrize("formatter", [log.JsonFormatter("x"), log.TextFormatter("x")])
-@pytest.mark.parametrize("num", [1000, 16_000, 17_000, 400_000])
+@pytest.mark.parametrize("num", [1000, 16_000, 17_000, 100_000])
 def test_a_line_is_never_longer_than_the_limit(character: str, formatter: log.LineFormatter, num: int) -> None:
     line = formatter.format(record("%s", character * num, request_id="r1", extra=character * num))
     assert len(line.encode("utf-8", "backslashreplace")) < log.MAX_LINE
