@@ -12,15 +12,13 @@ from pathlib import Path
 
 from lmi.adapters.files import OPTION, by_name, check_files, folders_beside, is_enabled
 from lmi.errors import BadConfiguration
-from lmi.settings import engine_choice, model_choice, other_names, secure_mode
+from lmi.settings import engine_choice, model_choice, other_names, ports, secure_mode
 from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig
-from lmi.settings.engine_choice import KEY, ChosenEngine
 from lmi.settings.handler import USER_CODE, announced
 from lmi.settings.kinds import ADDRESS, FORMATTER_WORDS, MODELS, REASONING_FORMS, TOOL_CALL_FORMS
 from lmi.settings.machine import Machine
 from lmi.settings.model_choice import MODEL, Fetched, find_folder
 from lmi.settings.options import OPTIONS, is_of_server
-from lmi.settings.ports import check_management_port, choose_gateway_port, choose_ports
 from lmi.settings.properties import Properties, read
 from lmi.settings.values import FILE, Given, Problems, Setting, Surroundings, Values, collect, pick, setting
 from lmi.sources.fetches import FetchRequest, WantedSource
@@ -133,7 +131,7 @@ def _with_one_model(values: Values, missing: tuple[str, ...]) -> Resolved:
     if str(path) not in missing:
         engine.handler.check_model(path)
     values.problems.notes += unrun_code(path) if not values.final("option.trust_remote_code") else []
-    config = choose_gateway_port(_config(values, engine, replace(engine_config, options=options), path))
+    config = ports.choose_gateway_port(_config(values, engine, replace(engine_config, options=options), path))
     if code is not None:
         code = with_properties(code, config, values, is_apart=path != values.here.folder)
     config = _with_adapters(replace(config, user_code=code, requirements=requirements), values, engine)
@@ -141,15 +139,15 @@ def _with_one_model(values: Values, missing: tuple[str, ...]) -> Resolved:
     return Resolved.of(config, values, FetchRequest(sources=wanted) if wanted else None)
 
 
-def _choose_for_engine(values: Values, engine: ChosenEngine) -> EngineConfig:
+def _choose_for_engine(values: Values, engine: engine_choice.ChosenEngine) -> EngineConfig:
     """Choose the engine's accelerators, how many processes of it there are, and their ports."""
     values.problems.warnings += [f"{engine.name}: {engine.handler.caveat}"] if engine.handler.caveat else []
-    values.settle(KEY, engine.name, engine.reason)
+    values.settle(engine_choice.KEY, engine.name, engine.reason)
     engine_choice.read_meanings(values, engine)
     engine_choice.choose_defaults(values, engine)
     engine_choice.fit_beams(values)
     gpus = engine_choice.choose_gpus(values)
-    config = choose_ports(values, engine, engine_choice.choose_replicas(values, engine, gpus))
+    config = ports.choose_ports(values, engine, engine_choice.choose_replicas(values, engine, gpus))
     engine_choice.refuse_other_tasks(values, engine)
     return config
 
@@ -167,7 +165,7 @@ def _without_model(values: Values, flags: Mapping[str, str]) -> Resolved:
     of_models = {key: text for key, text in flags.items() if not is_of_server(key)}
     server = ServerConfig(**values.fields("server"), model_flags=of_models)
     config = Config(server=server, model=ModelConfig(path="", name="model"), engine=EngineConfig())
-    return Resolved.of(choose_gateway_port(config), values)
+    return Resolved.of(ports.choose_gateway_port(config), values)
 
 
 def _expand(givens: list[Given], machine: Machine) -> list[Given]:
@@ -227,7 +225,7 @@ def _choose_for_server(values: Values) -> None:
         waits = f"SageMaker waits {PLATFORM_WAITS_S:g} s for an answer, so they count"
         values.warn(f"{values.how_given(key).said}: {waits}")
         values.settle(key, PLATFORM_WAITS_S, "SageMaker")
-    check_management_port(values)
+    ports.check_management_port(values)
     if here.machine.is_container:
         values.choose("host", "0.0.0.0", "this is a container")
     values.choose("frontend_workers", min(4, max(1, here.machine.num_cores // 2)), "half of the cores, 1 to 4")
@@ -237,7 +235,7 @@ def _choose_for_server(values: Values) -> None:
     values.choose(key, str(default_download_dir(here.environ).absolute()), "the user's cache")
 
 
-def _config(values: Values, engine: ChosenEngine, engine_config: EngineConfig, path: Path) -> Config:
+def _config(values: Values, engine: engine_choice.ChosenEngine, engine_config: EngineConfig, path: Path) -> Config:
     given = [picked.given for key, picked in values.picked.items() if key.startswith("option.")]
     sources = {each.key.removeprefix("option."): each.source for each in given}
     model = values.fields("model")
@@ -255,7 +253,7 @@ def _config(values: Values, engine: ChosenEngine, engine_config: EngineConfig, p
     )
 
 
-def _with_adapters(config: Config, values: Values, engine: ChosenEngine) -> Config:
+def _with_adapters(config: Config, values: Values, engine: engine_choice.ChosenEngine) -> Config:
     """Add the adapters beside the model or serving.properties, or warn that they are not loaded."""
     model = config.model
     found = folders_beside(*filter(None, (values.here.folder, Path(model.path))))
