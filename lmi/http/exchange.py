@@ -26,7 +26,6 @@ from starlette.types import Receive, Scope, Send
 from lmi.errors import ClientGone, DeadlineExceeded, LmiError, shorten
 from lmi.http.body import BodyMemory
 
-KEY_FIELDS = (b"x-api-key", b"api-key")
 CUSTOM_ATTRIBUTES = "x-amzn-sagemaker-custom-attributes"
 TIMEOUT, TIMEOUT_MS = "X-Request-Timeout", "x-envoy-expected-rq-timeout-ms"  # how long the client waits
 ENDPOINT_NAME = "X-Lmi-Endpoint-Name"  # from the gateway; SageMaker tells a container no name of its endpoint
@@ -85,7 +84,7 @@ class Exchange:
         self.request_id = self._choose_id()
         self.status = 0
         self.started_s = time.monotonic()
-        self.key = ""  # the digest of the client's key, where the server has keys
+        self.client = ""  # whose request it is, where its key or a trusted gateway says so
         self.error_label = ""
         self.model = ""  # or the adapter that answers
         self.noted: defaultdict[str, float] = defaultdict(int)  # numbers for its line in the log
@@ -113,14 +112,6 @@ class Exchange:
     def has_begun(self) -> bool:
         """Whether a part of the response was sent."""
         return self.status != 0
-
-    @property
-    def given_keys(self) -> list[str]:
-        """The API keys that the client sends. Signatures and passwords do not count, because proxies read them."""
-        headers = self.headers.raw
-        keys = [value for name, value in headers if name in KEY_FIELDS]
-        keys += [value[7:] for name, value in headers if name == b"authorization" and value[:7].lower() == b"bearer "]
-        return [key.strip().decode("latin-1") for key in keys]
 
     def attribute(self, name: str) -> str | None:
         """Return a value of attributes such as `route=/v1/completions; model_name=b`, None if it is missing."""

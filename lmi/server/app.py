@@ -1,4 +1,4 @@
-"""The ASGI application: the table of routes, which port has which, and what turns every error into an answer.
+"""The ASGI application: the table of routes, and what turns every error into an answer.
 
 Of starlette it uses only the Router. ErrorMiddleware is the ASGI application around it. It answers the errors that a
 route raises before its response has started, counts the request and writes the access line.
@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
 from starlette.exceptions import HTTPException
-from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -25,13 +23,12 @@ from lmi.apis.anthropic import COUNT_TOKENS
 from lmi.apis.base.api import retry_header
 from lmi.apis.table import api_at
 from lmi.errors import ClientGone, ForeignPage, LmiError, Overloaded, Unauthorized, Unavailable, UnknownModel, shorten
-from lmi.http.browsers import check_page
 from lmi.http.exchange import BufferedExchange, Exchange
 from lmi.models import routes as model_routes
 from lmi.models.choice import SeveralModels
 from lmi.runtime import ServerRuntime
+from lmi.server.access import PROBES, Access, CrossOrigin
 from lmi.server.front_end import FrontEnd
-from lmi.server.keys import PROBES
 from lmi.server.models import Models
 from lmi.server.routes import health, invocations, kserve, openai, pages, tgi
 from lmi.server.service import Service
@@ -50,11 +47,7 @@ log = logging.getLogger(__name__)
 
 TARGET_MODEL = "x-amzn-sagemaker-target-model"  # the platform's name of a model, for the log only
 UNCOUNTED = (*PROBES, "/metrics")  # nor logged
-READABLE = ("Retry-After", "X-Request-Id", "WWW-Authenticate")  # by pages of other origins, beside what every page may
-# The requests of the management port, and those of both: /docs and the playground both read the description.
-MANAGEMENT = re.compile(r"/metrics|/docs|/load|/server_info|/v1/(un)?load_lora_adapter|(/models/[^/]+)?/adapters(/.*)?")
-CHANGES_MODELS = re.compile(r"POST /models|DELETE /models/[^/]+")
-ANYWHERE = re.compile("|".join(map(re.escape, PROBES)) + r"|/version|/pages/.*|/openapi\.json")
+IN_WORDS_OF_THE_API = (Unauthorized, ForeignPage, UnknownModel, Overloaded)  # others have those of HTTP
 SERVER_ROUTES: list[ServerRow] = [
     *pages.ROUTES,
     *health.ROUTES,
@@ -103,7 +96,7 @@ def build_app(models: Models, exporter: Exporter | None = None) -> ASGIApp:
     ]
     app = ErrorMiddleware(Router(endpoints, lifespan=lifespan, redirect_slashes=False), models, exporter)
     origins = models.front_end.config.cors_allowed_origins
-    return CrossOrigin(app, origins) if origins else app
+    return CrossOrigin(app, origins, app.end_requests) if origins else app
 
 
 def exporter_of(front_end: FrontEnd) -> Exporter | None:
@@ -147,6 +140,7 @@ class ErrorMiddleware:
 
     def __init__(self, app: ASGIApp, models: Models, exporter: Exporter | None = None) -> None:
         self._app, self._models, self._front_end = app, models, models.front_end
+        self._access = Access(models.front_end.runtime)
         self._exporter = exporter
         self._open: set[Exchange] = set()
         self._end: LmiError | None = None  # of requests that are open when the time of a drain is over
@@ -159,36 +153,45 @@ class ErrorMiddleware:
         scope.update({"app": self, "lmi.exchange": exchange, "lmi.models": self._models})
         if self._exporter is not None:
             scope["lmi.meters"] = []  # of the answers, for their spans
-        if not self._front_end.keys and exchange.given_keys:
-            self._front_end.report_key()
         try:
-            check_port(exchange, self._front_end.config.management_port)
-            self._front_end.keys.check(exchange)
-            if not exchange.key:  # which no page has that its owner did not give it to
-                check_page(exchange, self._front_end.config.cors_allowed_origins, self._front_end.allowed_hosts)
+            self._access.check(exchange)
             async with self._counted_open(exchange):
                 await self._app(scope, receive, send)
         except HTTPException as error:  # starlette's own 404 and 405
             message = f"{error.detail}: {exchange.method} {shorten(exchange.path)}"
             allow = (error.headers or {}).get("Allow")
-            await refuse(exchange, self._models, error.status_code, message, {"allow": allow} if allow else {})
+            await self._refuse(exchange, error.status_code, message, {"allow": allow} if allow else {})
         except ClientGone:
             exchange.status = ClientGone.status
-        except (Unauthorized, ForeignPage, UnknownModel, Overloaded) as error:
-            exchange.error_label = error.label
-            await refuse_as_api(exchange, self._models, error)
         except LmiError as error:
             exchange.error_label = error.label
-            await refuse(exchange, self._models, error.status, str(error), retry_header(error))
+            await self._refuse(exchange, error.status, str(error), retry_header(error), error)
         except Exception:
             log.exception("request %s failed in the front end", exchange.request_id)
             if exchange.has_begun:
                 raise  # an answer has begun: the server cuts the connection, which shows that it is incomplete
-            await refuse(exchange, self._models, 500, f"internal error, see the log for request {exchange.request_id}")
+            await self._refuse(exchange, 500, f"internal error, see the log for request {exchange.request_id}")
         finally:
             self._front_end.body_memory.change(exchange.num_body_bytes, 0)
             self._finish(exchange)
         return None
+
+    async def _refuse(
+        self,
+        exchange: Exchange,
+        status: int,
+        message: str,
+        headers: Mapping[str, str] | None = None,
+        error: LmiError | None = None,
+    ) -> None:
+        """Answer as the API of the path does."""
+        api, model, request_id = api_at(exchange.path, self._models.usual), self._models.usual, exchange.request_id
+        if isinstance(error, IN_WORDS_OF_THE_API):
+            rendered = api.errors.render(error, api.default_format(model), accepted=False, request_id=request_id)
+        else:
+            rendered = api.errors.render_status(status, message, api.default_format(model), request_id)
+        body = api.whole(rendered.media_type, rendered.body)
+        await exchange.send_whole(rendered.status, rendered.media_type, body, (headers or {}).items())
 
     @asynccontextmanager
     async def _counted_open(self, exchange: Exchange) -> AsyncIterator[None]:
@@ -219,40 +222,3 @@ class ErrorMiddleware:
         exchange.log_access(duration_s, **({"target_model": target} if target else {}))
         if self._exporter is not None:
             self._exporter.add(exchange, exchange.scope["lmi.meters"])
-
-
-class CrossOrigin(CORSMiddleware):
-    """The outermost application where `cors_allowed_origins` is given. A browser asks first, which needs no key."""
-
-    def __init__(self, app: ErrorMiddleware, origins: Sequence[str]) -> None:
-        super().__init__(app, origins, allow_methods=["*"], allow_headers=["*"], expose_headers=READABLE)
-        self.end_requests = app.end_requests
-
-
-def check_port(exchange: Exchange, management_port: int | None) -> None:
-    """Raise HTTPException for a request that came to the wrong port. Both ports tell whether the server serves."""
-    if management_port is None or ANYWHERE.fullmatch(exchange.path):
-        return
-    asked = f"{exchange.method} {exchange.path}"
-    is_management = MANAGEMENT.fullmatch(exchange.path) is not None or CHANGES_MODELS.fullmatch(asked) is not None
-    if is_management != (exchange.scope["server"][1] == management_port):
-        raise HTTPException(404)
-
-
-async def refuse(
-    exchange: Exchange, models: Models, status: int, message: str, headers: Mapping[str, str] | None = None
-) -> None:
-    model = models.usual
-    api = api_at(exchange.path, model)
-    rendered = api.errors.render_status(status, message, api.default_format(model), exchange.request_id)
-    body = api.whole(rendered.media_type, rendered.body)
-    await exchange.send_whole(rendered.status, rendered.media_type, body, (headers or {}).items())
-
-
-async def refuse_as_api(exchange: Exchange, models: Models, error: LmiError) -> None:
-    """Answer an error as the API of the path does, with its own status, kind and headers."""
-    api = api_at(exchange.path, models.usual)
-    format, request_id = api.default_format(models.usual), exchange.request_id
-    rendered = api.errors.render(error, format, accepted=False, request_id=request_id)
-    body = api.whole(rendered.media_type, rendered.body)
-    await exchange.send_whole(rendered.status, rendered.media_type, body, rendered.headers.items())

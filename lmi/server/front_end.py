@@ -13,9 +13,7 @@ from gunicorn.arbiter import Arbiter  # type: ignore[import-untyped]
 
 from lmi.errors import Overloaded, StartError, Unavailable
 from lmi.http.body import BodyMemory
-from lmi.http.browsers import ANY, is_loopback
 from lmi.runtime import ServerRuntime
-from lmi.server.keys import Keys
 from lmi.shared.files import write_whole
 from lmi.shared.state import Block, FrontEndRecord, Phase
 
@@ -34,9 +32,6 @@ class FrontEnd:
         self.slot = block.frontends.index(record)
         self.model_blocks: dict[str, Block] = {}  # by the model's name
         self.body_memory = BodyMemory(record, self.config.max_body_memory)
-        self.keys = Keys(runtime)
-        self.allowed_hosts = self.config.allowed_hosts or (() if is_loopback(self.config.host) else (ANY,))
-        self._has_reported_key = False
         self._reported: set[str] = set()
 
     @property
@@ -71,12 +66,6 @@ class FrontEnd:
         finally:
             self.record.num_in_flight -= 1
             self.record.num_sequences -= num_sequences
-
-    def report_key(self) -> None:
-        """Log once that a client sent an API key, because its owner may believe that the server checks it."""
-        if not self._has_reported_key:
-            self._has_reported_key = True
-            log.warning("a client sent an API key, but this server has no keys and checks nothing: it serves everyone")
 
     def report_ignored(self, lines: Sequence[str], request_id: str) -> None:
         """Log names without effect: a new one as a warning, then for DEBUG, so that a client does not fill the log."""

@@ -11,20 +11,12 @@ import math
 from lmi.apis.base.readers import priority
 from lmi.errors import InvalidParameter
 from lmi.http.exchange import TIMEOUT, TIMEOUT_MS, Exchange
-from lmi.settings.server_config import ServerConfig
-
-FAIRNESS_ID = "x-llm-d-inference-fairness-id"
-MAX_CLIENT_CHARS = 128
 
 
-def client_of(exchange: Exchange, server: ServerConfig, adapter: str | None) -> str:
+def client_of(exchange: Exchange, adapter: str | None) -> str:
     """Return whose part of the engine a request takes."""
-    if server.trust_fairness_id and (given := exchange.headers.get(FAIRNESS_ID, "")):
-        return f"id {given[:MAX_CLIENT_CHARS]}"
-    if exchange.key:
-        return f"key {exchange.key[:16]}"
     address = exchange.scope.get("client")
-    return f"adapter {adapter}" if adapter else str(address[0]) if address else ""
+    return exchange.client or (f"adapter {adapter}" if adapter else str(address[0]) if address else "")
 
 
 def client_timeout_s(exchange: Exchange) -> float:

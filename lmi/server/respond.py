@@ -158,7 +158,7 @@ class Inference:
         """The requests for the engine's queue, which lets in the first, and the others with it."""
         timeout_s, since_s, _ = self._timeout
         deadline_s = math.inf if timeout_s is None else since_s + timeout_s
-        client = client_of(self.exchange, self.service.config.server, requests[0].adapter)
+        client = client_of(self.exchange, requests[0].adapter)
         first = Origin(client, self.started_s, deadline_s, self._is_line)
         further = Origin(client, self.started_s, deadline_s, is_further=True)
         return [replace(each, origin=further if index else first) for index, each in enumerate(requests)]

@@ -10,7 +10,9 @@ import pytest
 
 from lmi.executor import DEFAULT_PRIORITY
 from lmi.http.exchange import CUSTOM_ATTRIBUTES, TIMEOUT, TIMEOUT_MS, Exchange
-from lmi.server.origin import FAIRNESS_ID, client_of
+from lmi.runtime import ServerRuntime
+from lmi.server.access import FAIRNESS_ID, Access
+from lmi.server.origin import client_of
 from lmi.settings.server_config import ServerConfig
 from tests.scripted import CAPABILITIES, host
 
@@ -87,10 +89,19 @@ def exchange(address: tuple[str, int] | None, headers: dict[str, str] | None = N
 
 
 def test_a_client_is_its_address_its_adapter_or_whom_a_trusted_gateway_names() -> None:
-    usual, trusting = ServerConfig(), ServerConfig(trust_fairness_id=True)
-    named = exchange(("10.0.0.7", 4711), {FAIRNESS_ID: "team a"})
-    assert client_of(exchange(("10.0.0.7", 4711)), trusting, None) == "10.0.0.7"
-    assert client_of(exchange(None), usual, None) == ""
-    assert client_of(named, usual, None) == "10.0.0.7"
-    assert client_of(named, usual, "fr") == "adapter fr"
-    assert client_of(named, trusting, "fr") == "id team a"
+    usual, trusting = (
+        Access(ServerRuntime(Path("/r"), ServerConfig(trust_fairness_id=each))) for each in (False, True)
+    )
+
+    def client(access: Access, asked: Exchange, adapter: str | None = None) -> str:
+        access.check(asked)
+        return client_of(asked, adapter)
+
+    def named() -> Exchange:
+        return exchange(("10.0.0.7", 4711), {FAIRNESS_ID: "team a"})
+
+    assert client(trusting, exchange(("10.0.0.7", 4711))) == "10.0.0.7"
+    assert client(usual, exchange(None)) == ""
+    assert client(usual, named()) == "10.0.0.7"
+    assert client(usual, named(), "fr") == "adapter fr"
+    assert client(trusting, named(), "fr") == "id team a"

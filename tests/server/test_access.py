@@ -10,7 +10,7 @@ import pytest
 from lmi import __version__
 from lmi.errors import BadConfiguration
 from lmi.runtime import ServerRuntime
-from lmi.server.keys import PROBES, Keys, read_keys
+from lmi.server.access import PROBES, keys_of, read_keys
 from lmi.settings.kinds import KEYS
 from lmi.settings.server_config import ServerConfig
 from tests.scripted import host
@@ -105,7 +105,7 @@ def test_the_key_of_the_servers_own_gateway_counts_only_where_there_are_keys(tmp
         runtime = ServerRuntime.create(config)
         try:
             runtime.gateway_key().write_text(KEYS.parse("its-own")[0])
-            assert bool(Keys(runtime)) is bool(config.api_keys)
+            assert bool(keys_of(runtime)) is bool(config.api_keys)
         finally:
             runtime.remove()
 

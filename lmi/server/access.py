@@ -1,0 +1,123 @@
+"""Who may ask for what: which port has which route, who has a key, and whose request it is.
+
+The clients with a key of `option.api_key` may send requests, if there are any keys, and this server's own gateway. What
+pages of other origins may is in `lmi/http/browsers.py`.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp
+
+from lmi.errors import BadConfiguration, Unauthorized, cause_line
+from lmi.http.browsers import ANY, check_page, is_loopback
+from lmi.http.exchange import Exchange
+from lmi.runtime import ServerRuntime
+from lmi.settings.kinds import KEYS, digest
+
+PAGES = ("/", "/playground", "/docs")  # they ask for the key that their requests need
+PROBES = ("/ping", "/health", "/healthz", "/livez", "/readyz", "/v2/health/live", "/v2/health/ready")  # need no key
+KEY_FIELDS = (b"x-api-key", b"api-key")
+FAIRNESS_ID, MAX_CLIENT_CHARS = "x-llm-d-inference-fairness-id", 128
+READABLE = ("Retry-After", "X-Request-Id", "WWW-Authenticate")  # by pages of other origins, beside what every page may
+# The requests of the management port, and those of both: /docs and the playground both read the description.
+MANAGEMENT = re.compile(r"/metrics|/docs|/load|/server_info|/v1/(un)?load_lora_adapter|(/models/[^/]+)?/adapters(/.*)?")
+CHANGES_MODELS = re.compile(r"POST /models|DELETE /models/[^/]+")
+ANYWHERE = re.compile("|".join(map(re.escape, PROBES)) + r"|/version|/pages/.*|/openapi\.json")
+
+log = logging.getLogger(__name__)
+
+
+class Access:
+    """What one front end lets in. A key's digest is looked up, so the time of a comparison tells nothing of a key."""
+
+    def __init__(self, runtime: ServerRuntime) -> None:
+        self._config = runtime.config
+        self._keys = keys_of(runtime)
+        self._hosts = self._config.allowed_hosts or (() if is_loopback(self._config.host) else (ANY,))
+        self._has_told_of_key = False
+
+    def check(self, exchange: Exchange) -> None:
+        """Note whose request it is, for the engine's queue. Raises HTTPException, Unauthorized or ForeignPage."""
+        self._check_port(exchange)
+        key = self._key_of(exchange)
+        if not key:  # which no page has that its owner did not give it to
+            check_page(exchange, self._config.cors_allowed_origins, self._hosts)
+        if self._config.trust_fairness_id and (given := exchange.headers.get(FAIRNESS_ID)):
+            exchange.client = f"id {given[:MAX_CLIENT_CHARS]}"
+        elif key:
+            exchange.client = f"key {key[:16]}"
+
+    def _check_port(self, exchange: Exchange) -> None:
+        """Raise HTTPException for a request that came to the wrong port. Both ports tell whether the server serves."""
+        port, path = self._config.management_port, exchange.path
+        if port is None or ANYWHERE.fullmatch(path):
+            return
+        is_management = MANAGEMENT.fullmatch(path) or CHANGES_MODELS.fullmatch(f"{exchange.method} {path}")
+        if bool(is_management) != (exchange.scope["server"][1] == port):
+            raise HTTPException(404)
+
+    def _key_of(self, exchange: Exchange) -> str:
+        """Return the digest of the request's key, "" where it needs none. Raises Unauthorized."""
+        given = given_keys(exchange)
+        if not self._keys:
+            if given and not self._has_told_of_key:  # its owner may believe that the server checks it
+                self._has_told_of_key = True
+                said = "a client sent an API key, but this server has no keys and checks nothing: it serves everyone"
+                log.warning(said)
+            return ""
+        is_page = exchange.path in PAGES or exchange.path.startswith("/pages/")
+        if exchange.path in PROBES or (is_page and exchange.method in ("GET", "HEAD")):
+            return ""
+        key = next((key for key in map(digest, given) if key in self._keys), "")
+        if not key:
+            what = "this server does not know the key of the request" if given else "the request has no key"
+            raise Unauthorized(f"{what}: send one as Authorization: Bearer KEY or x-api-key")
+        return key
+
+
+def given_keys(exchange: Exchange) -> list[str]:
+    """Return the API keys that a client sends. Signatures and passwords do not count, because proxies read them."""
+    headers = exchange.headers.raw
+    keys = [value for name, value in headers if name in KEY_FIELDS]
+    keys += [value[7:] for name, value in headers if name == b"authorization" and value[:7].lower() == b"bearer "]
+    return [key.strip().decode("latin-1") for key in keys]
+
+
+def keys_of(runtime: ServerRuntime) -> set[str]:
+    """Return the digests of a server's keys, with its own gateway's if there are any. Raises BadConfiguration."""
+    found = set(runtime.config.api_keys)
+    if (file := runtime.config.api_key_file) is not None:
+        found.update(read_keys(Path(file)))
+    if found:
+        with suppress(FileNotFoundError):
+            found.add(runtime.gateway_key().read_text())
+    return found
+
+
+def read_keys(path: Path) -> list[str]:
+    """Return the digests of the keys in a file. Raises BadConfiguration."""
+    try:
+        lines = [line.strip() for line in path.read_text().splitlines()]
+        found = [key for line in lines if line for key in KEYS.parse(line)]
+    except (OSError, ValueError) as error:
+        said = cause_line(error) if isinstance(error, OSError) else f"a line is not {KEYS.allowed}"
+        raise BadConfiguration(f"option.api_key_file={path} cannot be read: {said}") from None
+    if not found:
+        raise BadConfiguration(f"option.api_key_file={path} has no key")
+    return found
+
+
+class CrossOrigin(CORSMiddleware):
+    """The outermost application where `cors_allowed_origins` is given. A browser asks first, which needs no key."""
+
+    def __init__(self, app: ASGIApp, origins: Sequence[str], end_requests: Callable[[], None]) -> None:
+        super().__init__(app, origins, allow_methods=["*"], allow_headers=["*"], expose_headers=READABLE)
+        self.end_requests = end_requests
