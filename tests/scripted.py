@@ -41,6 +41,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from lmi.adapters.keeper import AdapterKeeper
 from lmi.adapters.registry import AdapterRegistry
 from lmi.engine.client import Engines
+from lmi.engine.overload import LearningQueue
 from lmi.engine.server import Dispatcher, FrontEndConnection
 from lmi.errors import InvalidParameter, PromptTooLong
 from lmi.executor import (
@@ -410,7 +411,7 @@ async def _serve(
     traces: Callable[[FrontEnd], Exporter | None] | None,
 ) -> None:
     loop = asyncio.get_running_loop()
-    dispatcher = Dispatcher(executor, block.engines[0])
+    dispatcher = Dispatcher(executor, block.engines[0], queue=LearningQueue)
     AdapterKeeper(executor, Folder(folder / "adapters", Adapter), dispatcher)
     connections: list[FrontEndConnection] = []
 

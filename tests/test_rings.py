@@ -27,7 +27,11 @@ ANNEXES = {
     "lines": ("lmi.server.lines",),
     "chats": ("lmi.chats",),
     "description": ("lmi.description",),
+    "pages": ("lmi.server.routes.pages",),
+    "metrics": ("lmi.server.metrics", "lmi.server.metric_twins"),
     "access": ("lmi.server.access", "lmi.http.browsers"),
+    "overload": ("lmi.engine.overload",),
+    "prefixes": ("lmi.engine.prefixes",),
     "adapters": ("lmi.adapters", "handlers.base.adapters"),
     "models": ("lmi.models", "lmi.shared.memory"),
     "sessions": ("lmi.sessions",),
@@ -72,8 +76,8 @@ ARROWS = {
 }
 # What names the annexes: the tuples of APIs and routes, the table of options, and the words of the start.
 JOINTS = {
-    *("lmi.apis.table", "lmi.cli", "lmi.engine.worker", "lmi.server.app", "lmi.settings.resolve"),
-    *("lmi.supervisor.kinds", "lmi.supervisor.supervisor"),
+    *("lmi.apis.table", "lmi.cli", "lmi.engine.worker", "lmi.server.app", "lmi.server.service"),
+    *("lmi.settings.resolve", "lmi.supervisor.kinds", "lmi.supervisor.supervisor"),
 }
 STILL = {
     "handlers.base.sequence": {"beams"},
@@ -82,7 +86,6 @@ STILL = {
     "lmi.server.respond": {"adapters", "sessions", "user_code"},
     "lmi.server.routes.invocations": {"lines"},
     "lmi.server.routes.pages": {"description"},
-    "lmi.server.service": {"adapters", "sessions", "user_code"},
 }
 # Lines of Python. A room may shrink freely. To grow, it changes its row in the same commit, which says why.
 MAX_LINES_OF_THE_HOUSE = 17_500
@@ -92,7 +95,7 @@ MAX_LINES = {
     "lmi/chats": 970,
     "lmi/client": 1040,
     "lmi/description": 440,
-    "lmi/engine": 1510,
+    "lmi/engine": 1560,
     "lmi/executor": 880,
     "lmi/gateway": 2130,
     "lmi/http": 1180,

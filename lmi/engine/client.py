@@ -15,7 +15,6 @@ from hashlib import blake2b
 from itertools import count
 
 from lmi.engine.messages import LOOK, AdapterOutcome, Cancel, Ready, Responses, Submit, decode_to_front_end, encode
-from lmi.engine.prefixes import Prefixes, keys_of
 from lmi.errors import EngineLost, ErrorInfo, GenerationFailed, LmiError, Unavailable, cause_line, from_info
 from lmi.executor import EngineInfo, Request, Response, ResponseError, Result
 from lmi.ipc import Connection, Connections, frame
@@ -117,9 +116,8 @@ class EngineConnection(Connection):
     def submit(self, request: Request, origin: Origin = ANYBODY) -> ResponseStream:
         request_id = next(self._ids)
         submit = frame(encode(Submit(request_id, request, origin)))  # first, because a frame that is too large raises
-        stream = self._streams[request_id] = ResponseStream(
-            self, request_id, len(request.input_token_ids) + request.max_tokens
-        )
+        num_tokens = len(request.input_token_ids) + request.max_tokens
+        stream = self._streams[request_id] = ResponseStream(self, request_id, num_tokens)
         self.num_outstanding_tokens += stream.num_tokens
         self.write(submit)
         return stream
@@ -183,25 +181,19 @@ class Engines(Connections[EngineConnection]):
     """The connections of one front end to all engines of one model."""
 
     def __init__(
-        self,
-        sockets: Sequence[str],
-        records: Sequence[EngineRecord],
-        record: FrontEndRecord | None = None,
-        *,
-        has_prefix_cache: bool = True,
+        self, sockets: Sequence[str], records: Sequence[EngineRecord], record: FrontEndRecord | None = None
     ) -> None:
         """`record` is that of the front end, where it counts requests that move."""
         super().__init__(EngineConnection, sockets, records)
         self._adapters: tuple[str, ...] = ()
         self._record = record
-        self._prefixes = Prefixes(len(records)) if has_prefix_cache and len(records) > 1 else None
 
     def submit(self, request: Request, session: str | None = None, origin: Origin = ANYBODY) -> ResponseStream:
         """Send a request to the engine of its session, else to the best one. Raises Unavailable without one."""
         candidates: BySlot = self._candidates(_adapter_of(request))
         if session is not None and (slot := self._slot_of_session(session, candidates)) is not None:
             candidates = {slot: candidates[slot]}
-        return self._submit(candidates, request, origin)
+        return self._best(candidates, request).submit(request, origin)
 
     def submit_elsewhere(self, stream: ResponseStream, request: Request, origin: Origin) -> ResponseStream | None:
         """Send the request of a stream to another engine, the best one. Returns None if no other is ready."""
@@ -212,24 +204,10 @@ class Engines(Connections[EngineConnection]):
             return None
         if self._record is not None:
             self._record.num_moved += 1
-        return self._submit(others, request, origin)
+        return self._best(others, request).submit(request, origin)
 
-    def _submit(self, engines: BySlot, request: Request, origin: Origin) -> ResponseStream:
-        """Send a request to the engine with the fewest outstanding tokens, less those of the prompt that it has had."""
-        if self._prefixes is None:
-            return _least_loaded(engines).submit(request, origin)
-        keys = keys_of(request)
-        num_known = self._prefixes.num_tokens(keys)
-        slot = min(engines, key=lambda slot: engines[slot].num_outstanding_tokens - num_known[slot])
-        self._prefixes.note(keys, slot)
-        return engines[slot].submit(request, origin)
-
-    async def _connect(self, slot: int) -> None:
-        try:
-            await super()._connect(slot)
-        finally:
-            if self._prefixes is not None:
-                self._prefixes.forget(slot)
+    def _best(self, engines: BySlot, request: Request) -> EngineConnection:
+        return _least_loaded(engines)
 
     async def ready(self, adapter: str | None = None) -> EngineInfo:
         """Return facts about the model, which are equal for all replicas except `adapters`.

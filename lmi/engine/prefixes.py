@@ -1,11 +1,13 @@
-"""Remembers which engines have computed the beginnings of which prompts, whose keys and values they may still cache."""
+"""Sends a prompt to the engine that has computed its beginning, whose keys and values it may still cache."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
 
+from lmi.engine.client import BySlot, EngineConnection, Engines
 from lmi.executor import Request
+from lmi.shared.state import EngineRecord, FrontEndRecord
 
 BLOCK_SIZE = 64  # tokens
 MAX_BLOCKS = 1 << 15  # so that 2 million tokens of prompts are known
@@ -41,6 +43,29 @@ class Prefixes:
         """Forget what the engine in a slot had, because it was lost."""
         for key in self._slots:
             self._slots[key] &= ~(1 << slot)
+
+
+class PrefixEngines(Engines):
+    """Engines of which one counts as having less to do by the tokens of the prompt that it has had."""
+
+    def __init__(
+        self, sockets: Sequence[str], records: Sequence[EngineRecord], record: FrontEndRecord | None = None
+    ) -> None:
+        super().__init__(sockets, records, record)
+        self.prefixes = Prefixes(len(records))
+
+    def _best(self, engines: BySlot, request: Request) -> EngineConnection:
+        keys = keys_of(request)
+        num_known = self.prefixes.num_tokens(keys)
+        slot = min(engines, key=lambda slot: engines[slot].num_outstanding_tokens - num_known[slot])
+        self.prefixes.note(keys, slot)
+        return engines[slot]
+
+    async def _connect(self, slot: int) -> None:
+        try:
+            await super()._connect(slot)
+        finally:
+            self.prefixes.forget(slot)
 
 
 def keys_of(request: Request) -> list[int]:

@@ -20,18 +20,7 @@ from typing import cast
 
 import msgspec
 
-from lmi.engine.messages import (
-    LOOK,
-    AdapterOutcome,
-    Ready,
-    Refused,
-    Responses,
-    Submit,
-    ToFrontEnd,
-    decode_to_engine,
-    encode,
-    refusal,
-)
+from lmi.engine import messages
 from lmi.engine.queue import QueueEntry, RequestQueue
 from lmi.errors import LmiError, Overloaded, Unavailable
 from lmi.executor import ErrorKind, Executor, IterationStats, Request, RequestPerfMetrics, Response, ResponseError
@@ -53,6 +42,9 @@ class FrontEndEntry(QueueEntry):
     engine_id: int | None = None  # the executor's, once it has the request
     has_left: bool = False
 
+    def refuse(self, error: Exception) -> None:
+        self.connection.send(messages.Refused(self.request_id, messages.refusal(error)))
+
 
 class Dispatcher:
     """Has the queue, remembers the connection of each request, and writes the engine's record."""
@@ -63,9 +55,11 @@ class Dispatcher:
         record: EngineRecord,
         adapter_timeout_s: float = math.inf,
         max_queue_wait_s: float = math.inf,
+        queue: type[RequestQueue] = RequestQueue,
     ) -> None:
         """While an adapter loads, the record counts as in motion, at most for `adapter_timeout_s`."""
-        self.ready = Ready(executor.info)
+        info = executor.info
+        self.ready = messages.Ready(info)
         self.look: Callable[[], None] = lambda: None  # called when the folder of adapters has changed
         self.connections: set[FrontEndConnection] = set()
         self.is_closing = False
@@ -75,12 +69,12 @@ class Dispatcher:
         self._step_length = record.step_length
         self._adapter_timeout_s = adapter_timeout_s
         self._adapter_s: float | None = None  # time.monotonic() of the first look at the load that goes on now
-        info = executor.info
-        self._queue = RequestQueue(info.max_num_sequences, max_queue_wait_s, info.num_express_places)
+        self._queue = queue(info.max_num_sequences, max_queue_wait_s, info.num_express_places)
         self._stepped_s = 0.0  # the end of the last step
+        self._num_active = 0  # requests that run, as the executor counted them last
         self._lock = threading.Lock()  # guards the queue, `_entries`, those of each connection, and the record
         self._entries: dict[int, FrontEndEntry] = {}  # that the executor has, by its ids
-        record.max_num_sequences = executor.info.max_num_sequences
+        record.max_num_sequences = info.max_num_sequences
         record.step_s = time.monotonic()
 
     @property
@@ -89,7 +83,7 @@ class Dispatcher:
         with self._lock:
             return len(self._entries) + self._queue.num_waiting
 
-    def submit(self, connection: FrontEndConnection, message: Submit) -> None:
+    def submit(self, connection: FrontEndConnection, message: messages.Submit) -> None:
         now, request, origin = time.monotonic(), message.request, message.origin
         entry = FrontEndEntry(
             client=origin.client,
@@ -112,23 +106,20 @@ class Dispatcher:
                 self._queue.offer(entry, now)
                 connection.entries[entry.request_id] = entry
                 self._start(now)
-                self._count()
         except LmiError as error:
             if isinstance(error, Overloaded):
                 self._record.num_refused.add(entry.priority_class)
-            connection.send(Refused(message.request_id, refusal(error)))
+            entry.refuse(error)
 
     def _start(self, now: float) -> None:
-        """Give the executor the requests whose turn it is. Call it with the lock.
+        """Give the executor the requests whose turn it is, and count all. Call it with the lock.
 
         An error of the executor ends only that request. The first Response may come before enqueue_request returns.
         """
         for entry in self._queue.start(now):
             assert isinstance(entry, FrontEndEntry)
             request = entry.request
-            if (
-                entry.is_express or request.guided_decoding_params is not None
-            ):  # the compiler of guides takes turns by client
+            if entry.is_express or request.guided_decoding_params is not None:  # their compiler takes turns by client
                 request = msgspec.structs.replace(request, is_express=entry.is_express, client_id=hash(entry.client))
             try:
                 entry.engine_id = self._executor.enqueue_request(request)
@@ -136,12 +127,12 @@ class Dispatcher:
                 if not isinstance(error, LmiError | ValueError | RuntimeError):
                     log.exception("the engine did not take a request")
                 self._end(entry, now)
-                entry.connection.send(Refused(entry.request_id, refusal(error)))
+                entry.refuse(error)
                 continue
             if not self._entries:
                 self._record.step_s = self._stepped_s = now  # the idle time before does not count as a hang
             self._entries[entry.engine_id] = entry
-            self._count()
+        self._count()
 
     def _end(self, entry: FrontEndEntry, now: float, *, has_left: bool = False, is_answered: bool = False) -> None:
         entry.connection.entries.pop(entry.request_id, None)
@@ -149,9 +140,9 @@ class Dispatcher:
             self._entries.pop(entry.engine_id, None)
         self._queue.remove(entry, now, has_left=has_left, is_answered=is_answered)
 
-    def announce(self, outcomes: dict[str, AdapterOutcome]) -> None:
+    def announce(self, outcomes: dict[str, messages.AdapterOutcome]) -> None:
         """Send Ready to every front end again, with what became of each adapter."""
-        self.ready = Ready(self._executor.info, outcomes)
+        self.ready = messages.Ready(self._executor.info, outcomes)
         for connection in self.connections:
             connection.send(self.ready)
 
@@ -179,7 +170,6 @@ class Dispatcher:
             for connection, batch in self._by_connection(responses, now).items():
                 connection.send_output(batch)
             self._start(now)
-            self._count()
 
     def _by_connection(self, responses: list[Response], now: float) -> dict[FrontEndConnection, list[Response]]:
         outputs: dict[FrontEndConnection, list[Response]] = {}
@@ -219,7 +209,7 @@ class Dispatcher:
             for entry, error in self._queue.expired(now):
                 assert isinstance(entry, FrontEndEntry)
                 entry.connection.entries.pop(entry.request_id, None)
-                entry.connection.send(Refused(entry.request_id, refusal(error)))
+                entry.refuse(error)
                 self._record.num_refused.add(entry.priority_class)
             queued, taken = self._queue.num_by_class()
             self._record.num_queued.set(queued)
@@ -232,6 +222,7 @@ class Dispatcher:
         """Update the record. A batch of Responses counts as a step even if the executor reports none."""
         record, steps = self._record, self._executor.get_latest_iteration_stats()
         if steps:
+            self._num_active = steps[-1].num_active_requests
             record.step += len(steps)
             record.step_s = time.monotonic()
             record.num_preemptions += sum(step.num_preemptions for step in steps)
@@ -244,7 +235,6 @@ class Dispatcher:
             record.step_s = time.monotonic()
         elif self._is_loading_adapter() or self._executor.is_waiting_for_guides:
             record.step_s = time.monotonic()
-        self._count(steps[-1].num_active_requests if steps else None)
 
     def _note_steps(self, steps: list[IterationStats]) -> None:
         for step in steps:
@@ -268,15 +258,11 @@ class Dispatcher:
             self._adapter_s = now
         return now - self._adapter_s < self._adapter_timeout_s
 
-    def _count(self, num_active: int | None = None) -> None:
-        """Write the running and waiting requests, which together are all that have not ended.
-
-        `num_active` is the executor's count of running requests; None keeps the last count.
-        """
-        num_all = len(self._entries) + self._queue.num_waiting
-        active = self._record.num_running if num_active is None else num_active
-        self._record.num_running = min(active, len(self._entries))
-        self._record.num_waiting = num_all - self._record.num_running
+    def _count(self) -> None:
+        """Write the running and waiting requests, which together are all that have not ended."""
+        num_running = self._num_active = min(self._num_active, len(self._entries))
+        self._record.num_running = num_running
+        self._record.num_waiting = len(self._entries) + self._queue.num_waiting - num_running
 
 
 class FrontEndConnection(Accepted):
@@ -302,11 +288,11 @@ class FrontEndConnection(Accepted):
             self._writer.resume()
 
     def take(self, payload: bytes) -> None:
-        if payload == LOOK:
+        if payload == messages.LOOK:
             self._dispatcher.look()
             return
-        message = decode_to_engine(payload)
-        if isinstance(message, Submit):
+        message = messages.decode_to_engine(payload)
+        if isinstance(message, messages.Submit):
             if message.request_id in self.entries:
                 raise msgspec.ValidationError(f"request id {message.request_id} is in use")
             self._dispatcher.submit(self, message)
@@ -324,7 +310,7 @@ class FrontEndConnection(Accepted):
     def send_output(self, responses: list[Response]) -> None:
         """Send one frame, or several where one would be too large. One Response that is too large becomes an error."""
         try:
-            self.send(Responses(responses))
+            self.send(messages.Responses(responses))
         except FrameTooLarge as error:
             if len(responses) > 1:
                 middle = len(responses) // 2
@@ -335,9 +321,9 @@ class FrontEndConnection(Accepted):
             if (entry := self.entries.get(response.request_id)) is not None:
                 self._dispatcher.abort(entry)
             told = ResponseError(f"the Response is too large for the socket: {error}", ErrorKind.GENERATION)
-            self.send(Responses([Response(response.request_id, error=told, client_id=response.client_id)]))
+            self.send(messages.Responses([Response(response.request_id, error=told, client_id=response.client_id)]))
 
-    def send(self, message: ToFrontEnd) -> None:
+    def send(self, message: messages.ToFrontEnd) -> None:
         """Send a message from any thread. A front end that has stopped reading loses its connection."""
         if self._writer is not None:
-            self._writer.write(frame(encode(message)))
+            self._writer.write(frame(messages.encode(message)))

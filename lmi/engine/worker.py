@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Protocol, Self, cast
 
 import lmi.shared.log
 from lmi.adapters.keeper import AdapterKeeper
+from lmi.engine.overload import LearningQueue
 from lmi.engine.server import Dispatcher, FrontEndConnection
 from lmi.errors import BadConfiguration
 from lmi.executor import Executor, Progress, Response
@@ -215,7 +216,7 @@ def load(runtime: Runtime, record: EngineRecord, function: str) -> tuple[Executo
 
 async def serve(executor: Executor, record: EngineRecord, runtime: Runtime, slot: int) -> None:
     timeout_s = runtime.config.engine.model_loading_timeout_s
-    dispatcher = Dispatcher(executor, record, timeout_s, runtime.config.server.max_queue_wait_s)
+    dispatcher = Dispatcher(executor, record, timeout_s, runtime.config.server.max_queue_wait_s, LearningQueue)
     worker = Worker(executor, record, dispatcher, AdapterKeeper(executor, runtime.adapters(), dispatcher))
     user = runtime.config.server.user
     await worker.serve(runtime.engine_socket(slot), user.uid if user else None)

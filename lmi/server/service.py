@@ -9,6 +9,7 @@ from typing import Any
 
 from lmi.adapters.registry import AdapterRegistry
 from lmi.engine.client import Engines
+from lmi.engine.prefixes import PrefixEngines
 from lmi.errors import InvalidParameter, Overloaded, UnknownModel, shorten
 from lmi.ipc import Connections
 from lmi.pipeline import Pipeline
@@ -45,8 +46,9 @@ class Service:
             service.user_code = UserCodeWorkers(sockets, records)
         if not config.is_user_code:
             sockets = [runtime.engine_socket(slot) for slot in range(len(block.engines))]
-            has_prefix_cache = config.engine.enable_prefix_caching is not False
-            engines = Engines(sockets, block.engines, service.record, has_prefix_cache=has_prefix_cache)
+            knows_prefixes = config.engine.enable_prefix_caching is not False and len(sockets) > 1
+            kind = PrefixEngines if knows_prefixes else Engines
+            engines = kind(sockets, block.engines, service.record)
             limits = config.server.max_adapters, config.engine.model_loading_timeout_s
             service.engines = engines
             service.pipeline = Pipeline(Tokenizer.load(config.model.path), engines, config.model)

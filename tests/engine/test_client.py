@@ -14,7 +14,7 @@ import pytest
 
 from lmi.engine.client import ANYBODY, Engines, ResponseStream
 from lmi.engine.messages import Cancel, Ready, Refused, Responses, Submit, decode_to_engine, encode
-from lmi.engine.prefixes import keys_of
+from lmi.engine.prefixes import PrefixEngines, keys_of
 from lmi.errors import GenerationFailed, InvalidParameter, LmiError, Overloaded, PromptTooLong, Unavailable
 from lmi.executor import EngineInfo, FinishReason, Request, Response, ResponseError, Result
 from lmi.ipc import FrameReader, FrameTooLarge, frame
@@ -53,13 +53,15 @@ class ScriptedEngine:
 
 
 @asynccontextmanager
-async def engines(tmp_path: Path, num: int = 1) -> AsyncIterator[tuple[Engines, list[ScriptedEngine], Block]]:
+async def engines(
+    tmp_path: Path, num: int = 1, kind: type[Engines] = Engines
+) -> AsyncIterator[tuple[Engines, list[ScriptedEngine], Block]]:
     block = Block.create(tmp_path / "state", num_engines=num, num_frontends=1)
     scripted = [ScriptedEngine(str(tmp_path / f"engine-{slot}.sock")) for slot in range(num)]
     for engine, record in zip(scripted, block.engines, strict=True):
         await engine.start()
         record.phase = Phase.READY
-    client = Engines([engine.path for engine in scripted], block.engines)
+    client = kind([engine.path for engine in scripted], block.engines)
     await client.start()
     await until(lambda: sum(c.info is not None for c in client.open.values()) == num)
     try:
@@ -255,7 +257,7 @@ def test_a_prompt_goes_to_the_engine_that_has_had_its_beginning_unless_that_has_
     first, second = (Request(input_token_ids=(token_id,) * 192, max_tokens=8) for token_id in (1, 2))
 
     async def test() -> None:
-        async with engines(tmp_path, num=2) as (client, scripted, _):
+        async with engines(tmp_path, num=2, kind=PrefixEngines) as (client, scripted, _):
 
             def slot_of(request: Request) -> int:
                 streams.append(client.submit(request))
@@ -272,7 +274,7 @@ def test_a_prompt_goes_to_the_engine_that_has_had_its_beginning_unless_that_has_
             assert slot_of(msgspec.structs.replace(second, cache_salt="another's")) == 0
             await scripted[0].stop()
             await until(lambda: list(client.open) == [1])
-            assert client._prefixes is not None and client._prefixes.num_tokens(keys_of(first))[0] == 0
+            assert isinstance(client, PrefixEngines) and client.prefixes.num_tokens(keys_of(first))[0] == 0
 
     run(test)
 

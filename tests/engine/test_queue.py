@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from lmi.engine.estimates import ClientPatience, Speed
-from lmi.engine.queue import MAX_RETRY_AFTER_S, QueueEntry, RequestQueue
+from lmi.engine.overload import MAX_RETRY_AFTER_S, ClientPatience, LearningQueue, Speed
+from lmi.engine.queue import QueueEntry, RequestQueue
 from lmi.errors import DeadlineExceeded, LmiError, Overloaded
 
 STEP_S, ROW_S, PROMPT_TOKEN_S = 0.02, 0.0007, 0.0002
@@ -41,7 +41,7 @@ class Engine:
     """Runs entries, and notes how each ended and when: whole, refused, late or left."""
 
     def __init__(self, step_s: float = STEP_S, **options: float) -> None:
-        self.queue = RequestQueue(PLACES, options.get("max_wait_s", 10.0), int(options.get("num_express", 4)))
+        self.queue = LearningQueue(PLACES, options.get("max_wait_s", 10.0), int(options.get("num_express", 4)))
         self.ends: list[tuple[str, QueueEntry, float]] = []
         self.first_s: dict[QueueEntry, float] = {}  # from the arrival to the first token
         self._step_s, self._now, self._looked_s = step_s, 0.0, 0.0
@@ -193,7 +193,7 @@ def test_a_light_client_beside_two_hogs_waits_for_no_answer_of_theirs(num_sequen
 
 
 def test_a_short_step_of_express_requests_counts_as_a_part_of_the_next_step() -> None:
-    queue = RequestQueue(4, 10.0, num_express=1)
+    queue = LearningQueue(4, 10.0, num_express=1)
     for number in range(5):
         queue.offer(arrival(0.0, f"client {number}").entry, 0.0)
     assert [entry.is_express for entry in queue.start(0.0)] == [False] * 4 + [True]
@@ -204,7 +204,7 @@ def test_a_short_step_of_express_requests_counts_as_a_part_of_the_next_step() ->
 
 
 def test_the_time_that_a_body_took_to_come_is_no_wait_in_the_queue() -> None:
-    queue = RequestQueue(1, 10.0)
+    queue = LearningQueue(1, 10.0)
     for at_s in (0.0, -11.0):
         queue.offer(arrival(at_s, f"from {at_s:g}").entry, 0.0)
     assert len(list(queue.start(0.0))) == 1
@@ -213,7 +213,7 @@ def test_the_time_that_a_body_took_to_come_is_no_wait_in_the_queue() -> None:
 
 
 def test_an_express_request_that_ends_makes_no_place_in_the_batch() -> None:
-    queue = RequestQueue(1, 10.0, num_express=1)
+    queue = LearningQueue(1, 10.0, num_express=1)
     for number, num_tokens in enumerate((80, 1)):
         queue.offer(arrival(0.0, f"client {number}", num_tokens=num_tokens).entry, 0.0)
     assert [entry.is_express for entry in queue.start(0.0)] == [False, True]
@@ -244,7 +244,7 @@ def test_clients_who_always_have_more_get_equal_parts_of_the_engine() -> None:
 
 
 def test_a_client_pays_for_the_tokens_of_its_images_when_they_are_known() -> None:
-    queue = RequestQueue(1, 1e9)
+    queue = LearningQueue(1, 1e9)
     for num_tokens in (0, 100) * 8:
         queue.speed.note(0.1 + 0.001 * num_tokens, num_tokens, 1, 1)
     for client in ("with images", "without") * 2:
@@ -267,7 +267,7 @@ def test_the_more_urgent_request_goes_first() -> None:
 
 
 def test_whatever_priorities_clients_name_the_queue_counts_three_classes() -> None:
-    queue = RequestQueue(1, 10.0)
+    queue = LearningQueue(1, 10.0)
     for number, priority in enumerate((0.5, 0.5, 0.7, 1.0, 0.1, 0.49)):
         queue.offer(arrival(0.0, f"client {number % 2}", priority=priority).entry, 0.0)
     assert queue.num_by_class() == (Counter(high=2, default=2, low=2), Counter())
@@ -290,7 +290,7 @@ def test_what_cannot_meet_its_deadline_is_refused_at_once_and_says_when_to_come_
 
 
 def test_a_deadline_that_passes_in_the_queue_ends_the_wait() -> None:
-    queue = RequestQueue(1, 10.0)
+    queue = LearningQueue(1, 10.0)
     queue.offer(arrival(0.0).entry, 0.0)
     list(queue.start(0.0))
     queue.offer(arrival(0.0, deadline_s=1.0).entry, 0.0)
@@ -343,3 +343,21 @@ def test_the_speed_of_prompts_and_answers_is_found_from_steps_that_have_both() -
     assert speed.prompt_token_s == pytest.approx(PROMPT_TOKEN_S, rel=0.01)
     assert speed.step_s == pytest.approx(STEP_S, rel=0.01)
     assert speed.output_token_s == pytest.approx(STEP_S / PLACES, rel=0.01)
+
+
+def test_a_queue_that_learns_nothing_lets_all_in_and_serves_clients_by_their_tokens() -> None:
+    queue = RequestQueue(1, 10.0)
+    entries = [arrival(0.0, client).entry for client in "aaab"]
+    for entry in entries:
+        queue.offer(entry, 0.0)
+    order = []
+    for _ in entries:
+        [started] = queue.start(1.0)
+        order.append(started.client)
+        queue.remove(started, 1.0, is_answered=True)
+    assert order == ["a", "b", "a", "a"]
+    queue.offer(arrival(1.0).entry, 1.0)
+    queue.offer(arrival(1.0).entry, 1.0)
+    assert len(list(queue.start(1.0))) == 1
+    [(_, error)] = queue.expired(11.5)
+    assert isinstance(error, Overloaded) and error.retry_after_s == 1

@@ -60,14 +60,6 @@ def public(settings: Any) -> Any:
     return {name: "***" if value and SECRET.search(name) else public(value) for name, value in settings.items()}
 
 
-async def scrape(exchange: Exchange, models: Models) -> None:
-    from lmi.server import metrics
-
-    if not models.keeps_one:
-        await models.refresh()
-    await exchange.send_whole(200, metrics.MEDIA_TYPE, metrics.render(models))
-
-
 async def execution_parameters(exchange: Exchange, models: Models) -> None:
     server, services = models.front_end.config, await models.listed()
     fields = {
@@ -156,6 +148,5 @@ ROUTES = [
     ("/version", ["GET"], version),
     ("/load", ["GET"], load),
     ("/server_info", ["GET"], server_info),
-    ("/metrics", ["GET"], scrape),
     ("/execution-parameters", ["GET"], execution_parameters),
 ]

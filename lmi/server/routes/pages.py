@@ -1,6 +1,6 @@
-"""The pages for people, `/playground` and `/docs`, with their files, and `/openapi.json`, which both pages read.
+"""The pages for people, `/playground` and `/docs`, and what machines read: `/openapi.json` and `/metrics`.
 
-They load only from this server. They hold no secret, so they need no key: they ask for the one that requests need.
+The pages load only from this server. They hold no secret, so they need no key: they ask for the one that requests need.
 """
 
 from __future__ import annotations
@@ -50,10 +50,19 @@ async def openapi(exchange: Exchange, models: Models) -> None:
     await exchange.send_json(document(models.config))
 
 
+async def scrape(exchange: Exchange, models: Models) -> None:
+    from lmi.server import metrics
+
+    if not models.keeps_one:
+        await models.refresh()
+    await exchange.send_whole(200, metrics.MEDIA_TYPE, metrics.render(models))
+
+
 ROUTES: list[tuple[str, list[str], Callable[[Exchange, Models], Awaitable[None]]]] = [
     ("/", ["GET"], home),
     ("/playground", ["GET"], partial(page, name="playground.html")),
     ("/docs", ["GET"], partial(page, name="docs.html")),
     ("/pages/{name}", ["GET"], page),
     ("/openapi.json", ["GET"], openapi),
+    ("/metrics", ["GET"], scrape),
 ]

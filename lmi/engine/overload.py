@@ -1,0 +1,285 @@
+"""The queue of an engine that learns its speed and how long clients wait, and refuses early what would wait longer.
+
+A request is let in while it is expected to start and to end soon enough: within `max_wait_s`, its deadline, and the
+time that clients have lately been seen to wait. What is expected is the work of those who go before it, at the speed
+that the engine has shown. While the batch has room, or before a speed is known, nobody is refused. All is measured, so
+admission needs no number from an operator. Times are seconds of any clock that only grows.
+
+If the queue was long for a while, a new request must be expected to be next. The order stays that of arrival: if the
+newest went first, the oldest would wait for as long as the load lasts, and be refused late.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from bisect import bisect_right
+from collections.abc import Iterator
+
+from lmi.engine.queue import ClientLine, QueueEntry, RequestQueue
+from lmi.errors import LmiError, Overloaded
+
+TARGET_S = 0.5  # of work that waits
+OVERLOADED_AFTER_S = 1.0
+PART = 0.8  # of the time that clients wait, which answers may take: estimates err
+MIN_PLACES = 8  # that a batch is reduced to
+MAX_RETRY_AFTER_S = 30
+ERROR_SHARE = 0.05  # of a new error in their average
+MEMORY_S = 3.0  # a step that is so old counts 1/e of a new one
+MIN_STEPS = 4  # before the speed counts as known
+NUM_STAYED = 4  # clients who are taken to have stayed before any was seen
+MAX_SEEN = 32  # of clients, that count in an average
+INSTANT_S = 0.1  # who leave together have one reason, as a proxy that ends, and count once
+FORGET_S = 600.0  # half of what is known of impatience is forgotten in this time
+QUANTILE = 0.5  # of clients who still wait when patience is said to end
+BOUNDS_S = tuple(0.1 * 1.15**i for i in range(52))  # 0.1 s to 125 s
+
+
+class Speed:
+    """The time of a full engine's steps, as a line: seconds = step_s + prompt_token_s · number of prompt tokens."""
+
+    def __init__(self) -> None:
+        self.is_known = False
+        self.prompt_token_s = 0.0  # what one more prompt token costs
+        self.step_s = 0.0  # a full step without prompt tokens
+        self.output_token_s = 0.0  # the engine's time for a token of an answer, while it makes many at once
+        self.least_step_s = math.inf  # of all steps that made tokens of answers, full or not
+        self._num_steps = 0
+        self._weight = self._prompt = self._seconds = self._prompt_2 = self._both = self._output = self._rows = 0.0
+
+    def note(self, seconds: float, num_prompt_tokens: int, num_output_tokens: int, num_sequences: int) -> None:
+        """Learn from a full engine's step and the wait before it."""
+        keep = math.exp(-seconds / MEMORY_S)
+        self._num_steps += 1
+        self._weight = keep * self._weight + 1
+        self._prompt = keep * self._prompt + num_prompt_tokens
+        self._seconds = keep * self._seconds + seconds
+        self._prompt_2 = keep * self._prompt_2 + num_prompt_tokens**2
+        self._both = keep * self._both + num_prompt_tokens * seconds
+        self._output = keep * self._output + num_output_tokens
+        self._rows = keep * self._rows + num_sequences
+        self._settle()
+
+    def num_sequences(self, seconds: float) -> float:
+        """The sequences of a step that takes so long with its prompts, at the time that each took lately.
+
+        A step of more sequences takes less for each, so that a batch of this size settles where a step takes so long.
+        """
+        return seconds * self._rows / self._seconds if self._rows and self._seconds else math.inf
+
+    def _settle(self) -> None:
+        spread = self._weight * self._prompt_2 - self._prompt**2
+        slope = 0.0  # each step had as many prompt tokens as any other
+        if spread > 1e-9 * self._weight * self._prompt_2:
+            slope = (self._weight * self._both - self._prompt * self._seconds) / spread
+        self.prompt_token_s = min(max(slope, 0.0), self._seconds / self._prompt) if self._prompt else 0.0
+        decode_s = max(0.0, self._seconds - self.prompt_token_s * self._prompt)
+        self.step_s = decode_s / self._weight
+        self.output_token_s = decode_s / self._output if self._output else 0.0
+        self.is_known = self._num_steps >= MIN_STEPS and self._output > 0
+
+
+class ClientPatience:
+    """How long clients wait before they leave, by the product-limit estimate over the times that were seen.
+
+    A client who is answered, or refused, has stayed for so long and says nothing of later times.
+    """
+
+    def __init__(self) -> None:
+        # Of the clients who waited until a bound, the share that left before the next.
+        self._left = [0.0] * len(BOUNDS_S)
+        self._seen = [NUM_STAYED] * len(BOUNDS_S)
+        self._left_s = -math.inf  # when one left who counted
+        self._forgotten_s = 0.0
+
+    def note(self, waited_s: float, *, has_left: bool, now: float) -> None:
+        self._forget(now)
+        if has_left:
+            if now - self._left_s < INSTANT_S:
+                return
+            self._left_s = now
+        last = bisect_right(BOUNDS_S, waited_s) - 1
+        for i in range(last + has_left):
+            self._seen[i] = min(self._seen[i] + 1, MAX_SEEN)
+            self._left[i] += ((i == last) - self._left[i]) / self._seen[i]
+
+    def seconds(self, now: float) -> float:
+        """The time after which fewer than QUANTILE of the clients still wait. Infinite if few were seen to leave."""
+        self._forget(now)
+        staying = 1.0
+        for bound_s, share in zip(BOUNDS_S, self._left, strict=True):
+            staying *= 1 - share
+            if staying < QUANTILE:
+                return bound_s
+        return math.inf
+
+    def _forget(self, now: float) -> None:
+        if (passed_s := now - self._forgotten_s) < 1.0:
+            return
+        self._forgotten_s = now
+        keep = 0.5 ** (passed_s / FORGET_S)
+        self._left = [keep * share for share in self._left]
+
+
+class LearningQueue(RequestQueue):
+    """A queue whose costs are seconds of the engine."""
+
+    def __init__(self, max_num_sequences: int, max_wait_s: float, num_express: int = 0) -> None:
+        super().__init__(max_num_sequences, max_wait_s, num_express)
+        self.speed = Speed()
+        self.first_token_patience, self.patience = ClientPatience(), ClientPatience()
+        self.is_overloaded = False
+        self._longest_step_s = math.inf  # that answers in time
+        self._short_steps_s = 0.0  # since the last step
+        self._short_s = self._refused_s = 0.0  # when the queue was last short, and when a request was last refused
+
+    def _price(self, num_prompt_tokens: float, num_output_tokens: float) -> float:
+        return num_prompt_tokens * self.speed.prompt_token_s + num_output_tokens * self.speed.output_token_s
+
+    # Who is let in.
+
+    def offer(self, entry: QueueEntry, now: float) -> None:
+        """Let a request in. Raises Overloaded if it would wait too long."""
+        is_asked = self.must_wait and self.speed.is_known and not entry.is_further and not self._may_be_express(entry)
+        if is_asked and (why := self._why_refused(entry, now)):
+            self._refused_s = now
+            raise self.refusal(why)
+        super().offer(entry, now)
+
+    def _may_be_express(self, entry: QueueEntry) -> bool:
+        client = self._clients.get(entry.client)
+        is_idle = client is None or not (client.num_running or client.lines)
+        return is_idle and self._fits_express(entry)
+
+    def _why_refused(self, entry: QueueEntry, now: float) -> str:
+        """Return why a request would wait too long, or "". Notes what it is expected to wait."""
+        ahead_s, own_s = self._ahead_s(entry), self.service_s(entry)
+        wait_s = entry.expected_s = self._next_end_s() + ahead_s
+        takes_s, left_s = wait_s + own_s, entry.deadline_s - now
+        first_s, whole_s = self.first_token_patience.seconds(now), self.patience.seconds(now)
+        if self.is_overloaded and ahead_s > TARGET_S:
+            return f"the queue is long, and it would wait {wait_s:.1f} s"
+        if wait_s > self._max_wait_s:
+            return f"it would wait {wait_s:.1f} s, of at most {self._max_wait_s:g}"
+        if takes_s > left_s:
+            return f"it would take {takes_s:.1f} s, and has {max(0.0, left_s):.1f}"
+        if entry.is_streaming and wait_s > first_s:
+            return f"it would wait {wait_s:.1f} s, and clients leave after {first_s:.1f}"
+        if own_s <= PART * whole_s < takes_s:
+            return f"it would take {takes_s:.1f} s, and clients leave after {whole_s:.1f}"
+        return ""
+
+    def _ahead_s(self, entry: QueueEntry) -> float:
+        """The time that those take who go before a request.
+
+        Of each other client go as many before it as fit into the time of its own client's requests up to it.
+        """
+        own = self._clients.get(entry.client)
+        own_line = None if own is None else own.lines.get(entry.priority)
+        ahead_s = own_s = 0.0 if own_line is None else self._line_s(own_line)
+        turn_s = own_s + self._cost(entry.num_prompt_tokens, entry.max_tokens * entry.num_sequences)
+        for client in self._clients.values():
+            for priority, line in client.lines.items():
+                if priority > entry.priority:
+                    ahead_s += self._line_s(line)
+                elif priority == entry.priority and client is not own:
+                    ahead_s += min(turn_s, self._line_s(line))
+        return ahead_s
+
+    def refusal(self, why: str) -> Overloaded:
+        """An error that says when to come again: when those who wait now have started, give or take a fifth."""
+        error = super().refusal(why)
+        seconds = max(self._waiting_s(), 1) * random.uniform(0.8, 1.2)
+        error.retry_after_s = min(math.ceil(seconds), MAX_RETRY_AFTER_S)
+        return error
+
+    def service_s(self, entry: QueueEntry) -> float:
+        """The time from its start to its end, while the engine is full."""
+        tokens_s = entry.max_tokens * self._answered_share * self.speed.step_s
+        return entry.num_prompt_tokens * self.speed.prompt_token_s + tokens_s
+
+    def _line_s(self, line: ClientLine) -> float:
+        return self._cost(line.num_prompt_tokens, line.max_output_tokens)
+
+    def _waiting_s(self) -> float:
+        """The time that all who wait take."""
+        return sum(self._line_s(line) for client in self._clients.values() for line in client.lines.values())
+
+    def _next_end_s(self) -> float:
+        """The time until a running request is expected to end."""
+        if self._num_running < self._places:
+            return 0.0
+        batch = (entry for entry in self._running if not entry.is_express)
+        ends = (entry.max_tokens * self._answered_share + (entry.started_step or 0) for entry in batch)
+        return max(0.0, min(ends, default=0.0) - self._num_steps) * self.speed.step_s
+
+    # Who is next, and who goes.
+
+    def start(self, now: float) -> Iterator[QueueEntry]:
+        self._watch(now)
+        self._set_places(now)
+        for entry in super().start(now):
+            if entry.expected_s is not None:
+                error_s = abs(now - entry.queued_s - entry.expected_s)
+                self.wait_error_s += ERROR_SHARE * (error_s - self.wait_error_s)
+            yield entry
+
+    def _watch(self, now: float) -> None:
+        """Set `is_overloaded` when the queue was longer than TARGET_S for OVERLOADED_AFTER_S.
+
+        Clear it when nobody was refused for that long.
+        """
+        if self.is_overloaded:
+            self.is_overloaded = now - self._refused_s < OVERLOADED_AFTER_S
+            self._short_s = now
+        elif not self.num_waiting or self._waiting_s() < TARGET_S:
+            self._short_s = now
+        elif now - self._short_s > OVERLOADED_AFTER_S:
+            self.is_overloaded, self._refused_s = True, now
+
+    def _set_places(self, now: float) -> None:
+        """Let the batch be the largest that answers in PART of the time that clients wait, if any does."""
+        most, whole_s = self._max_num_sequences, self.patience.seconds(now)
+        self._places, self._longest_step_s = most, math.inf
+        if whole_s == math.inf:
+            return
+        num_tokens = sum(entry.max_tokens for entry in self._running) / max(1, len(self._running))
+        longest_s = PART * whole_s / max(1.0, self._answered_share * num_tokens)
+        if longest_s >= self.speed.least_step_s:
+            self._longest_step_s = longest_s
+            self._places = int(min(most, max(MIN_PLACES, self.speed.num_sequences(longest_s))))
+
+    def _lateness(self, entry: QueueEntry, now: float) -> LmiError | None:
+        if (error := super()._lateness(entry, now)) is None and now + self.service_s(entry) > entry.deadline_s:
+            return self.refusal("it cannot end before its deadline any more")
+        return error
+
+    # What is learned.
+
+    def note_token(self, entry: QueueEntry, now: float) -> None:
+        super().note_token(entry, now)
+        if entry.is_streaming:
+            self.first_token_patience.note(now - entry.arrived_s, has_left=False, now=now)
+
+    def remove(self, entry: QueueEntry, now: float, *, has_left: bool = False, is_answered: bool = False) -> None:
+        super().remove(entry, now, has_left=has_left, is_answered=is_answered)
+        waited_s = now - entry.arrived_s
+        self.patience.note(waited_s, has_left=has_left, now=now)
+        if entry.is_streaming and not entry.has_begun:
+            self.first_token_patience.note(waited_s, has_left=has_left, now=now)
+
+    def note_step(self, seconds: float, num_prompt_tokens: int, num_output_tokens: int) -> None:
+        """A step of the engine has ended, `seconds` after the one before it.
+
+        A short step of express requests beside a full batch is added to the next step: the batch waits for both.
+        """
+        if self._num_running >= self._places and 0 < num_output_tokens <= self._num_express_running < self._places:
+            self._short_steps_s += seconds
+            return
+        super().note_step(seconds, num_prompt_tokens, num_output_tokens)
+        seconds, self._short_steps_s = seconds + self._short_steps_s, 0.0
+        if num_output_tokens:
+            self.speed.least_step_s = min(self.speed.least_step_s, seconds)
+        if self._num_running >= self._places or self.num_waiting or seconds > self._longest_step_s:
+            num_sequences = self._num_running + self._num_express_running
+            self.speed.note(seconds, num_prompt_tokens, num_output_tokens, num_sequences)
