@@ -80,7 +80,7 @@ from lmi.user_code.worker import CallConnection, CodeThread
 from tests import machine
 
 if TYPE_CHECKING:
-    from lmi.tracing.exporter import Exporter
+    from lmi.tracing import Exporter
 
 CAPABILITIES = Capabilities(max_top_log_probs=5, typical_p=True, perf_metrics=True)
 EMBEDDING = Capabilities(perf_metrics=True, embeddings=Embeddings(4, ()))

@@ -36,7 +36,7 @@ from lmi.sessions.http import kept_clean
 from lmi.user_code import routes as user_code
 
 if TYPE_CHECKING:
-    from lmi.tracing.exporter import Exporter
+    from lmi.tracing import Exporter
 
 Handler = Callable[[Exchange, Service], Awaitable[None]]
 ServerHandler = Callable[[Exchange, Models], Awaitable[None]]
@@ -103,7 +103,7 @@ def exporter_of(front_end: FrontEnd) -> Exporter | None:
     """Return what exports traces, where `option.otlp_traces_endpoint` is given: nothing of it is imported elsewhere."""
     if (endpoint := front_end.config.otlp_traces_endpoint) is None:
         return None
-    from lmi.tracing.exporter import Exporter
+    from lmi.tracing import Exporter
 
     return Exporter(endpoint, front_end.record)
 

@@ -6,9 +6,10 @@ After the first byte an error is written in the format of the answer, and the bo
 
 from __future__ import annotations
 
+import json
 import math
+import re
 import time
-from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, closing
 from dataclasses import replace
@@ -17,22 +18,19 @@ from typing import Any, Self
 from lmi.adapters.choice import choose_adapter
 from lmi.apis.base.api import AnyApi, Rendered
 from lmi.apis.base.formatter import JSON, AsyncFormatter, Formatter
-from lmi.apis.base.readers import Message, Parsed, is_text
-from lmi.errors import ClientGone, LmiError
-from lmi.executor import RequestPerfMetrics
-from lmi.http.exchange import Exchange
-from lmi.pipeline import comes_in_parts
-from lmi.server.origin import client_of, client_priority, client_timeout_s
+from lmi.apis.base.readers import Message, Parsed, is_text, priority
+from lmi.errors import ClientGone, InvalidParameter, LmiError
+from lmi.http.exchange import SENT, TIMEOUT, TIMEOUT_MS, Exchange
+from lmi.server.meter import Meter
 from lmi.server.service import Service
-from lmi.server.streams import Body
 from lmi.sessions.http import change_session, request_type, session_of
 from lmi.settings.config import ModelConfig
-from lmi.shared.state import FrontEndRecord
 from lmi.types import AnswerFormat, Delta, GenerationRequest, Origin, OutputFormat
 from lmi.user_code.formatter import UserFormatters
 
 Choose = Callable[[bytes, str | None], AnyApi]
 Send = Callable[[list[bytes]], Awaitable[None] | None]  # what it returns is awaited before the next records
+NOT_ASCII = re.compile(r"[^\x00-\x7f]")
 IGNORED_STREAM = "stream: no effect in a body of lines, whose answers are whole"
 
 
@@ -150,8 +148,8 @@ class Inference:
         requests = parsed.requests
         if self.session is not None:
             requests = tuple(replace(each, session=self.session) for each in requests)
-        if (priority := client_priority(self.exchange)) is not None:
-            requests = tuple(replace(each, priority=priority) for each in requests)
+        if (urgency := client_priority(self.exchange)) is not None:
+            requests = tuple(replace(each, priority=urgency) for each in requests)
         return parsed if requests is parsed.requests else replace(parsed, requests=requests)
 
     def with_origin(self, requests: Sequence[GenerationRequest]) -> list[GenerationRequest]:
@@ -247,96 +245,102 @@ async def send_later(formatter: AsyncFormatter, delta: Delta, send: Send) -> Non
         await sent
 
 
-class Meter:
-    """Counts one answer while it is generated: tokens, time to the first, time between tokens, and the finish reason.
+def client_of(exchange: Exchange, adapter: str | None) -> str:
+    """Return whose part of the engine a request takes."""
+    address = exchange.scope.get("client")
+    return exchange.client or (f"adapter {adapter}" if adapter else str(address[0]) if address else "")
 
-    Tokens that come in parts are timed here, when they come; those of a sequence that comes whole by the engine. The
-    Meter runs for every token, so it uses views and plain numbers, and writes the totals when the answer ends: the
-    time and the lengths of a whole one only. `noted` gets tokens and the time to the first, for the log. Spans are made
-    of its public fields, whose times are those of time.monotonic().
+
+def client_timeout_s(exchange: Exchange) -> float:
+    """Return the seconds that the client waits for its answer, from the request's arrival. Raises InvalidParameter."""
+    return min(
+        _seconds(TIMEOUT, exchange.headers.get(TIMEOUT), 1.0),
+        _seconds(TIMEOUT_MS, exchange.headers.get(TIMEOUT_MS), 0.001),
+        _seconds("timeout in Custom-Attributes", exchange.attribute("timeout"), 1.0),
+    )
+
+
+def client_priority(exchange: Exchange) -> float | None:
+    """Return how urgent all of the body is, as Custom-Attributes say it in vLLM's numbers. Raises InvalidParameter."""
+    given, name = exchange.attribute("priority"), "priority in Custom-Attributes"
+    if given is None:
+        return None
+    try:
+        return priority(name, int(given))
+    except ValueError:
+        raise InvalidParameter(name, "a whole number", given) from None
+
+
+def _seconds(name: str, text: str | None, unit_s: float) -> float:
+    if text is None:
+        return math.inf
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise InvalidParameter(name, "a number over 0", text)
+    return number * unit_s
+
+
+class Body:
+    """The body of one answer: whole, or a stream of records, each of which is sent at once and in one piece.
+
+    The last byte of a stream is a newline, because client libraries that read lines wait forever for the end of one.
+    With `is_ascii` a stream has other characters as the `\\uXXXX` of JSON: many clients decode each piece that a
+    platform hands them, and a piece may end within a character.
     """
 
-    def __init__(
-        self,
-        record: FrontEndRecord,
-        started_s: float,
-        noted: defaultdict[str, float],
-        requests: Sequence[GenerationRequest],
-        model: str,
-    ) -> None:
-        self.requests, self.model = requests, model
-        self.started_s = self.last_token_s = self.ended_s = started_s
-        self.first_token_s = math.inf
-        self.times: list[RequestPerfMetrics] = []  # of sequences that have ended
-        self.lengths: defaultdict[int, int] = defaultdict(int)  # tokens of each sequence
-        self.num_prompt_tokens = self.num_cached_tokens = 0
-        self.outcome = "cancelled"
-        self._is_timed_here = any(map(comes_in_parts, requests))
-        self._record, self._noted = record, noted
-        self._inter_token_latency_s = record.inter_token_latency_s
+    def __init__(self, exchange: Exchange, formatter: AsyncFormatter, *, is_ascii: bool = False) -> None:
+        self._exchange = exchange
+        self._formatter = formatter
+        self._is_ascii = is_ascii
+        self._whole: list[bytes] = []
 
-    def __enter__(self) -> Self:
-        return self
+    def take(self, records: list[bytes]) -> Awaitable[None] | None:
+        """Send records of a stream, or keep those of a whole answer.
 
-    def count(self, delta: Delta) -> None:
-        num_tokens = len(delta.tokens)
-        if delta.times is not None:
-            self.times.append(delta.times)
-            if not self._is_timed_here:
-                self._read_times(delta.times, num_tokens)
-        if self._is_timed_here and num_tokens:
-            now_s = time.monotonic()
-            if self.lengths:
-                self._inter_token_latency_s.observe((now_s - self.last_token_s) / num_tokens, num_tokens)
-            else:
-                self._note_first(now_s)
-            self.last_token_s = now_s
-        if num_tokens:
-            self.lengths[delta.index] += num_tokens
-        if delta.num_prompt_tokens:
-            self.num_prompt_tokens += delta.num_prompt_tokens
-            self.num_cached_tokens += delta.num_cached_tokens
-            self._record.prompt_length.observe(delta.num_prompt_tokens)
-            self._record.prefill_length.observe(delta.num_prompt_tokens - delta.num_cached_tokens)
-            self._record.num_prompt_tokens += delta.num_prompt_tokens
-            self._record.num_cached_tokens += delta.num_cached_tokens
-            self._noted["prompt_tokens"] += delta.num_prompt_tokens
-            self._noted["cached_tokens"] += delta.num_cached_tokens
-        if delta.finish_reason is not None:
-            self.outcome = delta.finish_reason
+        Returns an awaitable if they could not be sent at once: the first ones, or if the client reads slowly.
+        """
+        if not self._formatter.is_streaming:
+            self._whole += records
+        elif len(records) == 1 and self._exchange.status and records[0]:
+            sent = self._write(records[0])
+            return None if sent is SENT else sent
+        elif records:
+            return self._send(records)
+        return None
 
-    def _note_first(self, first_s: float) -> None:
-        self.first_token_s = first_s
-        self._record.time_to_first_token_s.observe(first_s - self.started_s)
-        self._noted.setdefault("ttft_ms", round((first_s - self.started_s) * 1000, 1))
+    async def _send(self, records: list[bytes]) -> None:
+        if not self._exchange.status:
+            await self._exchange.start(200, self._formatter.media_type, [("cache-control", "no-cache")])
+        for record in filter(None, records):
+            await self._write(record)
 
-    def _read_times(self, times: RequestPerfMetrics, num_tokens: int) -> None:
-        if times.first_token_time is None or times.last_token_time is None:
+    def _write(self, record: bytes) -> Awaitable[None]:
+        return self._exchange.write(as_ascii(record) if self._is_ascii else record)
+
+    async def fail(self, rendered: Rendered) -> None:
+        """Send an error in a stream that has begun. It begins a line, whatever stands before it."""
+        self._exchange.note_failure(rendered.status, rendered.headers.items())
+        await self._write(self._exchange.line_end() + rendered.body)
+
+    async def end(self, api: AnyApi) -> None:
+        """End a stream, or send the whole answer."""
+        if self._exchange.status:
+            await self._exchange.end(self._exchange.line_end())
             return
-        if num_tokens > 1 and times.first_token_time == times.last_token_time:
-            return  # an engine's own search gives all tokens at its end
-        self.first_token_s = min(self.first_token_s, times.first_token_time)
-        self.last_token_s = max(self.last_token_s, times.last_token_time)
-        if num_tokens > 1:
-            mean_s = (times.last_token_time - times.first_token_time) / (num_tokens - 1)
-            self._inter_token_latency_s.observe(mean_s, num_tokens - 1)
+        body, media_type = b"".join(self._whole), self._formatter.media_type
+        body = body if self._formatter.is_verbatim else api.whole(media_type, body)
+        await self._exchange.send_whole(200, media_type, body)
 
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        self.ended_s = time.monotonic()
-        self.outcome = "error" if isinstance(error, LmiError) else self.outcome
-        if not self._is_timed_here and self.first_token_s < math.inf:
-            self._note_first(self.first_token_s)
-        num_tokens = sum(self.lengths.values())
-        self._record.num_generated_tokens += num_tokens
-        self._noted["generated_tokens"] += num_tokens
-        if kind is None:
-            self._record.answer_time_s.observe(self.ended_s - self.started_s)
-            longest = max(self.lengths.values(), default=0)
-            self._record.longest_sequence.observe(longest)
-            if longest > 1 and self.last_token_s > self.first_token_s:
-                mean_s = (self.last_token_s - self.first_token_s) / (longest - 1)
-                self._record.time_per_output_token_s.observe(mean_s)
-            sequence_length = self._record.sequence_length
-            for length in self.lengths.values():
-                sequence_length.observe(length)
-        self._record.num_finished.add(self.outcome)
+
+def as_ascii(record: bytes) -> bytes:
+    """Return a record with every other character escaped as in a JSON string. Bytes that are not UTF-8 stay."""
+    if record.isascii():
+        return record
+    try:
+        text = record.decode()
+    except UnicodeDecodeError:
+        return record
+    return NOT_ASCII.sub(lambda match: json.dumps(match[0])[1:-1], text).encode()

@@ -15,9 +15,9 @@ from lmi.apis.base.formatter import JSON
 from lmi.apis.lmi.api import LMI
 from lmi.errors import ClientGone, LmiError
 from lmi.http.exchange import Exchange
+from lmi.server.respond import as_ascii
 from lmi.server.routes import invocations as of_engines
 from lmi.server.service import Service
-from lmi.server.streams import as_ascii
 from lmi.user_code.client import Call
 from lmi.user_code.formatter import properties
 from lmi.user_code.messages import Handle

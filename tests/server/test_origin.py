@@ -12,7 +12,7 @@ from lmi.executor import DEFAULT_PRIORITY
 from lmi.http.exchange import CUSTOM_ATTRIBUTES, TIMEOUT, TIMEOUT_MS, Exchange
 from lmi.runtime import ServerRuntime
 from lmi.server.access import FAIRNESS_ID, Access
-from lmi.server.origin import client_of
+from lmi.server.respond import client_of
 from lmi.settings.server_config import ServerConfig
 from tests.scripted import CAPABILITIES, host
 

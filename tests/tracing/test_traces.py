@@ -19,7 +19,7 @@ from lmi.runtime import ServerRuntime
 from lmi.server.app import exporter_of
 from lmi.server.front_end import FrontEnd
 from lmi.settings.config import ServerConfig
-from lmi.tracing.exporter import Exporter
+from lmi.tracing import Exporter
 from tests.scripted import Host, host, wait_until
 
 trace_service_pb2 = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
@@ -255,7 +255,7 @@ def test_the_option_names_the_collector(collector: Collector, tmp_path: Path) ->
 def test_without_the_library_the_option_is_refused_with_the_extra_that_has_it(
     lmi: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delitem(sys.modules, "lmi.tracing.exporter")
+    monkeypatch.delitem(sys.modules, "lmi.tracing")
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
     server = ServerConfig(otlp_traces_endpoint="http://127.0.0.1/v1/traces")
     front_end = FrontEnd(ServerRuntime(Path("/r"), server), lmi.server_block, lmi.server_block.frontends[0])

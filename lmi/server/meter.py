@@ -1,0 +1,110 @@
+"""What one answer counts: tokens, the time to the first, the time between tokens, and the finish reason."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Self
+
+from lmi.errors import LmiError
+from lmi.executor import RequestPerfMetrics
+from lmi.pipeline import comes_in_parts
+from lmi.shared.state import FrontEndRecord
+from lmi.types import Delta, GenerationRequest
+
+
+class Meter:
+    """Counts one answer while it is generated.
+
+    Tokens that come in parts are timed here, when they come; those of a sequence that comes whole by the engine. The
+    Meter runs for every token, so it uses views and plain numbers, and writes the totals when the answer ends: the
+    time and the lengths of a whole one only. `noted` gets tokens and the time to the first, for the log. Spans are made
+    of its public fields, whose times are those of time.monotonic().
+    """
+
+    def __init__(
+        self,
+        record: FrontEndRecord,
+        started_s: float,
+        noted: defaultdict[str, float],
+        requests: Sequence[GenerationRequest],
+        model: str,
+    ) -> None:
+        self.requests, self.model = requests, model
+        self.started_s = self.last_token_s = self.ended_s = started_s
+        self.first_token_s = math.inf
+        self.times: list[RequestPerfMetrics] = []  # of sequences that have ended
+        self.lengths: defaultdict[int, int] = defaultdict(int)  # tokens of each sequence
+        self.num_prompt_tokens = self.num_cached_tokens = 0
+        self.outcome = "cancelled"
+        self._is_timed_here = any(map(comes_in_parts, requests))
+        self._record, self._noted = record, noted
+        self._inter_token_latency_s = record.inter_token_latency_s
+
+    def __enter__(self) -> Self:
+        return self
+
+    def count(self, delta: Delta) -> None:
+        num_tokens = len(delta.tokens)
+        if delta.times is not None:
+            self.times.append(delta.times)
+            if not self._is_timed_here:
+                self._read_times(delta.times, num_tokens)
+        if self._is_timed_here and num_tokens:
+            now_s = time.monotonic()
+            if self.lengths:
+                self._inter_token_latency_s.observe((now_s - self.last_token_s) / num_tokens, num_tokens)
+            else:
+                self._note_first(now_s)
+            self.last_token_s = now_s
+        if num_tokens:
+            self.lengths[delta.index] += num_tokens
+        if delta.num_prompt_tokens:
+            self.num_prompt_tokens += delta.num_prompt_tokens
+            self.num_cached_tokens += delta.num_cached_tokens
+            self._record.prompt_length.observe(delta.num_prompt_tokens)
+            self._record.prefill_length.observe(delta.num_prompt_tokens - delta.num_cached_tokens)
+            self._record.num_prompt_tokens += delta.num_prompt_tokens
+            self._record.num_cached_tokens += delta.num_cached_tokens
+            self._noted["prompt_tokens"] += delta.num_prompt_tokens
+            self._noted["cached_tokens"] += delta.num_cached_tokens
+        if delta.finish_reason is not None:
+            self.outcome = delta.finish_reason
+
+    def _note_first(self, first_s: float) -> None:
+        self.first_token_s = first_s
+        self._record.time_to_first_token_s.observe(first_s - self.started_s)
+        self._noted.setdefault("ttft_ms", round((first_s - self.started_s) * 1000, 1))
+
+    def _read_times(self, times: RequestPerfMetrics, num_tokens: int) -> None:
+        if times.first_token_time is None or times.last_token_time is None:
+            return
+        if num_tokens > 1 and times.first_token_time == times.last_token_time:
+            return  # an engine's own search gives all tokens at its end
+        self.first_token_s = min(self.first_token_s, times.first_token_time)
+        self.last_token_s = max(self.last_token_s, times.last_token_time)
+        if num_tokens > 1:
+            mean_s = (times.last_token_time - times.first_token_time) / (num_tokens - 1)
+            self._inter_token_latency_s.observe(mean_s, num_tokens - 1)
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        self.ended_s = time.monotonic()
+        self.outcome = "error" if isinstance(error, LmiError) else self.outcome
+        if not self._is_timed_here and self.first_token_s < math.inf:
+            self._note_first(self.first_token_s)
+        num_tokens = sum(self.lengths.values())
+        self._record.num_generated_tokens += num_tokens
+        self._noted["generated_tokens"] += num_tokens
+        if kind is None:
+            self._record.answer_time_s.observe(self.ended_s - self.started_s)
+            longest = max(self.lengths.values(), default=0)
+            self._record.longest_sequence.observe(longest)
+            if longest > 1 and self.last_token_s > self.first_token_s:
+                mean_s = (self.last_token_s - self.first_token_s) / (longest - 1)
+                self._record.time_per_output_token_s.observe(mean_s)
+            sequence_length = self._record.sequence_length
+            for length in self.lengths.values():
+                sequence_length.observe(length)
+        self._record.num_finished.add(self.outcome)
