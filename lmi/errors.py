@@ -1,23 +1,14 @@
 """Every error that lmi raises on purpose.
 
-    LmiError
-     ├─ InvalidRequest       MalformedRequest, InvalidParameter (PromptTooLong), UnknownAdapter, Unsupported
-     ├─ Unauthorized, ForeignPage, UnknownModel, Conflict, Overloaded, DeadlineExceeded, OutOfMemory, ClientGone
-     ├─ Unavailable          EngineLost
-     ├─ GenerationFailed     UserCodeFailed
-     └─ StartError           BadConfiguration, PortUnavailable, ModelUnusable (NoMemory), SecurityRefused,
-                             SourceUnreachable
-
 Each class has a stable `label`, which logs and metrics show, and the HTTP `status` that it has in most APIs, which
-`/openapi.json` describes with the first line of the class's docstring. An API that answers differently (LMI turns 400
-into 424) has a table in its `api.py`. An error passes between processes as an `ErrorInfo`, from which the other process
-makes an error of the same class.
+`/openapi.json` describes with the first line of the class's docstring. An API that answers otherwise says so in its
+`api.py`. An error passes between processes as an `ErrorInfo`.
 """
 
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 
@@ -239,14 +230,9 @@ class SourceUnreachable(StartError):
     label = "source_unreachable"
 
 
-def _tree(kind: type[LmiError]) -> Iterator[type[LmiError]]:
-    yield kind
-    for child in kind.__subclasses__():
-        yield from _tree(child)
-
-
-CLASSES = {kind.label: kind for kind in _tree(LmiError)}
-"""All classes above, by label."""
+CLASSES = {
+    kind.label: kind for kind in list(globals().values()) if isinstance(kind, type) and issubclass(kind, LmiError)
+}
 STATUSES = frozenset(kind.status for kind in CLASSES.values())
 
 

@@ -1,8 +1,6 @@
 """Sockets between two processes of a server: frames, both ends of a connection, and a writer for any thread.
 
-A frame is a 4-byte little-endian length and that many bytes. `Connection` decodes frames and closes when a frame is not
-a valid message. `Connections` connects to each of several processes when its record says that it is ready, and again
-after the connection was lost. `listen` is for processes of the same user, or of one other user.
+A frame is a 4-byte little-endian length and that many bytes. A connection closes when one is not a valid message.
 """
 
 from __future__ import annotations

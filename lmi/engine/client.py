@@ -1,9 +1,7 @@
-"""The front end's side of the engine sockets.
+"""The front end's side of the engine sockets: a connection to each engine, and a stream of Responses for each request.
 
-`Engines` keeps one connection to each engine, sends a request to the engine of its session, else to the one that has
-the least to do for it, and puts each Response into the stream of its request. When an engine is lost, its requests end
-with `EngineLost`; who has not seen a Result yet may submit to another. A stream that is closed before its end cancels
-its request.
+When an engine is lost, its requests end with `EngineLost`; who has seen no Result yet may submit to another. A stream
+that is closed before its end cancels its request.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
-"""The messages between a front end and an engine.
+"""The messages between a front end and an engine, as msgpack of typed structs. Any other frame closes the connection.
 
-A front end sends Submit and Cancel. An empty frame, LOOK, says that the folder of adapters has changed. An engine sends
-Ready first, and again when its adapters have changed. It sends Refused for a request that it does not accept. After
-each step it sends Responses, with all those of one front end. The front end chooses the ids of its requests, unique on
-its connection; `Response.request_id` on the socket is such an id. An engine that starts again has new connections, so
-no message of its predecessor can arrive. Messages are encoded as msgpack of typed structs. Any other frame closes the
-connection.
+A front end sends Submit and Cancel, and an empty frame, LOOK, when the folder of adapters has changed. An engine sends
+Ready first, and again when its adapters have changed, and after each step Responses, with all those of one front end.
+An engine that starts again has new connections, so no message of its predecessor can arrive.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """The queue of an engine that learns its speed and how long clients wait, and refuses early what would wait longer.
 
 A request is let in while it is expected to start and to end soon enough: within `max_wait_s`, its deadline, and the
-time that clients have lately been seen to wait. What is expected is the work of those who go before it, at the speed
-that the engine has shown. While the batch has room, or before a speed is known, nobody is refused. All is measured, so
-admission needs no number from an operator. Times are seconds of any clock that only grows.
+time that clients have lately been seen to wait. While the batch has room, or before a speed is known, every one is.
 
 If the queue was long for a while, a new request must be expected to be next. The order stays that of arrival: if the
 newest went first, the oldest would wait for as long as the load lasts, and be refused late.

@@ -1,10 +1,7 @@
 """The queue of one engine: who waits, who is next, and who has waited too long. No I/O, and no clock.
 
-Clients share the engine by what their requests cost: the next one is that of the client who had the least. A client of
-whom nothing runs need not wait for an end: a few express places beside the batch are for such clients.
-
-Here a cost is a number of tokens, and every request is let in. `overload.py` has the queue that learns what a token
-takes, and refuses early.
+Clients share the engine by what their requests cost, here in tokens: the next one is that of the client who had the
+least. A client of whom nothing runs need not wait for an end: a few express places beside the batch are for such.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """The engine's side of the engine sockets, which runs the requests of all front ends on one executor.
 
-A `Dispatcher` passes each request of a connection to the executor when its turn in the queue has come, and sends each
-batch of Responses back in one frame for each connection. If a front end breaks the protocol or stops reading, only its
-connection closes. A connection that closes cancels its requests. Requests arrive on the event loop of the worker. The
-thread that makes the Responses calls `deliver`, or `Worker._pump` where an executor keeps them.
+Requests arrive on the event loop of the worker. The thread that makes the Responses calls `deliver`, or `Worker._pump`
+where an executor keeps them. If a front end breaks the protocol or stops reading, only its connection closes.
 """
 
 from __future__ import annotations

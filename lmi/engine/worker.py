@@ -1,10 +1,7 @@
-"""The engine process: one model replica behind one unix socket.
+"""The engine process: `python -m lmi.engine.worker --slot N --load-with MODULE:FUNCTION`, one replica behind a socket.
 
-`python -m lmi.engine.worker --slot N --load-with MODULE:FUNCTION` loads the configured model with the function that its
-handler names, writes the progress into its record, then serves front ends until SIGTERM. The main thread reads sockets.
-A second thread waits for the executor, if the executor needs one. The supervisor judges only from the record whether
-this process hangs. Exit codes are those of `lmi.errors`. A model that cannot be used is one line in the log, an
-unexpected fault has a traceback.
+It loads the model with the function that its handler names, writes the progress into its record, by which alone the
+supervisor judges whether it hangs, then serves front ends until SIGTERM. Exit codes are those of `lmi.errors`.
 """
 
 from __future__ import annotations
@@ -16,11 +13,11 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from importlib import import_module
 from operator import attrgetter
-from typing import TYPE_CHECKING, Protocol, Self, cast
+from typing import TYPE_CHECKING, Self, cast
 
 import lmi.shared.log
 from lmi.adapters.keeper import AdapterKeeper
@@ -38,12 +35,14 @@ from lmi.shared.state import EngineRecord, Phase
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
-    from rich.progress import TaskID
 
 BEAT_S = 0.2
 AWAIT_S = 0.5  # how long the pump waits before it checks whether it should stop
 LOG_S = 1.0  # the least time between two lines about the progress of a load
 FINISH_S = 2.0  # for requests that are still open at SIGTERM
+
+# Loads a model. Raises a StartError that names the file or option at fault, or ImportError for a missing library.
+Loader = Callable[[EngineConfig, str, Progress], Executor]
 
 log = logging.getLogger("lmi.engine.worker")  # this module is __main__ where it runs
 
@@ -57,7 +56,6 @@ class Loading:
         self._started_s = time.monotonic()
         self._tenth, self._logged_s = -1, 0.0
         self._bar: Bar | None = None
-        self._task: TaskID | None = None
         if has_bar:
             from rich.console import Console
             from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
@@ -65,6 +63,7 @@ class Loading:
 
             columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
             self._bar = Bar(*columns, console=Console(file=stream(lmi.shared.log.fd())), transient=True)
+            self._task = self._bar.add_task("", total=1.0)
 
     def __call__(self, stage: str, share: float) -> None:
         now = time.monotonic()
@@ -74,8 +73,6 @@ class Loading:
         self._record.progress = share
         self._record.beat_s = now
         if self._bar is not None:
-            if self._task is None:
-                self._task = self._bar.add_task(stage, total=1.0)
             self._bar.update(self._task, description=stage, completed=share)
         elif (tenth := int(share * 10)) > self._tenth and now - self._logged_s >= LOG_S:
             self._tenth, self._logged_s = tenth, now
@@ -166,15 +163,6 @@ class Worker:
         self._stop.set()
 
 
-class Loader(Protocol):
-    """Loads a model and returns the engine that runs it.
-
-    Raises a StartError that names the file or option at fault, or ImportError for a library that is not installed.
-    """
-
-    def __call__(self, config: EngineConfig, model_path: str, progress: Progress) -> Executor: ...
-
-
 def resolve(handler: str, load: str) -> Loader:
     """Return the function `load`, a "module:function", which loads the engine of `handler`.
 
@@ -215,27 +203,25 @@ def load(runtime: Runtime, record: EngineRecord, function: str) -> tuple[Executo
 
 
 async def serve(executor: Executor, record: EngineRecord, runtime: Runtime, slot: int) -> None:
-    timeout_s = runtime.config.engine.model_loading_timeout_s
-    dispatcher = Dispatcher(executor, record, timeout_s, runtime.config.server.max_queue_wait_s, LearningQueue)
+    engine, server = runtime.config.engine, runtime.config.server
+    dispatcher = Dispatcher(executor, record, engine.model_loading_timeout_s, server.max_queue_wait_s, LearningQueue)
     worker = Worker(executor, record, dispatcher, AdapterKeeper(executor, runtime.adapters(), dispatcher))
-    user = runtime.config.server.user
-    await worker.serve(runtime.engine_socket(slot), user.uid if user else None)
+    await worker.serve(runtime.engine_socket(slot), server.user.uid if server.user else None)
 
 
 def run(slot: int, load_with: str) -> int:
     """Load the engine and serve until SIGTERM. Returns the exit code."""
     runtime = Runtime.from_environ()
     record, server = runtime.attach().engines[slot], runtime.config.server
-    body = partial(_load_and_serve, runtime, record, slot, load_with)
+
+    def body() -> None:
+        executor, report = load(runtime, record, load_with)
+        with executor:
+            runtime.write_report(slot, report)
+            keep_to_cores()  # only now, because compilers of a model may use all cores
+            asyncio.run(serve(executor, record, runtime, slot))
+
     return slot_process.live(record, f"engine {slot}", server.log_level, server.log_format, body)
-
-
-def _load_and_serve(runtime: Runtime, record: EngineRecord, slot: int, load_with: str) -> None:
-    executor, report = load(runtime, record, load_with)
-    with executor:
-        runtime.write_report(slot, report)
-        keep_to_cores()  # only now, because compilers of a model may use all cores
-        asyncio.run(serve(executor, record, runtime, slot))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,8 @@
 """What a browser may send for a page that is not this server's own: nothing, unless an option lets it.
 
-Any page may send a POST of plain text to any address without asking first; it cannot read the answer, but the work is
-done. A page may even read answers if its own name turns into the address of this server (DNS rebinding). Programs that
-are no browsers send no Origin, and what fetches for this server's own pages names their host as both Origin and Host.
-A proxy may change Host, so the browser's word that the page is of the same origin counts too: no script can write it.
-Sources: the Fetch standard, Fetch Metadata, RFC 6454 and RFC 6761.
+Any page may send a POST of plain text to any address without asking first, and reads answers if its own name turns into
+this server's address (DNS rebinding). Programs that are no browsers send no Origin. A proxy may change Host, so the
+browser's word that the page is of the same origin counts too: no script can write it (Fetch Metadata, RFC 6454, 6761).
 """
 
 from __future__ import annotations

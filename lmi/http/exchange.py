@@ -1,8 +1,7 @@
 """One HTTP exchange: the request that a route reads, and the response that it writes.
 
-An Exchange is a thin layer over ASGI's scope, receive and send. It adds the headers that every response has (request
-id, echoed Custom-Attributes), bounds all headers, keeps the status for log and metrics, and raises `ClientGone` when
-the client leaves. Nothing wraps `send`, so a token costs no extra call.
+It adds the headers that every response has, bounds all headers, keeps the status for log and metrics, and raises
+`ClientGone` when the client leaves. Nothing wraps ASGI's `send`, so a token costs no extra call.
 """
 
 from __future__ import annotations

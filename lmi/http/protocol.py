@@ -1,10 +1,7 @@
 """HTTP/1.1 with limits: uvicorn's httptools protocol, with defences against hostile and broken clients.
 
-httptools parses requests strictly but has no limits of size or time. This protocol limits the bytes, fields and seconds
-of a head, and the seconds, least speed and number of chunks of a body. It cuts off a client that stops reading, and
-refuses a request that could be read in two ways. A refusal is one JSON object, and the connection closes after it. The
-protocol does not wait for the rest of a body after an early answer, and sends no chunks to an HTTP/1.0 client. It knows
-no route and no model. Sources: RFC 9112 and RFC 9110; the limits are those of edge proxies.
+httptools parses strictly but has no limits of size or time. A refusal is one JSON object, and the connection closes
+after it. Sources: RFC 9112 and RFC 9110; the limits are those of edge proxies.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """A gunicorn worker that serves an ASGI application with the guarded protocol.
 
-`gunicorn -k lmi.http.worker.GuardedWorker module:app` is enough for an application. A subclass sets other limits with
-its own protocol in `CONFIG_KWARGS`. A worker beats once a second until its process ends, also while it drains, because
-gunicorn kills a silent worker. It drains when its master is gone.
+A subclass sets other limits with its own protocol in `CONFIG_KWARGS`. A worker beats once a second until its process
+ends, also while it drains, because gunicorn kills a silent worker.
 """
 
 from __future__ import annotations

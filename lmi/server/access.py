@@ -1,8 +1,4 @@
-"""Who may ask for what: which port has which route, who has a key, and whose request it is.
-
-The clients with a key of `option.api_key` may send requests, if there are any keys, and this server's own gateway. What
-pages of other origins may is in `lmi/http/browsers.py`.
-"""
+"""Who may ask for what: which port has which route, who has a key, and whose request it is."""
 
 from __future__ import annotations
 

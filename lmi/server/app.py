@@ -1,8 +1,4 @@
-"""The ASGI application: the table of routes, and what turns every error into an answer.
-
-Of starlette it uses only the Router. ErrorMiddleware is the ASGI application around it. It answers the errors that a
-route raises before its response has started, counts the request and writes the access line.
-"""
+"""The ASGI application: the table of routes, and what turns every error into an answer."""
 
 from __future__ import annotations
 

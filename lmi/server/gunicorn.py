@@ -1,7 +1,6 @@
-"""gunicorn's settings for the front end. `gunicorn -c python:lmi.server.gunicorn` reads this module.
+"""gunicorn's settings for the front end, which its master reads: every lower-case name that gunicorn knows is one.
 
-Only the gunicorn master imports it. The environment names the runtime folder. Every lower-case name that gunicorn knows
-is a setting. A front end ends at once when the supervisor is gone, and drains when only its master is gone.
+A front end ends at once when the supervisor is gone, and drains when only its master is gone.
 """
 
 from __future__ import annotations

@@ -1,12 +1,8 @@
 """A body of JSON lines: each line is a request, and the answer has one line for each, in order.
 
-    {"inputs": "Hello"}                       {"generated_text": " there"}
-    {"inputs": 5}                        →    {"error": "inputs must be a non-empty string, given 5", "code": 424}
-    {"prompt": "Hello", "max_tokens": 4}      {"id": "cmpl-…", "object": "text_completion", …}
-
 A batch transform sends such bodies and joins its records with ours by their lines. A line is answered as a request of
-its own would be, but whole, on one line, and an error in it shows its status as `code`. Empty lines are skipped. The
-body takes one place in the queue, and as many of its sequences are in the engines at once as they can run.
+its own would be, but whole, on one line, and an error in it shows its status as `code`. The body takes one place in the
+queue, and as many of its sequences are in the engines at once as they can run.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Our series under vLLM's names, so that what reads vLLM's `/metrics` reads ours: dashboards, gateways, autoscalers.
 
-Nothing is measured for them: each is made from the families of ours beside it in the table. All engines of a model are
-its engine "0", because a gateway that reads one series of a server must see the load of all.
+All engines of a model are its engine "0", because a gateway that reads one series of a server must see the load of all.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""The shared blocks as Prometheus text.
+"""The shared blocks as Prometheus text. What belongs to a model has the label `model`, and ends when it is unloaded.
 
 Any front end renders the text for all processes from shared memory, so a dead process's totals stay. The fields of the
-records say how they are shown; what is made of several fields stands here. What belongs to a model has the label
-`model`, and ends when the model is unloaded.
+records say how they are shown; what is made of several fields stands here.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""The models of one front end: which there are, and their loading.
+"""The models of one front end: it loads those that the folder of desired state has, and follows every change.
 
-The folder of desired state says which models there should be. A front end loads those that are there when it starts
-before it takes a connection, and follows every change. `lmi/models/choice.py` has what several models need beside.
+`lmi/models/choice.py` has what several models need beside.
 """
 
 from __future__ import annotations

@@ -1,15 +1,8 @@
 """The paths of every API, and `/invocations`, with the paths that do the same, for the bodies of several APIs.
 
-`inputs` belongs to the LMI schema (with `option.rolling_batch=disable` to the dynamic-batch schema), `messages` and
-`prompt` belong to OpenAI's. `route=/v1/...` in X-Amzn-SageMaker-Custom-Attributes names another inference route
-instead, as in AWS's containers. So a client reaches every API even if a platform forwards only this path.
-
-A body of JSON lines holds a request on each line (`server/lines.py`), and `requestType` opens or closes a session
-(`lmi/sessions/http.py`).
-
-The path decides the format of the answer, the body the schema. A streamed chat is sent as lines here, as `inputs` is,
-unless the client asks for events. A named route answers in its format. Every answer that is one JSON value ends with a
-newline, because clients read these paths by lines.
+So a client reaches every API even if a platform forwards only this path, as in AWS's containers. The path decides the
+format of the answer, the body the schema: a chat is streamed as lines here, unless the client asks for events. Every
+answer that is one JSON value ends with a newline, because clients read these paths by lines.
 """
 
 from __future__ import annotations
