@@ -14,7 +14,7 @@ from itertools import count
 
 from lmi.engine.messages import LOOK, AdapterOutcome, Cancel, Ready, Responses, Submit, decode_to_front_end, encode
 from lmi.errors import EngineLost, ErrorInfo, GenerationFailed, LmiError, Unavailable, cause_line, from_info
-from lmi.executor import EngineInfo, Request, Response, ResponseError, Result
+from lmi.executor import EngineInfo, Request, ResponseError, Result
 from lmi.ipc import Connection, Connections, frame
 from lmi.shared.state import EngineRecord, FrontEndRecord
 from lmi.types import Origin
@@ -143,20 +143,17 @@ class EngineConnection(Connection):
         message = decode_to_front_end(payload)
         if isinstance(message, Responses):
             for response in message.responses:
-                self._deliver(response)
+                stream = self._streams.get(response.request_id)
+                if stream is None:  # the request was cancelled a moment ago
+                    continue
+                if response.is_final:
+                    self._forget(response.request_id)
+                stream.put(response.result if response.error is None and response.result else failure(response.error))
         elif isinstance(message, Ready):
             self.info, self.outcomes = message.info, message.outcomes
             self._tell()
         elif (stream := self._forget(message.request_id)) is not None:
             stream.put(from_info(message.error))
-
-    def _deliver(self, response: Response) -> None:
-        stream = self._streams.get(response.request_id)
-        if stream is None:  # the request was cancelled a moment ago
-            return
-        if response.is_final:
-            self._forget(response.request_id)
-        stream.put(response.result if response.error is None and response.result else failure(response.error))
 
     def connection_lost(self, error: Exception | None) -> None:
         super().connection_lost(error)

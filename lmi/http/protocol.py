@@ -157,7 +157,8 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         if self._refusal is not None or self._is_lingering:
-            self._discard()
+            self.flow.pause_reading()  # and read on in turn: else the loop reads megabytes at once from a fast client
+            self.flow.resume_reading()
             return
         self._unset_keepalive_if_required()
         num_messages, was_idle = self._num_messages, not (self._is_in_head or self._is_in_body)
@@ -443,11 +444,6 @@ class GuardedProtocol(HttpToolsProtocol):
         """Log the refusal. No application sees this request, so a subclass counts it here too."""
         peer = self.client[0] if self.client else "a client"
         log.info("refused %s: %d %s", peer, refusal.status, refusal, extra={"status": refusal.status})
-
-    def _discard(self) -> None:
-        """Read on in turn. Otherwise the loop reads megabytes at once from a fast client."""
-        self.flow.pause_reading()
-        self.flow.resume_reading()
 
     def _linger(self, linger_s: float) -> None:
         """Read on before closing. Closing with unread bytes would reset the connection and lose the answer."""

@@ -23,6 +23,7 @@ from lmi.http.exchange import BufferedExchange, Exchange
 from lmi.models import routes as model_routes
 from lmi.models.choice import SeveralModels
 from lmi.runtime import ServerRuntime
+from lmi.server import lines
 from lmi.server.access import PROBES, Access, CrossOrigin
 from lmi.server.front_end import FrontEnd
 from lmi.server.models import Models
@@ -47,6 +48,7 @@ IN_WORDS_OF_THE_API = (Unauthorized, ForeignPage, UnknownModel, Overloaded)  # o
 SERVER_ROUTES: list[ServerRow] = [
     *pages.ROUTES,
     *health.ROUTES,
+    *lines.SERVER_ROUTES,
     *model_routes.SERVER_ROUTES,
     *kserve.SERVER_ROUTES,
     *openai.SERVER_ROUTES,

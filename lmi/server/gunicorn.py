@@ -108,25 +108,20 @@ class FrontEndWorker(GuardedWorker):
         a missing model may come back, as a lost mount does.
         """
         delay_s = FIRST_DELAY_S
-        while (error := self._load()) is not None:
-            if _block.supervisor.phase == Phase.LOADING:
-                sys.exit(explain(_runtime, error))
-            log.error("the front end cannot start: %s; next try in %g s", describe(error), delay_s)
-            self._wait(delay_s)
+        while True:
+            try:
+                super().load_wsgi()
+            except Exception as error:
+                if _block.supervisor.phase == Phase.LOADING:
+                    sys.exit(explain(_runtime, error))
+                log.error("the front end cannot start: %s; next try in %g s", describe(error), delay_s)
+            else:
+                return
+            until_s = time.monotonic() + delay_s
+            while (left_s := until_s - time.monotonic()) > 0:
+                self.notify()
+                time.sleep(min(BEAT_S, left_s))
             delay_s = min(2 * delay_s, LONGEST_DELAY_S)
-
-    def _load(self) -> Exception | None:
-        try:
-            super().load_wsgi()
-        except Exception as error:
-            return error
-        return None
-
-    def _wait(self, seconds: float) -> None:
-        until_s = time.monotonic() + seconds
-        while (left_s := until_s - time.monotonic()) > 0:
-            self.notify()
-            time.sleep(min(BEAT_S, left_s))
 
     def failed_start_code(self) -> int:
         return super().failed_start_code() if _block.supervisor.phase == Phase.LOADING else 1

@@ -21,14 +21,17 @@ from lmi.apis.base.api import AnyApi
 from lmi.apis.base.formatter import one_line
 from lmi.errors import LmiError, MalformedRequest
 from lmi.http.exchange import Exchange
+from lmi.server.models import Models
 from lmi.server.respond import Choose, Inference, generate
 from lmi.server.service import Service
 from lmi.sessions.folder import InvalidSession
 from lmi.sessions.http import request_type, session_of
+from lmi.settings.config import ServerConfig
 
 MEDIA_TYPE = "application/jsonlines"
 MEDIA_TYPES = (MEDIA_TYPE, "application/x-ndjson", "application/x-jsonlines")
 MAX_LINES = 100_000
+MAX_TRANSFORM_MB = 100  # of all requests at once, which is SageMaker's limit
 LINE = re.compile(rb"\S[^\n]*")  # skips blank lines, however many there are
 
 log = logging.getLogger(__name__)
@@ -132,7 +135,7 @@ class LineBatch:
         parsed = await inference.parse(message)
         async with self._places.taken(parsed.num_places):
             inference.started_s = time.monotonic()
-            formatter, parsed = inference.formatter(message, parsed)
+            formatter, parsed = inference.formatters.choose(inference.api, message, parsed)
             records: list[bytes] = []
             await generate(inference, parsed, formatter, records.extend)
             return one_value(b"".join(records))
@@ -152,3 +155,26 @@ def with_code(body: bytes, status: int) -> bytes:
     """Return the body of an error on one line, with its status in the place of an answer's status line."""
     error = orjson.loads(body)
     return one_value(body if "code" in error else orjson.dumps(error | {"code": status}))
+
+
+async def execution_parameters(exchange: Exchange, models: Models) -> None:
+    """Tell how a batch transform should send its records."""
+    server, services = models.front_end.config, await models.listed()
+    fields = {
+        "MaxConcurrentTransforms": num_transforms(server, sum(service.num_running_sequences for service in services)),
+        "BatchStrategy": server.batch_strategy,
+        "MaxPayloadInMB": server.max_payload_mb,
+    }
+    await exchange.send_json(fields)
+
+
+def num_transforms(server: ServerConfig, num_running_sequences: int) -> int:
+    """Return the number of requests to send at once: as many as run at once and stay under SageMaker's limit."""
+    if server.max_concurrent_transforms is not None:
+        return server.max_concurrent_transforms
+    if server.max_payload_mb:
+        num_running_sequences = min(num_running_sequences, MAX_TRANSFORM_MB // server.max_payload_mb)
+    return max(1, num_running_sequences)
+
+
+SERVER_ROUTES = [("/execution-parameters", ["GET"], execution_parameters)]

@@ -44,22 +44,15 @@ async def serve_request(
     """
     async with Inference(exchange, service, api, model) as inference:
         body = await inference.receive()
-        asked = None if choose is None else inference.session_request(body)
-        if asked is not None:
+        if choose is not None and (asked := inference.session_request(body)) is not None:
             await change_session(exchange, service, asked)
         else:
-            await answer(inference, body, choose)
-
-
-async def answer(inference: Inference, body: bytes, choose: Choose | None) -> None:
-    """Answer a body that asks for generation. Raises LmiError only before the first byte."""
-    exchange, service = inference.exchange, inference.service
-    message = await inference.read(body, choose)
-    inference.session = await session_of(exchange, service)
-    parsed = await inference.parse(message)
-    with service.admitted(parsed.num_places):
-        formatter, parsed = inference.formatter(message, parsed)
-        await exchange.run_while_there(stream_answer(inference, parsed, formatter))
+            message = await inference.read(body, choose)
+            inference.session = await session_of(exchange, service)
+            parsed = await inference.parse(message)
+            with service.admitted(parsed.num_places):
+                formatter, parsed = inference.formatters.choose(inference.api, message, parsed)
+                await exchange.run_while_there(stream_answer(inference, parsed, formatter))
 
 
 class Inference:
@@ -71,13 +64,7 @@ class Inference:
     """
 
     def __init__(
-        self,
-        exchange: Exchange,
-        service: Service,
-        api: AnyApi,
-        model: ModelConfig | None = None,
-        *,
-        is_line: bool = False,
+        self, exchange: Exchange, service: Service, api: AnyApi, model: ModelConfig | None = None, is_line: bool = False
     ) -> None:
         self.exchange, self.service = exchange, service
         self.api, self._model = api, model or service.model
@@ -86,7 +73,7 @@ class Inference:
         self._client_timeout_s = math.inf
         self._is_line = is_line
         self._format: AnswerFormat | None = None
-        self._formatters = UserFormatters(exchange, service, is_admitted=is_line)
+        self.formatters = UserFormatters(exchange, service, is_admitted=is_line)
 
     async def __aenter__(self) -> Self:
         return self
@@ -112,7 +99,7 @@ class Inference:
         exchange, service = self.exchange, self.service
         service.check_room()  # before the body: a full server reads nothing
         self._client_timeout_s = client_timeout_s(exchange)
-        if not self._formatters.reads(self.api):
+        if not self.formatters.reads(self.api):
             exchange.check_is_whole()
         return await exchange.body(service.config.server.max_request_size, service.front_end.body_memory)
 
@@ -120,13 +107,13 @@ class Inference:
         """Return what the body asks of sessions, None if it asks for an answer. Raises InvalidSession."""
         if is_text(self.exchange.headers.get("content-type")):
             return None
-        return request_type(body, is_ours=not self._formatters.reads(self.api))
+        return request_type(body, is_ours=not self.formatters.reads(self.api))
 
     async def read(self, body: bytes, choose: Choose | None = None) -> Message[Any]:
         """Decode the body. After this, errors have the format of the answer."""
         content_type = JSON if self._is_line else self.exchange.headers.get("content-type")
         async with self.deadline():
-            body, content_type = await self._formatters.read(self.api, body, content_type)
+            body, content_type = await self.formatters.read(self.api, body, content_type)
         if choose is not None:
             self.api = choose(body, content_type)
         message = self.api.read(body, content_type, self._model)
@@ -138,7 +125,7 @@ class Inference:
 
     async def parse(self, message: Message[Any]) -> Parsed[Any]:
         """Check the requests, choose their adapters, and log the names that they ignore."""
-        parsed = self.api.parse(self._formatters.asked(self.api, message))
+        parsed = self.api.parse(self.formatters.asked(self.api, message))
         self._format = parsed.format
         parsed = await choose_adapter(self.exchange, self.service, parsed)
         self.exchange.model = parsed.requests[0].adapter or self.exchange.model
@@ -160,10 +147,6 @@ class Inference:
         first = Origin(client, self.started_s, deadline_s, self._is_line)
         further = Origin(client, self.started_s, deadline_s, is_further=True)
         return [replace(each, origin=further if index else first) for index, each in enumerate(requests)]
-
-    def formatter(self, message: Message[Any], parsed: Parsed[Any]) -> tuple[AsyncFormatter, Parsed[Any]]:
-        """Return the formatter of the answer, and the requests that it needs."""
-        return self._formatters.choose(self.api, message, parsed)
 
     def rendered(self, error: LmiError, *, accepted: bool = False) -> Rendered:
         """Return the error in the form of the API, or with `accepted` as the last record of the answer."""
@@ -192,7 +175,7 @@ class Inference:
         return predict_timeout_s, self.started_s, "the server's predict_timeout"
 
     def close(self) -> None:
-        self._formatters.close()
+        self.formatters.close()
 
 
 def whole(message: Message[Any]) -> Message[Any]:

@@ -12,8 +12,7 @@ import msgspec
 import pytest
 
 from lmi.http.exchange import CUSTOM_ATTRIBUTES, TIMEOUT
-from lmi.server.lines import MAX_LINES, one_value, with_code
-from lmi.server.routes.health import num_transforms
+from lmi.server.lines import MAX_LINES, num_transforms, one_value, with_code
 from lmi.sessions.http import HEADER
 from lmi.settings.config import ServerConfig
 from tests.scripted import CAPABILITIES, Host, host, wait_until

@@ -1,4 +1,4 @@
-"""How the server is, and how a batch transform of SageMaker should send its records.
+"""How the server is.
 
 These routes read shared memory and ask no process, so a busy or dead engine cannot delay them.
 """
@@ -14,10 +14,7 @@ from lmi import __version__
 from lmi.http.exchange import Exchange
 from lmi.server.models import Models
 from lmi.server.service import Service
-from lmi.settings.config import ServerConfig
 from lmi.shared.state import Block, Phase, SupervisorRecord
-
-MAX_TRANSFORM_MB = 100  # of all requests at once, which is SageMaker's limit
 
 
 async def ping(exchange: Exchange, models: Models) -> None:
@@ -58,25 +55,6 @@ def public(settings: Any) -> Any:
     if not isinstance(settings, dict):
         return settings
     return {name: "***" if value and SECRET.search(name) else public(value) for name, value in settings.items()}
-
-
-async def execution_parameters(exchange: Exchange, models: Models) -> None:
-    server, services = models.front_end.config, await models.listed()
-    fields = {
-        "MaxConcurrentTransforms": num_transforms(server, sum(service.num_running_sequences for service in services)),
-        "BatchStrategy": server.batch_strategy,
-        "MaxPayloadInMB": server.max_payload_mb,
-    }
-    await exchange.send_json(fields)
-
-
-def num_transforms(server: ServerConfig, num_running_sequences: int) -> int:
-    """Return the number of requests to send at once: as many as run at once and stay under SageMaker's limit."""
-    if server.max_concurrent_transforms is not None:
-        return server.max_concurrent_transforms
-    if server.max_payload_mb:
-        num_running_sequences = min(num_running_sequences, MAX_TRANSFORM_MB // server.max_payload_mb)
-    return max(1, num_running_sequences)
 
 
 def health(models: Models) -> tuple[int, dict[str, object]]:
@@ -148,5 +126,4 @@ ROUTES = [
     ("/version", ["GET"], version),
     ("/load", ["GET"], load),
     ("/server_info", ["GET"], server_info),
-    ("/execution-parameters", ["GET"], execution_parameters),
 ]
