@@ -5,33 +5,43 @@ A front end ends at once when the supervisor is gone, and drains when only its m
 
 from __future__ import annotations
 
+import asyncio
+import faulthandler
 import gc
 import logging
 import os
 import signal
+import socket
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 from gunicorn import util  # type: ignore[import-untyped]
 from gunicorn.arbiter import Arbiter  # type: ignore[import-untyped]
 from gunicorn.config import Config  # type: ignore[import-untyped]
 from gunicorn.glogging import Logger  # type: ignore[import-untyped]
+from gunicorn.workers.workertmp import WorkerTmp  # type: ignore[import-untyped]
+from uvicorn.server import Server
+from uvicorn_worker import UvicornWorker  # type: ignore[import-untyped]
 
 import lmi.server.app  # noqa: F401  # before the fork, so that all workers share its code
 import lmi.shared.log
 from lmi.http.protocol import GuardedProtocol, Refusal
-from lmi.http.worker import BEAT_S, LAST_S, GuardedWorker
 from lmi.runtime import ServerRuntime
 from lmi.server.front_end import describe, explain
 from lmi.shared import linux
 from lmi.shared.cores import keep as keep_to_cores
+from lmi.shared.pauses import Pauses
 from lmi.shared.sink import guard_streams
 from lmi.shared.state import FrontEndRecord, Phase
 from lmi.supervisor.restarts import FIRST_DELAY_S, LONGEST_DELAY_S, drain_notice_s
 
 util._setproctitle = lambda title: None  # it would replace our names where setproctitle is installed, as with vLLM
 
+BEAT_S = 1.0
+LAST_S = 1.0  # from the end of an application's open requests to the moment when uvicorn cancels those that go on
+LATE_S = 3.0  # the master checks its workers once a second; in a gap of this length it did not run
 SILENT_S = 15.0  # a record without a beat for this long is free
 
 log = logging.getLogger(__name__)
@@ -83,23 +93,54 @@ class FrontEndProtocol(GuardedProtocol):
         _block.frontends[int(os.environ["LMI_SLOT"])].num_requests.add(str(refusal.status))
 
 
-class FrontEndWorker(GuardedWorker):
-    """One front end, which keeps a record."""
+class Beat(WorkerTmp):  # type: ignore[misc]
+    """A worker's last sign of life as the master sees it. Time in which the master did not run does not count."""
 
-    CONFIG_KWARGS = GuardedWorker.CONFIG_KWARGS | {
+    pauses = Pauses(LATE_S)
+
+    def __init__(self, cfg: Config, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(cfg)
+        self._clock = clock
+        self.pauses.note(clock())
+
+    def last_update(self) -> float:
+        now = self._clock()
+        self.pauses.note(now)
+        return now - self.pauses.ran_s(super().last_update(), now)
+
+
+class FrontEndServer(Server):
+    """Lets the application end its open requests before it cancels them."""
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        asyncio.get_running_loop().call_later(_finish_s, self.config.app.end_requests)  # type: ignore[union-attr]
+        await super().shutdown(sockets)
+
+
+class FrontEndWorker(UvicornWorker):  # type: ignore[misc]
+    """One front end, which keeps a record, and beats also while it drains, because gunicorn kills a silent worker."""
+
+    CONFIG_KWARGS = {
+        "loop": "uvloop",
         "http": FrontEndProtocol,
+        "ws": "none",
         "lifespan": "on",
+        "server_header": False,
+        "proxy_headers": False,
+        "access_log": False,
         "timeout_graceful_shutdown": _finish_s + LAST_S,
         "ssl_certfile": _server.ssl_certfile,
         "ssl_keyfile": _server.ssl_keyfile,
         "ssl_ciphers": "",  # Python's
     }
+    tmp: WorkerTmp
     slot: int
     record: FrontEndRecord
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._draining_since_s = 0.0
+        self.tmp.close()
+        self.tmp = Beat(self.cfg)
 
     def load_wsgi(self) -> None:
         """Load the application. While the server starts, a model that the front end cannot use ends it with one line.
@@ -123,25 +164,41 @@ class FrontEndWorker(GuardedWorker):
                 time.sleep(min(BEAT_S, left_s))
             delay_s = min(2 * delay_s, LONGEST_DELAY_S)
 
-    def failed_start_code(self) -> int:
-        return super().failed_start_code() if _block.supervisor.phase == Phase.LOADING else 1
+    async def _serve(self) -> None:
+        faulthandler.enable()  # gunicorn aborts a worker with a blocked loop; the stacks show where
+        self.config.app = self.wsgi
+        server = FrontEndServer(self.config)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGQUIT, os._exit, 0)
+        beat = asyncio.create_task(self._beat(server))
+        try:
+            await server.serve(sockets=self.sockets)
+        finally:
+            beat.cancel()
+        if not server.started:  # BOOT_ERROR ends the master too
+            sys.exit(Arbiter.WORKER_BOOT_ERROR if _block.supervisor.phase == Phase.LOADING else 1)
 
-    def on_beat(self, now: float, lag_s: float, num_connections: int) -> None:
-        self.record.beat_s = now
-        lmi.shared.log.follow(_block.supervisor.log_level)
-        self.record.loop_lag_s = lag_s
-        self.record.num_open_connections = num_connections
+    async def _beat(self, server: Server) -> None:
+        """Report once a second. End in order when the master is gone or the supervisor drains.
 
-    def end_requests(self) -> None:
-        self.wsgi.end_requests()
-
-    def is_told_to_stop(self, now: float) -> bool:
-        """Whether the master is gone or the supervisor drains. A TERM reports that too, but an early one is lost."""
-        if os.getppid() not in (self.ppid, _supervisor_pid):
-            os._exit(0)  # the supervisor is gone, and with it the container
-        if _block.supervisor.phase != Phase.DRAINING:
-            self._draining_since_s = now
-        return super().is_told_to_stop(now) or now - self._draining_since_s > 2 * BEAT_S
+        A TERM reports a drain too, but an early one is lost.
+        """
+        due_s, draining_since_s = time.monotonic(), 0.0
+        while True:
+            now = time.monotonic()
+            self.notify()
+            self.record.beat_s = now
+            self.record.loop_lag_s = now - due_s
+            self.record.num_open_connections = len(server.server_state.connections)
+            lmi.shared.log.follow(_block.supervisor.log_level)
+            parent = os.getppid()
+            if parent not in (self.ppid, _supervisor_pid):
+                os._exit(0)  # the supervisor is gone, and with it the container
+            if _block.supervisor.phase != Phase.DRAINING:
+                draining_since_s = now
+            if parent != self.ppid or now - draining_since_s > 2 * BEAT_S:
+                server.should_exit = True
+            due_s = now + BEAT_S
+            await asyncio.sleep(BEAT_S)
 
 
 def begin(server: Arbiter) -> None:

@@ -28,6 +28,7 @@ from lmi.http.protocol import (
     GuardedProtocol,
 )
 from tests.machine import measurements
+from tests.scripted import wait_until
 
 TIMEOUT_S = 60.0
 FLOOD, NUM_FLOODS = b"~" * 16384, 100
@@ -55,6 +56,7 @@ class StrictProtocol(PatientProtocol):
 class App:
     """Answers with the path and the size of the body. `/slow` waits before its answer until the test lets it go on.
 
+    `/endless` never answers.
     `/stream` waits in the middle of its answer. `/flood` first sends more than a client and the kernel hold between
     them. `/unread` is answered 413 before its body is asked for.
     """
@@ -84,6 +86,8 @@ class App:
         self.fields = [name for name, _ in scope["headers"]]
         if scope["path"] == "/slow":
             await self._wait()
+        if scope["path"] == "/endless":
+            await asyncio.Event().wait()
         head = [(b"content-type", b"text/plain")]
         await send({"type": "http.response.start", "status": 200, "headers": head})
         if scope["path"] == "/stream":
@@ -131,10 +135,17 @@ def hear(connection: socket.socket, end: bytes | None = None) -> bytes:
 
 
 @contextmanager
-def serving(protocol: type[GuardedProtocol]) -> Iterator[Served]:
+def serving(protocol: type[GuardedProtocol], finish_s: int | None = None) -> Iterator[Served]:
     app = App()
     config = uvicorn.Config(
-        app, http=protocol, loop="uvloop", ws="none", lifespan="off", server_header=False, log_config=None
+        app,
+        http=protocol,
+        loop="uvloop",
+        ws="none",
+        lifespan="off",
+        server_header=False,
+        log_config=None,
+        timeout_graceful_shutdown=finish_s,
     )
     uvicorn_server = uvicorn.Server(config)
     listener = socket.create_server(("127.0.0.1", 0))
@@ -667,3 +678,13 @@ def resident_bytes() -> int:
 
 def test_the_head_limit_is_what_the_documents_say() -> None:
     assert (MAX_HEAD_BYTES, MAX_FIELDS, MAX_CHUNKS, MAX_PIPELINED) == (65536, 128, 65536, 16)
+
+
+def test_a_request_that_goes_on_after_the_end_is_cut_without_a_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    with serving(PatientProtocol, finish_s=1) as served:
+        connection = served.connect()
+        connection.sendall(b"GET /endless HTTP/1.1\r\nHost: a\r\n\r\n")
+        wait_until(lambda: served.app.heard)
+    with connection:
+        assert hear(connection) == b""
+    assert not any(record.exc_info for record in caplog.records)

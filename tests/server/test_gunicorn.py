@@ -17,7 +17,6 @@ import pytest
 from gunicorn.app.wsgiapp import WSGIApplication
 
 from lmi.errors import ModelUnusable
-from lmi.http.worker import LAST_S
 from lmi.runtime import ENVIRONMENT_NAME, ServerRuntime
 from lmi.server.front_end import explain
 from lmi.settings.config import ServerConfig
@@ -62,8 +61,8 @@ def test_gunicorn_reads_the_settings_and_finds_them_sound(
 
 def test_requests_end_with_the_drain_and_uvicorn_cancels_a_second_later_before_gunicorn(settings: ModuleType) -> None:
     cancel_s = settings.FrontEndWorker.CONFIG_KWARGS["timeout_graceful_shutdown"]
-    assert cancel_s - LAST_S == 9.0  # the first second is the notice
-    assert cancel_s < settings.graceful_timeout and LAST_S < DRAIN_CUT_S
+    assert cancel_s - settings.LAST_S == 9.0  # the first second is the notice
+    assert cancel_s < settings.graceful_timeout and settings.LAST_S < DRAIN_CUT_S
 
 
 def test_the_protocol_has_the_times_of_the_configuration(settings: ModuleType) -> None:
@@ -142,3 +141,15 @@ def test_gunicorn_is_silent_about_an_end_that_the_supervisor_explains(
     log.error("Reason: %s", "App failed to load.")
     log.error("Worker (pid:%s) exited with code %s.", 7, 1)
     assert [record.getMessage() for record in caplog.records] == ["Worker (pid:7) exited with code 1."]
+
+
+def test_a_master_that_was_paused_counts_only_the_time_in_which_it_ran(settings: ModuleType) -> None:
+    clock = iter([100.0, 101.0, 500.0, 512.0])
+    cfg = SimpleNamespace(umask=0, worker_tmp_dir=None, uid=os.geteuid(), gid=os.getegid())
+    beat = settings.Beat(cfg, clock=lambda: next(clock))
+    os.utime(beat.fileno(), (100.5, 100.5))
+    assert [101.0 - beat.last_update(), 500.0 - beat.last_update()] == [0.5, 0.5]
+    for second in range(501, 512):
+        beat.pauses.note(float(second))
+    assert 512.0 - beat.last_update() == 12.5
+    beat.close()
