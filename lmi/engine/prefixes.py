@@ -14,37 +14,6 @@ MAX_BLOCKS = 1 << 15  # so that 2 million tokens of prompts are known
 MAX_PROMPT_BLOCKS = 256  # what is behind them is not looked at
 
 
-class Prefixes:
-    """The slots of the engines that have had a block of a prompt, by the keys of `keys_of`."""
-
-    def __init__(self, num_slots: int) -> None:
-        self._num_slots = num_slots
-        self._slots: OrderedDict[int, int] = OrderedDict()  # bits of slots by key; the oldest first
-
-    def note(self, keys: Sequence[int], slot: int) -> None:
-        """Note that the engine in a slot computes a prompt. Of what is forgotten for room the ends go first."""
-        for key in reversed(keys):
-            self._slots[key] = self._slots.pop(key, 0) | 1 << slot
-        while len(self._slots) > MAX_BLOCKS:
-            self._slots.popitem(last=False)
-
-    def num_tokens(self, keys: Sequence[int]) -> list[int]:
-        """Return how many tokens at the beginning of a prompt the engine in each slot has had."""
-        known = [0] * self._num_slots
-        slots = -1  # all
-        for key in keys:
-            if not (slots := slots & self._slots.get(key, 0)):
-                break
-            for slot in range(self._num_slots):
-                known[slot] += BLOCK_SIZE * (slots >> slot & 1)
-        return known
-
-    def forget(self, slot: int) -> None:
-        """Forget what the engine in a slot had, because it was lost."""
-        for key in self._slots:
-            self._slots[key] &= ~(1 << slot)
-
-
 class PrefixEngines(Engines):
     """Engines of which one counts as having less to do by the tokens of the prompt that it has had."""
 
@@ -52,20 +21,35 @@ class PrefixEngines(Engines):
         self, sockets: Sequence[str], records: Sequence[EngineRecord], record: FrontEndRecord | None = None
     ) -> None:
         super().__init__(sockets, records, record)
-        self.prefixes = Prefixes(len(records))
+        self._had: OrderedDict[int, int] = OrderedDict()  # bits of slots by the key of a block; the oldest first
 
     def _best(self, engines: BySlot, request: Request) -> EngineConnection:
         keys = keys_of(request)
-        num_known = self.prefixes.num_tokens(keys)
+        num_known = self.num_known(keys)
         slot = min(engines, key=lambda slot: engines[slot].num_outstanding_tokens - num_known[slot])
-        self.prefixes.note(keys, slot)
+        for key in reversed(keys):  # so that the ends go first where one is forgotten for room
+            self._had[key] = self._had.pop(key, 0) | 1 << slot
+        while len(self._had) > MAX_BLOCKS:
+            self._had.popitem(last=False)
         return engines[slot]
+
+    def num_known(self, keys: Sequence[int]) -> list[int]:
+        """Return how many tokens at the beginning of a prompt the engine in each slot has had."""
+        known = [0] * len(self.records)
+        slots = -1  # all
+        for key in keys:
+            if not (slots := slots & self._had.get(key, 0)):
+                break
+            for slot in range(len(known)):
+                known[slot] += BLOCK_SIZE * (slots >> slot & 1)
+        return known
 
     async def _connect(self, slot: int) -> None:
         try:
             await super()._connect(slot)
-        finally:
-            self.prefixes.forget(slot)
+        finally:  # the engine was lost
+            for key in self._had:
+                self._had[key] &= ~(1 << slot)
 
 
 def keys_of(request: Request) -> list[int]:

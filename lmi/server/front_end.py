@@ -6,8 +6,7 @@ If it cannot use the model while the server starts, it leaves the reason and an 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 from gunicorn.arbiter import Arbiter  # type: ignore[import-untyped]
 
@@ -55,17 +54,6 @@ class FrontEnd:
             raise Overloaded(
                 f"{what}, there is no room for {num_sequences} more (job_queue_size and the running batch)"
             )
-
-    @contextmanager
-    def counted(self, num_sequences: int) -> Iterator[None]:
-        """Hold a place for each sequence of a request."""
-        self.record.num_in_flight += 1
-        self.record.num_sequences += num_sequences
-        try:
-            yield
-        finally:
-            self.record.num_in_flight -= 1
-            self.record.num_sequences -= num_sequences
 
     def report_ignored(self, lines: Sequence[str], request_id: str) -> None:
         """Log names without effect: a new one as a warning, then for DEBUG, so that a client does not fill the log."""

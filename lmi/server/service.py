@@ -119,12 +119,16 @@ class Service:
     def admitted(self, num_sequences: int = 1) -> Iterator[None]:
         """Hold a place for each sequence of a request. Raises Overloaded or Unavailable if not all find room."""
         self.check_room(num_sequences)
-        with self.front_end.counted(num_sequences):
-            self.record.num_sequences += num_sequences
-            try:
-                yield
-            finally:
-                self.record.num_sequences -= num_sequences
+        of_server, of_model = self.front_end.record, self.record
+        of_server.num_in_flight += 1
+        of_server.num_sequences += num_sequences
+        of_model.num_sequences += num_sequences
+        try:
+            yield
+        finally:
+            of_server.num_in_flight -= 1
+            of_server.num_sequences -= num_sequences
+            of_model.num_sequences -= num_sequences
 
     def check_sequences(self, requests: Sequence[GenerationRequest]) -> None:
         """Raise InvalidParameter if one body asks for more sequences than it may, or than the queue can ever hold."""

@@ -274,7 +274,7 @@ def test_a_prompt_goes_to_the_engine_that_has_had_its_beginning_unless_that_has_
             assert slot_of(msgspec.structs.replace(second, cache_salt="another's")) == 0
             await scripted[0].stop()
             await until(lambda: list(client.open) == [1])
-            assert isinstance(client, PrefixEngines) and client.prefixes.num_tokens(keys_of(first))[0] == 0
+            assert isinstance(client, PrefixEngines) and client.num_known(keys_of(first))[0] == 0
 
     run(test)
 
