@@ -13,7 +13,7 @@ from lmi.apis.base.readers import BodyOutline
 from lmi.apis.openai.api import OPENAI_CHAT
 from lmi.apis.openai.schema import UNNAMED
 from lmi.apis.table import BY_FIELD
-from lmi.errors import InvalidRequest, StartError, Unavailable, UnknownModel, shorten, without_paths
+from lmi.errors import InvalidRequest, Overloaded, StartError, Unavailable, UnknownModel, shorten, without_paths
 from lmi.http.exchange import Exchange
 from lmi.server.front_end import FrontEnd
 from lmi.server.models import UNKNOWN, Models
@@ -65,12 +65,24 @@ class SeveralModels(Models):
 
     async def _name_inside(self, exchange: Exchange) -> str | None:
         """Return the model that a body names, by its own name or that of an adapter."""
+        if exchange.method == "POST":
+            self._check_room()  # before the body: a full server reads nothing
         name = await name_in_body(exchange, self.front_end)
         if name is not None and self.folder.read(name) is None:
             for service in await self.listed():
                 if service.adapters and service.adapters.has(name):
                     return service.config.model.name
         return name
+
+    def _check_room(self) -> None:
+        """Raise Unavailable while draining, and Overloaded if the queues of all models together are full."""
+        self.front_end.check_serves()
+        limit = sum(service.max_in_flight for service in self.services.values())
+        limit = max(limit, self.front_end.config.job_queue_size)
+        num_taken = sum(record.num_sequences for record in self.front_end.block.frontends)
+        if num_taken >= limit:
+            what = f"{num_taken} of {limit} sequences are in flight already, there is no room for 1 more"
+            raise Overloaded(f"{what} (job_queue_size and the running batch)")
 
     async def _usable(self, name: str) -> Service:
         """Return a model that can be used. Its entry is read once more just before the request counts."""
@@ -118,7 +130,6 @@ async def name_in_body(exchange: Exchange, front_end: FrontEnd) -> str | None:
     """Return the `model` of a body in OpenAI's form, or None. The route reads the body again."""
     if exchange.method != "POST":
         return None
-    front_end.check_room()  # before the body: a full server reads nothing
     body = await exchange.peek(front_end.config.max_request_size, front_end.body_memory)
     fields = BodyOutline.of(body)
     if fields is None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from gunicorn.arbiter import Arbiter  # type: ignore[import-untyped]
 
-from lmi.errors import Overloaded, StartError, Unavailable
+from lmi.errors import StartError, Unavailable
 from lmi.http.body import BodyMemory
 from lmi.runtime import ServerRuntime
 from lmi.shared.files import write_whole
@@ -22,14 +22,13 @@ MAX_REPORTED = 1000
 
 
 class FrontEnd:
-    """One front end. It has no model until one is in `model_blocks`."""
+    """One front end."""
 
     def __init__(self, runtime: ServerRuntime, block: Block, record: FrontEndRecord) -> None:
         self.runtime, self.config = runtime, runtime.config
         self.block = block  # with the records of supervisor and front ends
         self.record = record  # of this front end
         self.slot = block.frontends.index(record)
-        self.model_blocks: dict[str, Block] = {}  # by the model's name
         self.body_memory = BodyMemory(record, self.config.max_body_memory)
         self._reported: set[str] = set()
 
@@ -37,23 +36,10 @@ class FrontEnd:
     def is_draining(self) -> bool:
         return self.block.supervisor.phase == Phase.DRAINING
 
-    @property
-    def max_in_flight(self) -> int:
-        """The most sequences that wait or run, of all front ends and models together. Each model has a queue."""
-        engines = (engine for block in self.model_blocks.values() for engine in block.engines)
-        num_queues = max(1, len(self.model_blocks))
-        return num_queues * self.config.job_queue_size + sum(engine.max_num_sequences for engine in engines)
-
-    def check_room(self, num_sequences: int = 1) -> None:
-        """Raise Unavailable while draining, and Overloaded if the queue has no room for `num_sequences` more."""
+    def check_serves(self) -> None:
+        """Raise Unavailable while draining."""
         if self.is_draining:
             raise Unavailable("the server is shutting down and takes no new requests")
-        limit, num_taken = self.max_in_flight, sum(frontend.num_sequences for frontend in self.block.frontends)
-        if num_taken + num_sequences > limit:
-            what = f"{num_taken} of {limit} sequences are in flight already"
-            raise Overloaded(
-                f"{what}, there is no room for {num_sequences} more (job_queue_size and the running batch)"
-            )
 
     def report_ignored(self, lines: Sequence[str], request_id: str) -> None:
         """Log names without effect: a new one as a warning, then for DEBUG, so that a client does not fill the log."""

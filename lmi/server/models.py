@@ -99,7 +99,6 @@ class Models:
         """Serve a model. Its record of this front end says so to the supervisor."""
         service.record.claim()
         self.services[service.config.model.name] = service
-        self.front_end.model_blocks[service.config.model.name] = service.block
 
     def load(self) -> None:
         """Load the models that are ready. Only one that the server was started for keeps a front end from its start.
@@ -204,7 +203,7 @@ class Models:
         """Take no more requests for a model, and close its connections when the last request has ended."""
         name = service.config.model.name
         if self.services.get(name) is service:
-            del self.services[name], self.front_end.model_blocks[name]
+            del self.services[name]
         task = asyncio.create_task(self._close_when_idle(service))
         self._closings.add(task)
         task.add_done_callback(self._closings.discard)

@@ -142,7 +142,7 @@ def test_a_failure_in_a_stream_is_an_event_that_the_client_raises(able: Host) ->
 
 
 def test_a_full_server_says_when_to_come_back_with_the_status_that_its_clients_know(able: Host) -> None:
-    record = able.server_block.frontends[0]
+    record = able.block.frontends[0]
     record.num_sequences += 10_000
     try:
         response, body = able.post({"max_tokens": 9, "messages": [{"role": "user", "content": "say a"}]}, MESSAGES)

@@ -123,7 +123,7 @@ API_PATHS = ["/invocations", "/generate", "/generate_stream", "/", "/v2/models/s
     "path", [*API_PATHS, "/v2/models/scripted/generate_stream", "/v1/chat/completions", "/v1/messages", "/v1/responses"]
 )
 def test_a_full_queue_says_at_every_api_when_to_come_back(four: Host, path: str) -> None:
-    record = four.server_block.frontends[0]
+    record = four.block.frontends[0]
     record.num_sequences += 10_000
     try:
         response, _ = four.post({"inputs": "say a", "prompt": "say a", "text_input": "say a"}, path)

@@ -146,7 +146,7 @@ def test_info_tells_the_limits_that_hold(tgi: Host) -> None:
 
 def test_a_full_server_says_429_and_one_without_an_engine_503(tmp_path: Path) -> None:
     with host(tmp_path) as served:
-        served.server_block.frontends[0].num_sequences += 10_000
+        served.block.frontends[0].num_sequences += 10_000
         response, body = served.post({"inputs": "say hi"}, "/generate")
         assert refusal((response, body))[:2] == (429, "overloaded")
         assert int(response.headers["retry-after"]) >= 1

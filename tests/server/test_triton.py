@@ -149,9 +149,9 @@ def test_a_lost_engine_is_told_as_json_before_the_first_event_and_as_an_event_af
 def test_a_full_server_tells_when_to_come_back(tmp_path: Path) -> None:
     with host(tmp_path, server={"job_queue_size": 1}) as served:
         served.block.engines[0].max_num_sequences = 0
-        served.server_block.frontends[0].num_sequences = 1
+        served.block.frontends[0].num_sequences = 1
         response, answer = served.post({"text_input": "say a"}, STREAM)
-        served.server_block.frontends[0].num_sequences = 0
+        served.block.frontends[0].num_sequences = 0
         assert (response.status, response.headers["retry-after"]) == (503, "1")
         assert "in flight" in error(answer)
 

@@ -6,9 +6,6 @@ These routes read shared memory and ask no process, so a busy or dead engine can
 from __future__ import annotations
 
 import time
-from typing import Any
-
-import msgspec
 
 from lmi import __version__
 from lmi.http.exchange import Exchange
@@ -30,31 +27,6 @@ async def live(exchange: Exchange, models: Models) -> None:
 
 async def version(exchange: Exchange, models: Models) -> None:
     await exchange.send_json({"version": __version__})
-
-
-async def load(exchange: Exchange, models: Models) -> None:
-    """Answer the number of requests that have begun and not ended, at all front ends, in vLLM's form."""
-    await exchange.send_json({"server_load": sum(each.num_in_flight for each in models.front_end.block.frontends)})
-
-
-async def server_info(exchange: Exchange, models: Models) -> None:
-    """Answer the settings of the server and of each model, without secrets, under the name that others have for it."""
-    if not models.keeps_one:
-        await models.refresh()
-    of_models = {name: public(msgspec.to_builtins(service.config)) for name, service in models.services.items()}
-    for settings in of_models.values():
-        del settings["server"]
-    server = public(msgspec.to_builtins(models.front_end.config))
-    await exchange.send_json({"version": __version__, "server": server, "models": of_models})
-
-
-def public(settings: Any) -> Any:
-    """Return settings with *** in the place of what may be a secret."""
-    from lmi.settings.values import SECRET
-
-    if not isinstance(settings, dict):
-        return settings
-    return {name: "***" if value and SECRET.search(name) else public(value) for name, value in settings.items()}
 
 
 def health(models: Models) -> tuple[int, dict[str, object]]:
@@ -124,6 +96,4 @@ ROUTES = [
     ("/readyz", ["GET"], ping),
     ("/livez", ["GET"], live),
     ("/version", ["GET"], version),
-    ("/load", ["GET"], load),
-    ("/server_info", ["GET"], server_info),
 ]

@@ -1,4 +1,4 @@
-"""The pages for people, `/playground` and `/docs`, and what machines read: `/openapi.json` and `/metrics`.
+"""The pages for people, `/playground` and `/docs`, and what machines read of the server.
 
 The pages load only from this server. They hold no secret, so they need no key: they ask for the one that requests need.
 """
@@ -8,9 +8,12 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import msgspec
 from starlette.exceptions import HTTPException
 
+from lmi import __version__
 from lmi.http.exchange import Exchange
 from lmi.server.models import Models
 
@@ -58,6 +61,31 @@ async def scrape(exchange: Exchange, models: Models) -> None:
     await exchange.send_whole(200, metrics.MEDIA_TYPE, metrics.render(models))
 
 
+async def load(exchange: Exchange, models: Models) -> None:
+    """Answer the number of requests that have begun and not ended, at all front ends, in vLLM's form."""
+    await exchange.send_json({"server_load": sum(each.num_in_flight for each in models.front_end.block.frontends)})
+
+
+async def server_info(exchange: Exchange, models: Models) -> None:
+    """Answer the settings of the server and of each model, without secrets, under the name that others have for it."""
+    if not models.keeps_one:
+        await models.refresh()
+    of_models = {name: public(msgspec.to_builtins(service.config)) for name, service in models.services.items()}
+    for settings in of_models.values():
+        del settings["server"]
+    server = public(msgspec.to_builtins(models.front_end.config))
+    await exchange.send_json({"version": __version__, "server": server, "models": of_models})
+
+
+def public(settings: Any) -> Any:
+    """Return settings with *** in the place of what may be a secret."""
+    from lmi.settings.values import SECRET
+
+    if not isinstance(settings, dict):
+        return settings
+    return {name: "***" if value and SECRET.search(name) else public(value) for name, value in settings.items()}
+
+
 ROUTES: list[tuple[str, list[str], Callable[[Exchange, Models], Awaitable[None]]]] = [
     ("/", ["GET"], home),
     ("/playground", ["GET"], partial(page, name="playground.html")),
@@ -65,4 +93,6 @@ ROUTES: list[tuple[str, list[str], Callable[[Exchange, Models], Awaitable[None]]
     ("/pages/{name}", ["GET"], page),
     ("/openapi.json", ["GET"], openapi),
     ("/metrics", ["GET"], scrape),
+    ("/load", ["GET"], load),
+    ("/server_info", ["GET"], server_info),
 ]
