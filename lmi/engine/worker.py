@@ -63,7 +63,7 @@ class Loading:
 
             columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
             self._bar = Bar(*columns, console=Console(file=stream(lmi.shared.log.fd())), transient=True)
-            self._task = self._bar.add_task("", total=1.0)
+            self._task = self._bar.add_task("import", total=1.0)
 
     def __call__(self, stage: str, share: float) -> None:
         now = time.monotonic()

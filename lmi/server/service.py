@@ -107,13 +107,13 @@ class Service:
 
     def check_room(self, num_sequences: int = 1) -> None:
         """Raise Unavailable while draining, and Overloaded if the model's queue has no room."""
+        self.front_end.check_serves()
         limit = self.max_in_flight
         records = zip(self.block.frontends, self.front_end.block.frontends, strict=True)
         num_taken = sum(record.num_sequences for record, front_end in records if record.pid == front_end.pid)
         if num_taken + num_sequences > limit:
             what = f"{num_taken} of {limit} sequences for the model {self.config.model.name!r} are in flight already"
             raise Overloaded(f"{what} (job_queue_size and the running batch)")
-        self.front_end.check_serves()
 
     @contextmanager
     def admitted(self, num_sequences: int = 1) -> Iterator[None]:

@@ -434,7 +434,7 @@ def test_what_is_not_there_is_told_as_an_error_object(able: Host, method: str, p
 
 def test_a_full_server_says_429_and_a_draining_one_503(tmp_path: Any) -> None:
     with host(tmp_path, server={"job_queue_size": 1}) as server:
-        server.server_block.frontends[0].num_sequences += 1 + server.block.engines[0].max_num_sequences
+        server.block.frontends[0].num_sequences += 1 + server.block.engines[0].max_num_sequences
         response, body = server.post({"prompt": "say a"}, COMPLETIONS)
         assert (response.status, json.loads(body)["error"]["code"]) == (429, "rate_limit_exceeded")
         assert int(response.getheader("retry-after") or 0) >= 1
