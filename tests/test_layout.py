@@ -175,7 +175,7 @@ UNUSED_AT_START: dict[str, set[str]] = {
     "lmi.server.app": CLIENTS
     | CODE
     | {
-        *("jinja2", "lmi.chats", "lmi.description", "lmi.models.registry", "lmi.settings.resolve", "click"),
+        *("jinja2", "lmi.chats", "lmi.description.document", "lmi.models.registry", "lmi.settings.resolve", "click"),
         *("lmi.tracing", "opentelemetry"),
     },
     **dict.fromkeys(("lmi.gateway.worker", "lmi.user_code.worker", "lmi.sources.hub", "lmi.sources.worker"), set()),
