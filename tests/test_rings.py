@@ -46,10 +46,7 @@ ANNEXES = {
     "welcome": ("lmi.supervisor.banner",),
     "guides": ("lmi.apis.guides", "handlers.guides"),
     "beams": ("handlers.base.beams",),
-    "engines": (
-        *("handlers.base.driven", "handlers.base.driven_outputs", "handlers.base.engine_loop"),
-        *("handlers.base.engine_arguments", "handlers.base.configuration", "handlers.base.waiting"),
-    ),
+    "engines": ("handlers.driven", "handlers.base.configuration", "handlers.base.waiting"),
     "lmi_dist": ("handlers.lmi_dist",),
     "lmi_vllm": ("handlers.lmi_vllm",),
 }
@@ -114,7 +111,8 @@ MAX_LINES = {
     "lmi/supervisor": 1730,
     "lmi/text": 610,
     "lmi/user_code": 2540,
-    "handlers/base": 2480,
+    "handlers/base": 1700,
+    "handlers/driven": 780,
     "handlers/guides": 1860,
     "handlers/lmi_dist": 6750,
     "handlers/lmi_trtllm": 1990,

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 
-from handlers.base.engine_arguments import fields_by_class, first_line, named, refusal
+from handlers.driven.arguments import fields_by_class, first_line, named, refusal
 from handlers.lmi_trtllm import options
 from handlers.lmi_trtllm.options import OPTIONS, Forbidden, Ignored, Translated
 from lmi.errors import ModelUnusable, NoMemory, StartError

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from tensorrt_llm.llmapi import TorchLlmArgs
 
 from handlers.base.configuration import pickled_files, refusal
-from handlers.base.engine_arguments import DTYPES, OPTION_OF, first_line, named, tell_unknown
+from handlers.driven.arguments import DTYPES, OPTION_OF, first_line, named, tell_unknown
 from handlers.lmi_trtllm import about
 from handlers.lmi_trtllm.about import Profile
 from handlers.lmi_trtllm.options import LACKING, OPTIONS, OURS, QUANTISE_BEFORE, UPSTREAMS, Translated

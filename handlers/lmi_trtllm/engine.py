@@ -23,11 +23,11 @@ from tensorrt_llm import LLM, SamplingParams
 from tensorrt_llm.llmapi import RequestError, RequestOutput
 
 from handlers.base.adapters import LoadedAdapter
-from handlers.base.driven import EngineLoad
-from handlers.base.driven_outputs import SequenceOutput
-from handlers.base.engine_loop import EngineLoop, Processes
 from handlers.base.sequence import Sequence
 from handlers.base.stepped import EngineStopped
+from handlers.driven.executor import EngineLoad
+from handlers.driven.loop import EngineLoop, Processes
+from handlers.driven.outputs import SequenceOutput
 from handlers.lmi_trtllm import adapters
 from handlers.lmi_trtllm.outputs import Cursor, OutputFault
 from handlers.lmi_trtllm.processors import Faults

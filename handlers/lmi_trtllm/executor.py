@@ -15,10 +15,10 @@ import msgspec
 from tensorrt_llm import LLM
 
 from handlers.base.configuration import AnyConfig, settled
-from handlers.base.driven import DrivenExecutor, name_of
-from handlers.base.driven_outputs import SequenceOutput
 from handlers.base.sequence import Sequence, new_sequences
 from handlers.base.stepped import Step
+from handlers.driven.executor import DrivenExecutor, name_of
+from handlers.driven.outputs import SequenceOutput
 from handlers.guides.compiler import compile_limit_s
 from handlers.lmi_trtllm import adapters, guides, processors
 from handlers.lmi_trtllm.about import AUTO, CPP_SAMPLER, Profile, explained, installed

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from tensorrt_llm.llmapi import GuidedDecodingParams as TheirParams
 
-from handlers.base.driven import Preparation
 from handlers.base.sequence import Sequence
+from handlers.driven.executor import Preparation
 from handlers.guides.compiler import GuideCompiler, Wait
 from handlers.guides.json_schemas import ANY_OBJECT
 from handlers.guides.turns import GuideOutcomes

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from handlers.base.engine_arguments import boolean
+from handlers.driven.arguments import boolean
 
 POLICIES = ("max_utilization", "guaranteed_no_evict", "static_batch")
 UPSTREAMS: Final = object()  # the value that TensorRT-LLM has by itself, so nothing is said

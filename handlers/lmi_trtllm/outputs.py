@@ -18,8 +18,8 @@ from torch import Tensor
 
 from handlers.base.beams import Beam
 from handlers.base.captured import LOGITS, CapturedRows
-from handlers.base.driven_outputs import LogProbs, SequenceOutput
 from handlers.base.sequence import Sequence
+from handlers.driven.outputs import LogProbs, SequenceOutput
 from handlers.lmi_trtllm.sampling import end_token, stop_token_ids
 from lmi.executor import FinishReason
 

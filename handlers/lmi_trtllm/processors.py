@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from handlers.base.configuration import BATCHED, load_post_processors, said
-from handlers.base.driven import name_of
-from handlers.base.driven_outputs import SequenceOutput
 from handlers.base.sequence import Sequence
+from handlers.driven.executor import name_of
+from handlers.driven.outputs import SequenceOutput
 from lmi.errors import BadConfiguration, GenerationFailed, Unsupported, shorten, writable
 from lmi.executor import LogitsPostProcessorConfig, Request
 from lmi.executor.checks import broken

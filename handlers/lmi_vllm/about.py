@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
-from handlers.base.engine_arguments import fields_by_class
+from handlers.driven.arguments import fields_by_class
 from lmi.settings.config import EngineConfig
 from lmi.settings.handler import Auto, Handler
 from lmi.settings.machine import num_ranks_here

@@ -21,7 +21,7 @@ from vllm.platforms import current_platform
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from handlers.base.configuration import default_budget, pickled_files, refusal
-from handlers.base.engine_arguments import DTYPES, OPTION_OF, boolean, named, tell_unknown
+from handlers.driven.arguments import DTYPES, OPTION_OF, boolean, named, tell_unknown
 from handlers.lmi_vllm import process_setup
 from handlers.lmi_vllm.about import SPECULATIVE
 from lmi.errors import BadConfiguration, shorten

@@ -25,10 +25,10 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 from vllm.v1.sample import sampler
 
 from handlers.base.adapters import LoadedAdapter
-from handlers.base.driven import EngineLoad
-from handlers.base.driven_outputs import SequenceOutput
-from handlers.base.engine_loop import EngineLoop, Processes
 from handlers.base.stepped import EngineStopped
+from handlers.driven.executor import EngineLoad
+from handlers.driven.loop import EngineLoop, Processes
+from handlers.driven.outputs import SequenceOutput
 from handlers.lmi_vllm import process_setup, translation
 from handlers.lmi_vllm.translation import VllmWork
 from lmi.errors import cause_line

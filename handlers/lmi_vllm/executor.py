@@ -19,10 +19,10 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
 from handlers.base.configuration import AnyConfig, settled
-from handlers.base.driven import DrivenExecutor, name_of
-from handlers.base.driven_outputs import BeamRow
-from handlers.base.engine_arguments import refusal
 from handlers.base.sequence import Sequence
+from handlers.driven.arguments import refusal
+from handlers.driven.executor import DrivenExecutor, name_of
+from handlers.driven.outputs import BeamRow
 from handlers.lmi_vllm import process_setup, translation
 from handlers.lmi_vllm.about import ON_RAY, environment
 from handlers.lmi_vllm.arguments import engine_arguments, named_for

@@ -22,8 +22,8 @@ from vllm.multimodal.media import ImageMediaIO
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm.tokenizers import cached_tokenizer_from_config
 
-from handlers.base.driven import Preparation
 from handlers.base.sequence import Sequence
+from handlers.driven.executor import Preparation
 from handlers.guides.compiler import MAX_START_S, GuideCompiler, Wait
 from handlers.guides.process import MAX_COMPILATIONS
 from handlers.guides.turns import GuideOutcomes

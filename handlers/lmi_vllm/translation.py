@@ -23,8 +23,8 @@ from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.outputs import LogprobsLists, LogprobsTensors
 
 from handlers.base.adapters import LoadedAdapter, check_names
-from handlers.base.driven_outputs import LogProbs, SequenceOutput
 from handlers.base.sequence import Sequence
+from handlers.driven.outputs import LogProbs, SequenceOutput
 from handlers.guides.vocabulary import NO_TEXTS
 from handlers.lmi_vllm import vllm_log
 from handlers.lmi_vllm.arguments import num_express_places

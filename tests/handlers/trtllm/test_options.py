@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from handlers.base.engine_arguments import OPTION_OF
+from handlers.driven.arguments import OPTION_OF
 from handlers.lmi_trtllm import about, options
 from handlers.lmi_trtllm.options import CONFIG_CLASSES, OPTIONS, OURS, Forbidden, Ignored, Translated
 from lmi.errors import BadConfiguration

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from handlers.base.driven_outputs import SequenceOutput, feed
 from handlers.base.sequence import Sequence, new_sequences
+from handlers.driven.outputs import SequenceOutput, feed
 from lmi.executor import AdditionalModelOutput, FinishReason, OutputConfig, Request, Result
 from lmi.executor import Tensor as OurTensor
 

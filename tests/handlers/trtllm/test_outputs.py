@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from handlers.base.driven_outputs import LogProbs, SequenceOutput, feed
 from handlers.base.sequence import Sequence, new_sequences
+from handlers.driven.outputs import LogProbs, SequenceOutput, feed
 from lmi.executor import FinishReason, OutputConfig, Request, SamplingConfig
 from tests.handlers.trtllm.asking import answers, start, tokens
 from tests.handlers.trtllm.double import double, knobs

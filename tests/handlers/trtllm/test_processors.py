@@ -16,8 +16,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from handlers.base.driven_outputs import SequenceOutput
 from handlers.base.sequence import Sequence, new_sequences
+from handlers.driven.outputs import SequenceOutput
 from handlers.lmi_trtllm import processors
 from handlers.lmi_trtllm.processors import BadWords, Faults, PostProcessor
 from lmi.errors import BadConfiguration, GenerationFailed, ModelUnusable, Unsupported

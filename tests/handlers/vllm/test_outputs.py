@@ -79,7 +79,7 @@ def test_a_prompt_whose_blocks_are_known_still_gets_its_log_probs(engine: Execut
 def test_the_chosen_token_is_among_the_best_of_steps_that_vllm_put_together() -> None:
     from vllm.logprobs import FlatLogprobs
 
-    from handlers.base.driven_outputs import best
+    from handlers.driven.outputs import best
     from handlers.lmi_vllm.translation import of_flat
 
     first, second, merged = FlatLogprobs(), FlatLogprobs(), FlatLogprobs()

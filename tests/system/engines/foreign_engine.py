@@ -1,4 +1,4 @@
-"""A small foreign engine on `handlers/base/driven.py`. It queues and batches by itself and answers like echo.
+"""A small foreign engine on `handlers/driven/executor.py`. It queues and batches by itself and answers like echo.
 
 A sequence with an adapter adds the adapter's shift, which is its weights, to the first token of the answer. An
 adapter's configuration can make its load slow (`load_s`), or fail for want of memory (`is_huge`) or in one process
@@ -16,9 +16,9 @@ from typing import Any
 
 from handlers.base.adapters import LoadedAdapter
 from handlers.base.configuration import executor_config
-from handlers.base.driven import DrivenExecutor, EngineLoad, name_of
-from handlers.base.driven_outputs import LogProbs, SequenceOutput
 from handlers.base.sequence import Sequence
+from handlers.driven.executor import DrivenExecutor, EngineLoad, name_of
+from handlers.driven.outputs import LogProbs, SequenceOutput
 from lmi.executor import Capabilities, EngineInfo, FinishReason, KvCacheStats, Progress
 from lmi.settings.config import EngineConfig
 

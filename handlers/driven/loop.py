@@ -16,7 +16,7 @@ from collections.abc import Coroutine, Iterable
 from functools import partial
 from typing import Any, TypeVar
 
-from handlers.base.driven_outputs import SequenceOutput
+from handlers.driven.outputs import SequenceOutput
 from lmi.shared import linux
 
 T = TypeVar("T")

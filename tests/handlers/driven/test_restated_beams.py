@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from handlers.base.beams import Beam
-from handlers.base.driven_outputs import SequenceOutput
+from handlers.driven.outputs import SequenceOutput
 from lmi.executor import FinishReason, OutputConfig, Request, Response, SamplingConfig
 from lmi.settings.config import EngineConfig
 from tests.system.engines import foreign_engine

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from handlers.base.beams import Beam, Candidate
-from handlers.base.driven import DrivenExecutor
-from handlers.base.driven_outputs import BeamRow, LogProbs, SequenceOutput
 from handlers.base.sequence import Sequence, new_sequences
+from handlers.driven.executor import DrivenExecutor
+from handlers.driven.outputs import BeamRow, LogProbs, SequenceOutput
 from lmi.errors import InvalidParameter, Unsupported
 from lmi.executor import (
     Capabilities,

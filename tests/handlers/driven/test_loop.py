@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from handlers.base.driven_outputs import SequenceOutput
-from handlers.base.engine_loop import EngineLoop
+from handlers.driven.loop import EngineLoop
+from handlers.driven.outputs import SequenceOutput
 
 WAIT_S = 30.0
 

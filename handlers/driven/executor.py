@@ -20,10 +20,10 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 import msgspec
 
 from handlers.base.adapters import AdapterEngine, Adapters, Turns
-from handlers.base.driven_outputs import BeamRounds, BeamRow, SequenceOutput, check_beams, feed
 from handlers.base.sequence import Sequence
 from handlers.base.stepped import EngineStopped, Step, SteppedExecutor
 from handlers.base.waiting import Waiting
+from handlers.driven.outputs import BeamRounds, BeamRow, SequenceOutput, check_beams, feed
 from lmi.errors import InvalidRequest, LmiError, OutOfMemory, Unavailable, UnknownAdapter, is_out_of_memory
 from lmi.executor import EngineInfo, ErrorKind, ExecutorConfig, KvCacheStats, Request
 
