@@ -13,7 +13,6 @@ import uuid
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable
-from itertools import accumulate
 from typing import Any, ClassVar
 
 from orjson import dumps
@@ -235,13 +234,11 @@ class ChatWhole(OpenAIWhole):
     def _choice(self, number: int, index: int, answer: Answer) -> dict[str, Any]:
         message = whole_message(AnswerParts(self._format, self._last[index].prompt).feed(answer.text, is_last=True))
         assert answer.finish_reason is not None
-        log_probs = None
-        if self._format.has_log_probs:
-            log_probs = log_prob_fields(shown_tokens(answer.tokens, answer.finish_reason), self._format)
+        tokens = shown_tokens(answer.tokens, answer.finish_reason)
         return {
             "index": number,
             "message": message,
-            "logprobs": log_probs,
+            "logprobs": log_prob_fields(tokens, self._format) if self._format.has_log_probs else None,
             "finish_reason": chat_reason(answer.finish_reason, "tool_calls" in message),
             **self._ids(answer.tokens),
         }
@@ -348,16 +345,20 @@ def token_fields(token: Token, format: OpenAIFormat) -> dict[str, Any]:
 
 def log_prob_lists(tokens: list[Token], format: OpenAIFormat, offset: int = 0) -> dict[str, Any]:
     """Return the four lists of a completion's log-probs. Offsets count characters of the tokens' joined spellings."""
-    top = [
-        None if token.log_prob is None else {name_of(one, format): log_prob(one) for one in (*(token.top or ()), token)}
-        for token in tokens
-    ]
-    return {
-        "tokens": [name_of(token, format) for token in tokens],
-        "token_logprobs": [log_prob(token) for token in tokens],
-        "top_logprobs": top if format.num_top_log_probs else None,
-        "text_offset": [*accumulate((len(token.spelling) for token in tokens), initial=offset)][:-1],
-    }
+    names: list[str] = []
+    log_probs: list[float | None] = []
+    top: list[dict[str, float | None] | None] = []
+    offsets: list[int] = []
+    for token in tokens:
+        name, value = name_of(token, format), log_prob(token)
+        names.append(name)
+        log_probs.append(value)
+        offsets.append(offset)
+        offset += len(token.spelling)
+        best = {name_of(other, format): log_prob(other) for other in token.top or ()}
+        top.append(None if value is None else best | {name: value})
+    told = top if format.num_top_log_probs else None
+    return {"tokens": names, "token_logprobs": log_probs, "top_logprobs": told, "text_offset": offsets}
 
 
 def shown_tokens(tokens: list[Token], finish_reason: AnswerEnd | None) -> list[Token]:
