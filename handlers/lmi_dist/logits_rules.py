@@ -15,8 +15,8 @@ from typing import NamedTuple
 import numpy as np
 
 from handlers.base.sequence import Sequence
+from handlers.lmi_dist.native.sampling import Floats, Ints, Sampling
 from handlers.lmi_dist.sequence import EmbeddedSequence
-from handlers.lmi_dist.wishes import Floats, Ints, Sampling
 
 
 class TokenHistory:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from handlers.base.sequence import uniform
-from handlers.lmi_dist.wishes import ALL_BANNED, BEST, CHOICE, CHOSEN, NO_NUMBERS, Floats, Fulfilled, Sampling
+from handlers.lmi_dist.native.sampling import ALL_BANNED, BEST, CHOICE, CHOSEN, NO_NUMBERS, Floats, Fulfilled, Sampling
 
 _LEAST_POWER, _LEAST_DISTANCE = np.float32(-87), np.float32(1e-6)
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from handlers.base.configuration import BATCHED, check_post_processors, load_post_processors, said
+from handlers.lmi_dist.native.sampling import Floats
 from handlers.lmi_dist.sequence import EmbeddedSequence
-from handlers.lmi_dist.wishes import Floats
 from lmi.errors import shorten
 from lmi.executor import ExecutorConfig, LogitsPostProcessorConfig
 from lmi.executor.checks import broken

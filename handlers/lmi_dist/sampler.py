@@ -5,7 +5,7 @@ First log-probs are computed from the model's logits. Then functions of the user
 temperature, top_k, top_p, min_p and typical_p apply, each to the result of the one before, as in transformers. Last,
 one uniform number per (seed, position) picks the token by inverse CDF.
 
-What is wanted of each row is a record of `wishes`, and one call fulfils those of a step: natively, or by
+What is wanted of each row is a record of `native/sampling`, and one call fulfils those of a step: natively, or by
 `plain_sampling`, which has the rules in short. The bits of a row's result depend only on that row. The log-probs of a
 prompt are the model's too, before any rule changes them, as vLLM's are by default.
 
@@ -27,11 +27,21 @@ from handlers.lmi_dist import plain_sampling
 from handlers.lmi_dist.guides import fill_masks
 from handlers.lmi_dist.logits_rules import LogitsRules, RuledRow, add_rules, new_rules
 from handlers.lmi_dist.native.library import NotAvailable, load
-from handlers.lmi_dist.native.sampling import NativeSampler
+from handlers.lmi_dist.native.sampling import (
+    ALL_BANNED,
+    CHOSEN,
+    WISH,
+    Choose,
+    Floats,
+    Fulfilled,
+    NativeSampler,
+    Records,
+    Sampling,
+    new_wishes,
+)
 from handlers.lmi_dist.post_processors import PostProcessors
 from handlers.lmi_dist.runner import Chunk
 from handlers.lmi_dist.sequence import EmbeddedSequence
-from handlers.lmi_dist.wishes import ALL_BANNED, CHOSEN, WISH, Choose, Floats, Fulfilled, Records, Sampling, new_wishes
 from lmi.executor import PromptLogProb, SamplingConfig, TokenLogProb
 
 MIN_TEMPERATURE = 1e-5

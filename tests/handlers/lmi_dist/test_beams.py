@@ -17,10 +17,10 @@ from transformers import AutoModelForCausalLM
 
 from handlers.base.beams import Candidate
 from handlers.lmi_dist import Executor
+from handlers.lmi_dist.native.sampling import Sampling, new_wishes
 from handlers.lmi_dist.runner import Plan
 from handlers.lmi_dist.sampler import best_choose
 from handlers.lmi_dist.sequence import EmbeddedSequence, new_sequences
-from handlers.lmi_dist.wishes import Sampling, new_wishes
 from lmi.errors import InvalidParameter
 from lmi.executor import (
     ErrorKind,

@@ -23,9 +23,9 @@ from transformers import (
 from handlers.base.sequence import uniform
 from handlers.lmi_dist import plain_sampling
 from handlers.lmi_dist.logits_rules import LogitsRules, RuledRow, add_rules, new_rules
+from handlers.lmi_dist.native.sampling import Floats, Fulfilled, Sampling, new_wishes
 from handlers.lmi_dist.sampler import Sampler, filters_of, prompt_log_probs
 from handlers.lmi_dist.sequence import EmbeddedSequence, new_sequences
-from handlers.lmi_dist.wishes import Floats, Fulfilled, Sampling, new_wishes
 from lmi.executor import (
     MAX_PENALTY,
     MAX_TEMPERATURE,

@@ -12,8 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from handlers.lmi_dist import plain_sampling
-from handlers.lmi_dist.native.sampling import NativeSampler
-from handlers.lmi_dist.wishes import ALL_BANNED, CHOSEN, NO_NUMBERS, WISH, Floats, Fulfilled, Sampling, new_wishes
+from handlers.lmi_dist.native.sampling import (
+    ALL_BANNED,
+    CHOSEN,
+    NO_NUMBERS,
+    WISH,
+    Floats,
+    Fulfilled,
+    NativeSampler,
+    Sampling,
+    new_wishes,
+)
 from tests.handlers.lmi_dist.native.builds import library, variants
 
 KERNELS = library(variants()[0])
