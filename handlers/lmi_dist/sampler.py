@@ -1,13 +1,10 @@
 """Draws a token from each row of the logits, by the rules of the row's request.
 
-First log-probs are computed from the model's logits. Then functions of the user change a copy of the row
-(`post_processors`), then rules (`logits_rules`), and a guide leaves the tokens that may come next (`guides`). Then
-temperature, top_k, top_p, min_p and typical_p apply, each to the result of the one before, as in transformers. Last,
-one uniform number per (seed, position) picks the token by inverse CDF.
-
+Log-probs are the model's, before any rule. Functions of the user change a copy of the row (`post_processors`), then
+rules (`logits_rules`) and a guide (`guides`). Temperature, top_k, top_p, min_p and typical_p apply each to the result
+of the one before, as in transformers, and one uniform number per (seed, position) picks the token by inverse CDF.
 What is wanted of each row is a record of `native/sampling`, and one call fulfils those of a step: natively, or by
-`plain_sampling`, which has the rules in short. The bits of a row's result depend only on that row. The log-probs of a
-prompt are the model's too, before any rule changes them, as vLLM's are by default.
+`plain_sampling`, which has the rules in short. The bits of a row depend on it alone.
 
 The candidates of a beam search are the best log-probs of the model, after functions of the user and rules have changed
 them, as in transformers' beam search. The search adds up what is left.
