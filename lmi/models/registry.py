@@ -16,13 +16,13 @@ from lmi import errors
 from lmi.errors import ErrorInfo, LmiError, StartError, from_info, shorten
 from lmi.models.choice import SeveralModels, said_of
 from lmi.models.folder import ModelFolder
+from lmi.models.memory import free_bytes
 from lmi.models.settings import MB, need_bytes, resolve_model
 from lmi.runtime import MODELS
 from lmi.server.models import LOOK_S, until
 from lmi.settings.config import Config
 from lmi.settings.ports import choose_free_ports
 from lmi.shared.desired_state import Model, State, check_name, is_abandoned
-from lmi.shared.memory import free_bytes
 from lmi.shared.state import Phase
 
 UNLOAD_S = 350.0  # SageMaker waits 360 s

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lmi.shared.memory import free_bytes
+from lmi.models.memory import free_bytes
 
 GB = 1 << 30
 
