@@ -16,16 +16,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from handlers.guides.process import (
-    COMPILED,
-    MAX_COMPILE_S,
-    MAX_TEXT_BYTES,
-    PROBE,
-    REFUSED,
-    Start,
-    max_compile_bytes,
-    read_all,
-)
+from handlers.guides import process as gate
 from handlers.guides.vocabulary import Vocabulary
 from lmi.errors import InvalidRequest, Unavailable, cause_line
 from lmi.executor import GuidedDecodingConfig, GuidedDecodingParams
@@ -104,7 +95,7 @@ class _Process:
                 wait.use(ours)
                 ours.sendall(message)
                 ours.shutdown(socket.SHUT_WR)
-                return read_all(ours)
+                return gate.read_all(ours)
             except TimeoutError:
                 raise
             except OSError:  # the process or the wait has ended
@@ -136,7 +127,7 @@ class GuideCompiler:
         is_compact: bool = True,
         compiler: str = "handlers.guides.text",
         backends: tuple[str, ...] = (),
-        max_cpu_s: int = MAX_COMPILE_S,
+        max_cpu_s: int = gate.MAX_COMPILE_S,
         max_bytes: int | None = None,
         max_start_wait_s: float | None = None,
     ) -> None:
@@ -149,8 +140,8 @@ class GuideCompiler:
         self.max_compile_s = max_compile_s
         self._read_config = read_config
         self._max_start_wait_s = max_start_wait_s
-        limits = max_cpu_s, max_bytes or max_compile_bytes()
-        self._given = Start(
+        limits = max_cpu_s, max_bytes or gate.max_compile_bytes()
+        self._given = gate.Start(
             GuidedDecodingConfig([]), vocab_size, max_compile_s, is_compact, compiler, backends, *limits
         )
         self._config: GuidedDecodingConfig | None = None
@@ -179,20 +170,20 @@ class GuideCompiler:
             answer = process.ask(msgspec.msgpack.encode(params), HANGS_AFTER * self.max_compile_s, wait)
             if wait.is_over:
                 raise Unavailable("nobody waits for the guide any more")
-            is_there = bool(answer) or process.ask(PROBE, self.max_compile_s / 2, Wait()) == COMPILED
+            is_there = bool(answer) or process.ask(gate.PROBE, self.max_compile_s / 2, Wait()) == gate.COMPILED
         except TimeoutError as error:  # a fork would have been ended
             process.end()
             raise Unavailable("the process that compiles guides hung; the next guide starts it again") from error
-        if answer[:1] == COMPILED:
+        if answer[:1] == gate.COMPILED:
             return answer[1:].decode()
-        if answer[:1] == REFUSED:
+        if answer[:1] == gate.REFUSED:
             raise _refusal(answer[1:].decode())
         if not is_there:
             raise Unavailable("the process that compiles guides has ended; the next guide starts it again")
         if time.monotonic() - asked_s >= self.max_compile_s:
             raise TooSlow(f"{RULE}: to compile it takes more than {self.max_compile_s:g} s here", FIELD)
         cpu_s, memory_mb = self._given.max_cpu_s, self._given.max_bytes >> 20
-        limits = f"{cpu_s} s, or {memory_mb} MiB, or it is larger than {MAX_TEXT_BYTES >> 20} MiB"
+        limits = f"{cpu_s} s, or {memory_mb} MiB, or it is larger than {gate.MAX_TEXT_BYTES >> 20} MiB"
         raise _refusal(f"to compile it takes more than {limits} then")
 
     def close(self) -> None:
@@ -218,7 +209,8 @@ class GuideCompiler:
         if self._is_closed:
             process.close()
         try:
-            process.is_ready = process.is_ready or process.ask(PROBE, deadline_s - time.monotonic(), Wait()) == COMPILED
+            if not process.is_ready:
+                process.is_ready = process.ask(gate.PROBE, deadline_s - time.monotonic(), Wait()) == gate.COMPILED
         except TimeoutError as error:
             if time.monotonic() - process.started_s > MAX_START_S:
                 process.end()

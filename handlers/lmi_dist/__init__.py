@@ -1,11 +1,5 @@
 """The embedded executor: continuous batching of decoder-only checkpoints, in C++ on CPUs and in torch elsewhere.
 
-    from handlers.lmi_dist import Executor
-
-    with Executor("path/to/model") as executor:
-        request_id = executor.enqueue_request(Request(input_token_ids=(1, 2, 3), max_tokens=8))
-        [response] = executor.await_responses(request_id)
-
 torch is imported where a model needs it: on a GPU, and for families that our programs do not know.
 """
 
