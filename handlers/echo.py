@@ -13,8 +13,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable
-from collections.abc import Sequence as SequenceOf
+from collections.abc import Callable, Sequence as SequenceOf
 from functools import partial
 from pathlib import Path
 from threading import Event

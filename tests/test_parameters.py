@@ -24,8 +24,7 @@ from lmi.settings.config import ModelConfig
 from lmi.settings.handler import announced
 from lmi.text.tokenizer import Tokenizer
 from lmi.types import Delta, Origin
-from tests.apis.lmi.test_sampling_defaults import CASES as OF_THE_PAGE
-from tests.apis.lmi.test_sampling_defaults import GREEDY
+from tests.apis.lmi.test_sampling_defaults import CASES as OF_THE_PAGE, GREEDY
 from tests.conformance.conftest import EXECUTORS
 from tests.tiny_models import tiny_model
 

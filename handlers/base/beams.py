@@ -7,8 +7,7 @@ log-probs of each running beam. Temperature and what else makes sampling random 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from collections.abc import Sequence as SequenceOf
+from collections.abc import Callable, Sequence as SequenceOf
 from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import NamedTuple, TypeAlias

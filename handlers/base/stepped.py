@@ -15,8 +15,7 @@ import threading
 import time
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable
-from collections.abc import Sequence as SequenceOf
+from collections.abc import Callable, Iterable, Sequence as SequenceOf
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar

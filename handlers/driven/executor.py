@@ -9,8 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterable
-from collections.abc import Sequence as SequenceOf
+from collections.abc import Callable, Iterable, Sequence as SequenceOf
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Callable
-from collections.abc import Sequence as SequenceOf
+from collections.abc import Callable, Sequence as SequenceOf
 from dataclasses import dataclass, field
 from typing import Protocol
 

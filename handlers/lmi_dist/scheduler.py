@@ -12,8 +12,7 @@ steps without the others, for a part of the time.
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Callable, Iterator
-from collections.abc import Sequence as SequenceOf
+from collections.abc import Callable, Iterator, Sequence as SequenceOf
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate, takewhile

@@ -12,8 +12,7 @@ import logging
 import os
 import re
 import threading
-from collections.abc import Mapping
-from collections.abc import Sequence as SequenceOf
+from collections.abc import Mapping, Sequence as SequenceOf
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

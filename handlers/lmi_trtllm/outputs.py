@@ -6,8 +6,7 @@ off, and is put back, and the reason of the end may be missing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from collections.abc import Sequence as SequenceOf
+from collections.abc import Mapping, Sequence as SequenceOf
 from dataclasses import dataclass
 from typing import TypeAlias
 

@@ -17,8 +17,7 @@ from typing import Any
 
 import jinja2
 import jinja2.ext
-from jinja2 import filters as plain
-from jinja2 import nodes, pass_context, pass_environment, pass_eval_context
+from jinja2 import filters as plain, nodes, pass_context, pass_environment, pass_eval_context
 from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter

@@ -58,8 +58,7 @@ class Loading:
         self._bar: Bar | None = None
         if has_bar:
             from rich.console import Console
-            from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
-            from rich.progress import Progress as Bar
+            from rich.progress import BarColumn, Progress as Bar, TextColumn, TimeElapsedColumn
 
             columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
             self._bar = Bar(*columns, console=Console(file=stream(lmi.shared.log.fd())), transient=True)

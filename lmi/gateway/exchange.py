@@ -20,8 +20,7 @@ from functools import cached_property
 import orjson
 
 from lmi.errors import BadConfiguration, LmiError, shorten
-from lmi.http.exchange import ENDPOINT_NAME as ENDPOINT_HEADER
-from lmi.http.exchange import Exchange, Header
+from lmi.http.exchange import ENDPOINT_NAME as ENDPOINT_HEADER, Exchange, Header
 
 ACCOUNT, VARIANT = "000000000000", "AllTraffic"
 MAX_TEXT_CHARS = 2048  # of an error

@@ -16,8 +16,7 @@ from lmi import errors
 from lmi.errors import ErrorInfo, LmiError, StartError, from_info, shorten
 from lmi.models.choice import SeveralModels, said_of
 from lmi.models.folder import ModelFolder
-from lmi.models.memory import free_bytes
-from lmi.models.settings import MB, need_bytes, resolve_model
+from lmi.models.settings import MB, free_bytes, need_bytes, resolve_model
 from lmi.runtime import MODELS
 from lmi.server.models import LOOK_S, until
 from lmi.settings.config import Config

@@ -1,4 +1,4 @@
-"""The settings of one of several models, and the memory that it needs.
+"""The settings of one of several models, the memory that it needs, and what the host has left.
 
 Options of the server and names of the model have no effect in its file: the server has settings of its own, and
 whoever loads the model names it. In secure mode its whole folder is searched.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ WEIGHT_FILES = ("*.safetensors", "*.bin", "*.pt")
 WEIGHT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "fp32": 4, "fp16": 2, "bf16": 2}  # of a number, by dtype
 LARGER = 1.2  # weights in memory are larger than their files, because some are copied or laid out anew
 UNKNOWN = Handler(load="")  # an engine that has no record
+UNLIMITED = 1 << 62  # version 1 of control groups says a number of about this size where there is no limit
 USUAL_SEQUENCES, USUAL_LENGTH = 64, 2048  # of the KV cache, where no option bounds it
 
 
@@ -149,3 +151,53 @@ def _cache_bytes(engine: EngineConfig, known: Mapping[str, Any], number_bytes: i
 def _count(known: Mapping[str, Any], name: str) -> int:
     value = known.get(name)
     return value if isinstance(value, int) and value > 0 else 0
+
+
+def free_bytes(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> int:
+    """Return the bytes that processes of this container may still take.
+
+    It is the smaller of the machine's available memory and of what each control group above this process leaves,
+    version 1 or 2. The page cache of a group counts as free. `proc` and `groups` are where the kernel shows its files.
+    Source: the kernel's pages on /proc/meminfo and the memory controllers.
+    """
+    return max(0, min(_available(proc), *_left_in_groups(proc, groups), UNLIMITED))
+
+
+def _available(proc: Path) -> int:
+    with suppress(OSError):
+        for line in (proc / "meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return UNLIMITED
+
+
+def _left_in_groups(proc: Path, groups: Path) -> Iterator[int]:
+    with suppress(OSError):
+        for line in (proc / "self/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if not controllers:
+                for folder in _upwards(groups, path):
+                    yield from _left(folder, "memory.max", "memory.current", "file", "shmem")
+            elif "memory" in controllers.split(","):
+                names = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_cache", "total_shmem"
+                for folder in _upwards(groups / "memory", path):
+                    yield from _left(folder, *names)
+
+
+def _upwards(mount: Path, path: str) -> Iterator[Path]:
+    """Yield the folder of a group and of each group around it. In a container the first may not be shown."""
+    folder = mount / path.strip("/")
+    yield folder
+    while folder != mount:
+        folder = folder.parent
+        yield folder
+
+
+def _left(folder: Path, limit: str, used: str, cache: str, shared: str) -> Iterator[int]:
+    """Yield what is left in one group, or nothing without a limit. Shared memory is part of the cache, but stays."""
+    with suppress(OSError, ValueError):  # no such file, or "max"
+        limit_bytes = int((folder / limit).read_text())
+        if limit_bytes < UNLIMITED:
+            lines = (folder / "memory.stat").read_text().splitlines()
+            stat = {name: int(value) for name, value in (line.split() for line in lines)}
+            yield limit_bytes - int((folder / used).read_text()) + stat.get(cache, 0) - stat.get(shared, 0)

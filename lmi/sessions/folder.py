@@ -4,10 +4,9 @@
     ID/…              what the model's own code keeps in it
     .open/            files as long as the number of open sessions: of all, and of each owner
 
-A session is made under another name and renamed, so a reader sees a whole session or none. A process that opens or
-removes one holds the lock of the folder, so the limits are exact. An owner may hold as many sessions as places are
-free, so nobody takes the last place from others. An id is a random UUID, and only such an id ever becomes part of a
-path.
+A session is made under another name and renamed, so a reader sees a whole session or none. Who opens or removes one
+holds the lock of the folder, so the limits are exact. An owner may hold as many as places are free, so nobody takes the
+last place from others. Only an id that is a random UUID ever becomes part of a path.
 """
 
 from __future__ import annotations

@@ -19,8 +19,14 @@ from pathlib import Path
 
 import msgspec
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-from rich.progress import Progress as Bar
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress as Bar,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
 
 import lmi.shared.log
 from lmi.errors import StartError

@@ -24,8 +24,7 @@ from typing import Any
 from urllib.request import urlopen
 
 from scripts.benchmarks import servers, vllm_model
-from scripts.benchmarks.load import LMI as LMI_RECORDS
-from scripts.benchmarks.load import Records, Round, invocation, request, run_round
+from scripts.benchmarks.load import LMI as LMI_RECORDS, Records, Round, invocation, request, run_round
 from scripts.benchmarks.servers import Server
 
 NUM_TOKENS = 64

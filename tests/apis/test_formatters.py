@@ -7,8 +7,7 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from lmi.apis import tgi
 from lmi.apis.base.formatter import ErrorFields, Formatter

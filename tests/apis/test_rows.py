@@ -17,8 +17,7 @@ from lmi.apis.base import parameters
 from lmi.apis.base.parameters import ParameterTable
 from lmi.apis.base.readers import Parsed
 from lmi.apis.lmi import schema as lmi
-from lmi.apis.openai import chat_schema as openai_chat
-from lmi.apis.openai import schema as openai
+from lmi.apis.openai import chat_schema as openai_chat, schema as openai
 from lmi.apis.responses import schema as responses
 from lmi.apis.responses.api import RESPONSES
 from lmi.apis.triton import schema as triton

@@ -22,9 +22,11 @@ from tests.conformance.table import has, named
 from tests.handlers.trtllm.double import double
 from tests.handlers.trtllm.facts import PROFILES
 from tests.handlers.vllm.small_adapters import write_adapter as write_small_adapter
-from tests.system.engines.foreign_engine import MAX_ADAPTERS
-from tests.system.engines.foreign_engine import Executor as ForeignExecutor
-from tests.system.engines.foreign_engine import write_adapter as write_foreign_adapter
+from tests.system.engines.foreign_engine import (
+    MAX_ADAPTERS,
+    Executor as ForeignExecutor,
+    write_adapter as write_foreign_adapter,
+)
 from tests.tiny_models import tiny_model
 
 MAX_NUM_SEQUENCES = 4

@@ -12,8 +12,7 @@ import click
 import pytest
 
 from lmi.gateway import argv, local_url
-from lmi.gateway.command import GatewaySettings, gateway
-from lmi.gateway.command import settings as read
+from lmi.gateway.command import GatewaySettings, gateway, settings as read
 from lmi.gateway.eventstream import Split
 from tests.system.container import ENVIRON, ROOT
 

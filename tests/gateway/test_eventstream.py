@@ -9,8 +9,7 @@ from collections.abc import Sequence
 
 import pytest
 from botocore.eventstream import EventStreamBuffer
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from lmi.gateway import eventstream
 from lmi.gateway.eventstream import MAX_PART_BYTES, AsIs, Coalesced, Parts, Split, parse_parts

@@ -18,8 +18,7 @@ from typing import Any
 import pytest
 from botocore.eventstream import EventStreamBuffer
 from botocore.exceptions import ClientError, EventStreamError
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from lmi.gateway.eventstream import failure, part
 from tests import machine

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lmi.models.memory import free_bytes
+from lmi.models.settings import free_bytes
 
 GB = 1 << 30
 

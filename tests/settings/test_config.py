@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from msgspec.json import decode, encode
 
 from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig

@@ -2,8 +2,7 @@ from pathlib import Path
 
 import javaproperties
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from lmi.errors import BadConfiguration
 from lmi.settings.properties import MAX_BYTES, parse, read

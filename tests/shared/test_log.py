@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from datetime import datetime
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from lmi.shared import log
 

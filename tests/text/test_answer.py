@@ -3,8 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from lmi.executor import FinishReason, PromptLogProb, SamplingConfig, TokenLogProb
 from lmi.text.answer import AnswerText, prompt_tokens

@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import pytest
 import tokenizers
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from lmi.executor import SamplingConfig
 from lmi.text.answer import Detokenizer

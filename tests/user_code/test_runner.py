@@ -8,8 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from lmi.settings.config import UserCodeConfig
 from lmi.user_code.runner import ResponseHead, UserCode, is_multipart, read_parts

@@ -13,8 +13,7 @@ from functools import partial
 from typing import Any
 
 from lmi.client.bench.figures import quantile
-from scripts.benchmarks.overload import client
-from scripts.benchmarks.overload import records as counted
+from scripts.benchmarks.overload import client, records as counted
 from scripts.benchmarks.overload.client import Clients, Phase, User
 from scripts.benchmarks.overload.door import Ask, Door, poisson
 from scripts.benchmarks.overload.records import Outcome, Record, of

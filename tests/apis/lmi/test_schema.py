@@ -7,8 +7,7 @@ from dataclasses import fields
 from typing import Any
 
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
+from hypothesis import example, given, strategies as st
 
 from lmi.apis.base.readers import MAX_IGNORED, Parsed
 from lmi.apis.lmi import schema as lmi
@@ -16,8 +15,7 @@ from lmi.errors import InvalidParameter, InvalidRequest, LmiError, MalformedRequ
 from lmi.executor import GuidedDecodingParams, GuideType, SamplingConfig
 from lmi.settings.config import ModelConfig
 from lmi.types import GenerationRequest, OutputFormat
-from tests.apis.test_rows import APIS, field_of
-from tests.apis.test_rows import WRONG as EVERYWHERE
+from tests.apis.test_rows import APIS, WRONG as EVERYWHERE, field_of
 
 MODEL = ModelConfig(path="demo", name="demo")
 TGI = ModelConfig(path="demo", name="demo", tgi_compat=True)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from lmi.apis.openai.parts import MARKS, Reasoning
 from lmi.settings.kinds import REASONING_FORMS

@@ -8,12 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from lmi.apis.base.readers import MAX_VALUES_BYTES, Parsed
-from lmi.apis.openai import chat_schema as openai_chat
-from lmi.apis.openai import schema as openai
+from lmi.apis.openai import chat_schema as openai_chat, schema as openai
 from lmi.errors import InvalidParameter, InvalidRequest, LmiError, MalformedRequest, Unsupported
 from lmi.executor import GuidedDecodingParams, GuideType, SamplingConfig
 from lmi.settings.config import ModelConfig

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from lmi.apis.openai.calls.parsers import PARSERS
 from lmi.apis.openai.calls.reader import Arguments, Part, Text, ToolCall, ToolCalls

@@ -7,8 +7,7 @@ from dataclasses import fields
 from typing import Any
 
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
+from hypothesis import example, given, strategies as st
 
 from lmi.apis import tgi
 from lmi.apis.base.readers import Parsed

@@ -7,8 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
+from hypothesis import example, given, strategies as st
 
 from lmi.apis.base.readers import Parsed
 from lmi.apis.triton import schema as triton
@@ -16,8 +15,7 @@ from lmi.errors import InvalidRequest, LmiError, MalformedRequest, Unsupported
 from lmi.executor import GuidedDecodingParams, GuideType, SamplingConfig
 from lmi.settings.config import ModelConfig
 from lmi.types import GenerationRequest, OutputFormat
-from tests.apis.test_rows import APIS, VALUES, field_of
-from tests.apis.test_rows import WRONG as EVERYWHERE
+from tests.apis.test_rows import APIS, VALUES, WRONG as EVERYWHERE, field_of
 
 MODEL = ModelConfig(path="demo", name="demo")
 J, S = OutputFormat.JSON, OutputFormat.SSE

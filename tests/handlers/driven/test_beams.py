@@ -25,8 +25,8 @@ from lmi.executor import (
     OutputConfig,
     Request,
     Result,
+    SamplingConfig as Sampling,
 )
-from lmi.executor import SamplingConfig as Sampling
 from tests.conformance.asking import TIMEOUT_S, finish
 from tests.system.engines import foreign_engine
 from tests.system.engines.foreign_engine import BREAK, FAULT, MAX_NUM_SEQUENCES

@@ -27,8 +27,8 @@ from lmi.executor import (
     Response,
     Result,
     SamplingConfig,
+    Tensor as Rows,
 )
-from lmi.executor import Tensor as Rows
 from lmi.settings.config import EngineConfig
 from tests.fake_runner import FakeRunner, Floats, SharingRunner
 from tests.handlers.lmi_dist.play import load_native, load_runner

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from handlers.lmi_dist.kv_cache import KvCache
 from handlers.lmi_dist.prefix_tree import Root

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import random
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from handlers.lmi_dist.ngram import MAX_DRAFT, MAX_LOOKS, MAX_NGRAM, Drafter, num_worth
 from handlers.lmi_dist.pace import Pace

@@ -19,8 +19,8 @@ from lmi.executor import (
     Request,
     Result,
     SamplingConfig,
+    Tensor as Rows,
 )
-from lmi.executor import Tensor as Rows
 from tests.conformance.asking import finish, results
 from tests.tiny_models import VOCAB_SIZE, tiny_model
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from handlers.lmi_dist.pace import LIMIT_IN_DECODE_STEPS, MIN_CROWD, MIN_PIECE, Pace
 

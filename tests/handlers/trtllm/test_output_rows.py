@@ -13,8 +13,7 @@ from torch import Tensor
 
 from handlers.base.sequence import Sequence, new_sequences
 from handlers.driven.outputs import SequenceOutput, feed
-from lmi.executor import AdditionalModelOutput, FinishReason, OutputConfig, Request, Result
-from lmi.executor import Tensor as OurTensor
+from lmi.executor import AdditionalModelOutput, FinishReason, OutputConfig, Request, Result, Tensor as OurTensor
 
 PROMPT = (1, 2, 3)
 HIDDEN = AdditionalModelOutput("hidden", gather_context=True)

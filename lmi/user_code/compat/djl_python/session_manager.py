@@ -17,8 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lmi.sessions.folder import Session as Opened
-from lmi.sessions.folder import Sessions
+from lmi.sessions.folder import Session as Opened, Sessions
 
 EXPIRATION_S = 1200
 NEW_SESSION = "NEW_SESSION"

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from handlers.lmi_dist.native.library import F32, NativeModel
 from handlers.lmi_dist.runner import Chunk
