@@ -1,9 +1,9 @@
 """The rings of the source tree: what a guest must read, what may wait, and how large each room is.
 
 Ring 1 is the house: what one model, one API (LMI) and one engine (echo) need. Ring 2 are the annexes, one feature each,
-in one folder if only lmi has it. Ring 3 stands beside. A module imports its own ring or an inner one, and an annex only
-those that ARROWS lists. Where the house names its annexes is in JOINTS, and where it still imports one otherwise in
-STILL, which may only shrink.
+in a folder, in files of the house's rooms, or in both. Ring 3 stands beside. A module imports its own ring or an inner
+one, and an annex only those that ARROWS lists. Where the house names its annexes is in JOINTS, and where it still
+imports one otherwise in STILL, which may only shrink.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ JOINTS = {
 STILL = {
     "handlers.base.sequence": {"beams"},
     "lmi.apis.lmi.schema": {"guides"},
-    "lmi.pipeline": {"chats"},  # loaded where the model has a template
+    "lmi.pipeline": {"chats"},  # loaded with a model, and Jinja where the model has a template
     "lmi.server.respond": {"adapters", "sessions", "user_code"},
     "lmi.server.routes.invocations": {"lines"},
 }

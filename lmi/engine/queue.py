@@ -1,7 +1,8 @@
 """The queue of one engine: who waits, who is next, and who has waited too long. No I/O, and no clock.
 
 Clients share the engine by what their requests cost, here in tokens: the next one is that of the client who had the
-least. A client of whom nothing runs need not wait for an end: a few express places beside the batch are for such.
+least. A client of whom nothing runs need not wait for an end: a few express places beside the batch are for such. The
+queue of a server's engines is the one of `overload.py`, which refuses early.
 """
 
 from __future__ import annotations
@@ -111,7 +112,7 @@ class RequestQueue:
     # Who waits.
 
     def offer(self, entry: QueueEntry, now: float) -> None:
-        """Let a request in."""
+        """Let a request in. A subclass may raise Overloaded instead."""
         entry.queued_s = now
         client = self._clients.get(entry.client)
         if client is None:

@@ -1,4 +1,4 @@
-"""The objects that the whole of one front end has: settings, shared state, admission, the blocks of its models.
+"""What all models of one front end share: the server's settings and block, its record, the memory of bodies.
 
 If it cannot use the model while the server starts, it leaves the reason and an exit code behind.
 """

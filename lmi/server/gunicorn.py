@@ -1,4 +1,4 @@
-"""gunicorn's settings for the front end, which its master reads: every lower-case name that gunicorn knows is one.
+"""gunicorn's worker, the front end, and its settings, which are the lower-case names here that gunicorn knows.
 
 A front end ends at once when the supervisor is gone, and drains when only its master is gone.
 """

@@ -251,7 +251,8 @@ PRIORITIES = ("high", "low", "default")  # over, under and at that of a request 
 class EngineRecord(Record):
     """One slot of an engine or of user code.
 
-    The supervisor writes `num_starts` and `lost_s` and, for a worker that died or hangs, `phase`, `reason` and `cause`.
+    The supervisor writes `num_starts` and `lost_s`, `phase` of a worker that it starts, and `phase`, `reason` and
+    `cause` of one that died or hangs.
     """
 
     pid = Int(is_gauge=True)
