@@ -2,7 +2,7 @@
 
 Each class has a stable `label`, which logs and metrics show, and the HTTP `status` that it has in most APIs, which
 `/openapi.json` describes with the first line of the class's docstring. An API that answers otherwise says so in its
-`api.py`. An error passes between processes as an `ErrorInfo`.
+`ErrorRules`. An error passes between processes as an `ErrorInfo`.
 """
 
 from __future__ import annotations
