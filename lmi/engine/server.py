@@ -20,7 +20,7 @@ import msgspec
 
 from lmi.engine import messages
 from lmi.engine.queue import QueueEntry, RequestQueue
-from lmi.errors import LmiError, Overloaded, Unavailable
+from lmi.errors import EngineLost, LmiError, Overloaded
 from lmi.executor import ErrorKind, Executor, IterationStats, Request, RequestPerfMetrics, Response, ResponseError
 from lmi.ipc import Accepted, FrameTooLarge, ThreadSafeWriter, frame
 from lmi.shared.state import EngineRecord
@@ -99,7 +99,7 @@ class Dispatcher:
         )
         try:
             if self.is_closing:
-                raise Unavailable("this engine is shutting down")
+                raise EngineLost("this engine is shutting down")  # so another one may get it
             with self._lock:
                 self._queue.offer(entry, now)
                 connection.entries[entry.request_id] = entry

@@ -1,4 +1,4 @@
-"""What the engine's process tells the executor of those who ask."""
+"""What the engine's process tells the executor of those who ask, and those whom it refuses."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import asyncio
 from pathlib import Path
 
 from handlers.echo import EchoExecutor
-from lmi.engine.messages import Submit
+from lmi.engine.messages import Refused, Submit, ToFrontEnd
 from lmi.engine.server import Dispatcher, FrontEndConnection
+from lmi.errors import EngineLost, from_info
 from lmi.executor import GuidedDecodingParams, GuideType, Request
 from lmi.shared.state import Block
 from lmi.types import Origin
@@ -40,3 +41,27 @@ def test_the_executor_learns_which_guides_are_of_one_client_and_nothing_else_of_
         ann, bob, again, plain = (request.client_id for request in executor.asked)
     assert ann == again is not None and bob not in (ann, None)
     assert plain is None
+
+
+class Told(FrontEndConnection):
+    """It keeps what a front end would receive."""
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        super().__init__(dispatcher)
+        self.messages: list[ToFrontEnd] = []
+
+    def send(self, message: ToFrontEnd) -> None:
+        self.messages.append(message)
+
+
+def test_an_engine_that_ends_refuses_as_one_that_was_lost_so_that_another_gets_the_request(tmp_path: Path) -> None:
+    async def submit(executor: EchoExecutor) -> None:
+        dispatcher = Dispatcher(executor, Block.create(tmp_path / "block", 1, 1).engines[0])
+        dispatcher.is_closing = True
+        connection = Told(dispatcher)
+        dispatcher.submit(connection, Submit(0, Request((1, 2), 4), Origin()))
+        [refused] = connection.messages
+        assert isinstance(refused, Refused) and isinstance(from_info(refused.error), EngineLost)
+
+    with EchoExecutor() as executor:
+        asyncio.run(submit(executor))
