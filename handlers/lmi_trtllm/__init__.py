@@ -1,7 +1,4 @@
-"""TensorRT-LLM's PyTorch engine behind the Executor contract. It has never run on the real package.
-
-To import this package imports no tensorrt_llm; to name `Executor` does.
-"""
+"""TensorRT-LLM's PyTorch engine behind the Executor contract, never run on the package. Only `Executor` imports it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """AWS's SageMaker API in front of containers. This file is all of the gateway that a supervisor loads."""
 
-from __future__ import annotations
-
 WILDCARDS = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
