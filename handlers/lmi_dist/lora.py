@@ -90,6 +90,11 @@ def _pattern_value(patterns: Mapping[str, Number], path: str, otherwise: Number)
     return next((value for name, value in patterns.items() if is_end(name, path)), otherwise)
 
 
+def check_rank(rank: int, max_rank: int) -> None:
+    if rank > max_rank:
+        raise NotUsable(f"its rank {rank} is over option.max_lora_rank={max_rank}")
+
+
 def read_config(folder: Path) -> PeftConfig:
     """Read and check adapter_config.json. Raises NotUsable, or what the file system and the decoder raise."""
     raw = msgspec.json.decode((folder / CONFIG).read_bytes(), type=dict[str, Any])
@@ -144,8 +149,7 @@ class _Weights:
             raise NotUsable(f"{unknown[0]} is not among the linears of this model that adapters can change: {known}")
         if not self.paths:
             raise NotUsable("it has no weights")
-        if (rank := max(map(config.rank, self.paths))) > max_rank:
-            raise NotUsable(f"its rank {rank} is over option.max_lora_rank={max_rank}")
+        check_rank(max(map(config.rank, self.paths)), max_rank)
         for path, part in ((path, part) for path in sorted(self.paths) for part in "AB"):
             if (path, part) not in self._names:
                 raise NotUsable(f"it has no lora_{part} of {path}")
@@ -211,8 +215,9 @@ class LoraLoader(Generic[Packed]):
         self._facts, self._allow_pickle, self._sites, self._new_pack = facts, config.allow_pickle, sites, new_pack
 
     def check(self, path: str) -> None:
-        """Raise what `read` raises for what the folder says of its weights, which are not read."""
-        self._open(path)
+        """Raise what `read` raises for the configuration. The weights are read when a request wants them."""
+        config = read_config(Path(path))
+        check_rank(max((config.rank_pattern or {"": config.r}).values()), self.limits.max_rank)
 
     def read(self, path: str) -> Adapter[Packed]:
         """Read the adapter in folder `path`. Raises NotUsable, SecurityRefused for a pickle, and what files raise."""

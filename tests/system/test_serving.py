@@ -14,7 +14,7 @@ import httpx2
 import pytest
 from huggingface_hub import InferenceClient
 
-from handlers.lmi_dist.native.library import TOKENS_PER_BLOCK
+from handlers.lmi_dist.prefix_tree import TOKENS_PER_PART
 from tests.machine import MAX_TRIES
 from tests.served import Server
 from tests.system.container import Answer, wait_until
@@ -272,7 +272,7 @@ def test_metrics_of_two_workers_add_up_to_what_the_clients_saw(tiny: Server) -> 
 
 
 def test_a_client_cannot_read_the_prompt_of_another_off_the_cached_tokens(tiny: Server) -> None:
-    """It guesses the next token of a prompt whose beginning it knows, within the first block and after it."""
+    """It guesses the next token of a prompt whose beginning it knows, within the first part and after it."""
 
     def told(*token_ids: int) -> tuple[int, float]:
         before = tiny.metrics()["lmi_prompt_tokens_cached_total"]
@@ -286,7 +286,7 @@ def test_a_client_cannot_read_the_prompt_of_another_off_the_cached_tokens(tiny: 
     secret, wrong, rest = [5 + place * 7 % 250 for place in range(100)], 300, [301] * 80
     told(*secret)
     for num_known in (0, 7, 40, 62, 64, 70, 98):
-        num_cached = num_known // TOKENS_PER_BLOCK * TOKENS_PER_BLOCK
+        num_cached = num_known // TOKENS_PER_PART * TOKENS_PER_PART
         for guess in (secret[num_known], wrong):
             assert told(*secret[:num_known], guess, *rest) == (num_cached, num_cached), num_known
 

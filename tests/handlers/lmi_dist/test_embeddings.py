@@ -103,7 +103,7 @@ def test_no_bit_depends_on_neighbours_on_chunks_or_on_the_cache(tmp_path: Path, 
 
 
 def test_a_prefix_is_reused_where_only_the_last_token_counts(tmp_path: Path) -> None:
-    for mode, num_cached in ((LAST, 256), (MEAN, 0)):
+    for mode, num_cached in ((LAST, 288), (MEAN, 0)):
         folder = embedding_model(tmp_path / mode, "llama", mode)
         with Executor(folder, config()) as executor:
             for wanted in (0, num_cached):
