@@ -351,7 +351,7 @@ def test_sigterm_finishes_what_runs_and_refuses_what_comes(worker: Worker) -> No
     messages = [front_end.next()]
     while not isinstance(messages[-1], Responses) or not messages[-1].responses[-1].is_final:
         messages.append(front_end.next())
-    assert [message.error.label for message in messages if isinstance(message, Refused)] == ["unavailable"]
+    assert [message.error.label for message in messages if isinstance(message, Refused)] == ["engine_lost"]
     assert worker.process.wait(TIMEOUT_S) == 0
 
 
