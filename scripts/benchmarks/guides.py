@@ -56,7 +56,8 @@ def main() -> None:
     arguments = parser.parse_args()
     draw = random.Random(1)
     found = Found()
-    compiler = GuideCompiler(vocabulary, VOCAB_SIZE)
+    config = vocabulary()
+    compiler = GuideCompiler(lambda: config, VOCAB_SIZE)
     compiler.compile(GuidedDecodingParams(GuideType.JSON))  # the process starts, the vocabulary is read
     for path in chosen(arguments.folder, arguments.each, draw):
         found.follow(compiler, path, draw)
