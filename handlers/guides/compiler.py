@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 FIELD = "guided_decoding_params"
 RULE = "must be a structure that lmi can follow"
-MAX_COMPILE_WAIT_S = 15.0  # by the clock, on a machine that gives the process little time
 MAX_START_S = 60.0  # then the process is started again
 HANGS_AFTER = 1.5  # times the limit of a compile
 MIN_WAIT_S = 0.001
@@ -43,7 +42,7 @@ class TooSlow(InvalidRequest):
 
 def compile_limit_s(step_timeout_s: float) -> float:
     """How long a guide may take to compile: all waits together stay within the time of a step."""
-    return min(MAX_COMPILE_WAIT_S, step_timeout_s / 4)
+    return min(gate.MAX_COMPILE_WAIT_S, step_timeout_s / 4)
 
 
 @dataclass(slots=True)
@@ -121,29 +120,18 @@ class GuideCompiler:
     def __init__(
         self,
         read_config: Callable[[], GuidedDecodingConfig],
-        vocab_size: int,
-        max_compile_s: float = MAX_COMPILE_WAIT_S,
-        *,
-        is_compact: bool = True,
-        compiler: str = "handlers.guides.text",
-        backends: tuple[str, ...] = (),
-        max_cpu_s: int = gate.MAX_COMPILE_S,
-        max_bytes: int | None = None,
+        start: gate.Start,
         max_start_wait_s: float | None = None,
     ) -> None:
-        """`read_config` gives the vocabulary; it is called with the first guide. `vocab_size` is that of the logits.
+        """`read_config` gives the vocabulary; it is called with the first guide.
 
-        JSON that `is_compact` has no spaces between its values. A guide waits at most `max_start_wait_s`, or twice
-        `max_compile_s`, for the start of the process, which goes on for the next guide. `process.py: Start` says
-        what the rest means.
+        A guide waits at most `max_start_wait_s`, or twice the time of a guide, for the start of the process, which goes
+        on for the next guide.
         """
-        self.max_compile_s = max_compile_s
+        self.max_compile_s = start.max_compile_s
         self._read_config = read_config
         self._max_start_wait_s = max_start_wait_s
-        limits = max_cpu_s, max_bytes or gate.max_compile_bytes()
-        self._given = gate.Start(
-            GuidedDecodingConfig([]), vocab_size, max_compile_s, is_compact, compiler, backends, *limits
-        )
+        self._given = start
         self._config: GuidedDecodingConfig | None = None
         self._vocabulary: Vocabulary | None = None
         self._process: _Process | None = None

@@ -24,6 +24,7 @@ from lmi.shared import linux
 
 MAX_COMPILATIONS = 4  # at a time
 MAX_COMPILE_S = 2  # of processor time
+MAX_COMPILE_WAIT_S = 15.0  # by the clock, on a machine that gives the process little time
 MAX_MEMORY_BYTES = 1 << 30  # of all compilations together, and at most an eighth of the container's
 MAX_TEXT_BYTES = 16 << 20  # of the answer
 COMPILED, REFUSED = b"+", b"-"
@@ -35,26 +36,27 @@ PAGE_BYTES = resource.getpagesize()
 Compile = Callable[[GuidedDecodingParams], str]  # raises ValueError
 
 
-class Start(msgspec.Struct):
-    """What the process reads first.
-
-    `vocab_size` is the width of the logits, `max_compile_s` the time of a guide by the clock. `compiler` is a module
-    whose `new_compile` makes of this a function from a guide to its text for the engine; `backends` is for it alone.
-    """
-
-    config: GuidedDecodingConfig
-    vocab_size: int
-    max_compile_s: float
-    is_compact: bool
-    compiler: str
-    backends: tuple[str, ...]
-    max_cpu_s: int
-    max_bytes: int
-
-
 def max_compile_bytes() -> int:
     """The memory that one compilation may take."""
     return min(MAX_MEMORY_BYTES, linux.memory_bytes() // 8) // MAX_COMPILATIONS
+
+
+class Start(msgspec.Struct):
+    """What the process reads first.
+
+    `vocab_size` is the width of the logits, `max_compile_s` the time of a guide by the clock. JSON that `is_compact`
+    has no spaces between its values. `compiler` is a module whose `new_compile` makes of this a function from a guide
+    to its text for the engine; `backends` is for it alone.
+    """
+
+    vocab_size: int
+    max_compile_s: float = MAX_COMPILE_WAIT_S
+    is_compact: bool = True
+    compiler: str = "handlers.guides.text"
+    backends: tuple[str, ...] = ()
+    max_cpu_s: int = MAX_COMPILE_S
+    max_bytes: int = msgspec.field(default_factory=max_compile_bytes)
+    config: GuidedDecodingConfig = GuidedDecodingConfig([])  # the vocabulary, which is read with the first guide
 
 
 def read_all(connection: socket.socket) -> bytes:

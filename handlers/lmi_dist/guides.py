@@ -18,6 +18,7 @@ import numpy as np
 from handlers.base.sequence import Sequence
 from handlers.base.waiting import Waiting
 from handlers.guides.compiler import FIELD, RULE, Compiled, GuideCompiler
+from handlers.guides.process import Start
 from handlers.guides.turns import GuideFuture, GuideOutcomes
 from handlers.guides.vocabulary import WORD_BITS, Mask, read_config, why_no_guides
 from handlers.lmi_dist.sequence import EmbeddedSequence
@@ -124,7 +125,7 @@ class Guides(Waiting[EmbeddedSequence, Compiled]):
         if config is not None or folder is not None:
             self.why_none = why_no_guides(path if config is None else None)  # "" if there are guides
         read = partial(read_config, path) if config is None else lambda: config
-        self._compiler = GuideCompiler(read, vocab_size, max_compile_s, is_compact=is_compact)
+        self._compiler = GuideCompiler(read, Start(vocab_size, max_compile_s, is_compact))
         self.outcomes = GuideOutcomes(self._compiler, self._compiler.compile, MAX_KEPT, MAX_KEPT_CHARS)
         self._follower = ThreadPoolExecutor(1, thread_name_prefix="masks")
 

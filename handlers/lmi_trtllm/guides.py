@@ -17,6 +17,7 @@ from handlers.base.sequence import Sequence
 from handlers.driven.executor import Preparation
 from handlers.guides.compiler import GuideCompiler, Wait
 from handlers.guides.json_schemas import ANY_OBJECT
+from handlers.guides.process import Start
 from handlers.guides.turns import GuideOutcomes
 from handlers.guides.vocabulary import NO_TEXTS, read_config, why_no_guides
 from lmi.errors import GenerationFailed, LmiError, Unsupported, cause_line
@@ -74,7 +75,7 @@ class GuideChecks(Preparation[None]):
         super().__init__(wake_engine)
         vocabulary = read_config(model_path)
         self._end_ids = frozenset(vocabulary.stop_token_ids or ())
-        self._compiler = GuideCompiler(lambda: vocabulary, vocab_size, max_compile_s)
+        self._compiler = GuideCompiler(lambda: vocabulary, Start(vocab_size, max_compile_s))
         self._outcomes = GuideOutcomes(self._compiler, self._check)
 
     def begin(self, sequence: Sequence) -> Future[None] | None:

@@ -25,7 +25,7 @@ from vllm.tokenizers import cached_tokenizer_from_config
 from handlers.base.sequence import Sequence
 from handlers.driven.executor import Preparation
 from handlers.guides.compiler import MAX_START_S, GuideCompiler, Wait
-from handlers.guides.process import MAX_COMPILATIONS
+from handlers.guides.process import MAX_COMPILATIONS, Start
 from handlers.guides.turns import GuideOutcomes
 from handlers.lmi_vllm import vllm_log
 from handlers.lmi_vllm.guide_check import BACKENDS, XGRAMMAR
@@ -53,16 +53,15 @@ class GuideGate(Preparation[StructuredOutputsParams]):
         self.checked: dict[Sequence, StructuredOutputsParams] = {}
         settings = config.structured_outputs_config
         self._config, self._backends = config, BACKENDS.get(settings.backend, ())
-        self._compiler = GuideCompiler(
-            self._read_config,
+        start = Start(
             config.model_config.get_vocab_size(),
             is_compact=settings.disable_any_whitespace,
             compiler="handlers.lmi_vllm.guide_check",
             backends=self._backends,
             max_cpu_s=MAX_COMPILE_S,
-            max_start_wait_s=MAX_START_S,  # it imports torch
             max_bytes=min(MAX_MEMORY_BYTES, linux.memory_bytes() // 4) // MAX_COMPILATIONS,
         )
+        self._compiler = GuideCompiler(self._read_config, start, MAX_START_S)  # it imports torch
         self._outcomes: GuideOutcomes[StructuredOutputsParams] = GuideOutcomes(self._compiler, self._check)
 
     def begin(self, sequence: Sequence) -> Future[StructuredOutputsParams] | None:

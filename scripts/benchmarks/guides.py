@@ -23,6 +23,7 @@ import jsonschema
 import numpy as np
 
 from handlers.guides.compiler import Compiled, GuideCompiler
+from handlers.guides.process import Start
 from handlers.guides.vocabulary import read_config
 from lmi.client.bench.figures import quantile
 from lmi.errors import LmiError
@@ -57,7 +58,7 @@ def main() -> None:
     draw = random.Random(1)
     found = Found()
     config = vocabulary()
-    compiler = GuideCompiler(lambda: config, VOCAB_SIZE)
+    compiler = GuideCompiler(lambda: config, Start(VOCAB_SIZE))
     compiler.compile(GuidedDecodingParams(GuideType.JSON))  # the process starts, the vocabulary is read
     for path in chosen(arguments.folder, arguments.each, draw):
         found.follow(compiler, path, draw)

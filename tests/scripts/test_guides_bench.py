@@ -7,6 +7,7 @@ import random
 from pathlib import Path
 
 from handlers.guides.compiler import GuideCompiler
+from handlers.guides.process import Start
 from handlers.guides.vocabulary import read_config
 from scripts.benchmarks.guides import Found
 
@@ -14,7 +15,7 @@ DEMO, VOCAB_SIZE = "handlers/lmi_dist/demo", 1024
 
 
 def test_schemas_that_are_refused_and_values_that_are_wrong_are_counted(tmp_path: Path) -> None:
-    compiler = GuideCompiler(lambda: read_config(DEMO), VOCAB_SIZE)
+    compiler = GuideCompiler(lambda: read_config(DEMO), Start(VOCAB_SIZE))
     found = Found()
     for name, schema in {"followed": {"type": "integer"}, "refused": {"type": "array", "uniqueItems": True}}.items():
         path, tests = tmp_path / "data" / "Set" / f"{name}.json", tmp_path / "maskbench" / "data" / f"Set---{name}.json"

@@ -13,7 +13,7 @@ from contextlib import closing, contextmanager, suppress
 import pytest
 
 from handlers.guides.compiler import GuideCompiler, TooSlow, compile_limit_s
-from handlers.guides.process import max_compile_bytes
+from handlers.guides.process import Start, max_compile_bytes
 from lmi.errors import InvalidRequest, Unavailable
 from lmi.executor import GuidedDecodingConfig, GuidedDecodingParams, GuideType
 from lmi.shared import linux
@@ -38,7 +38,7 @@ def compiler_with(max_compile_s: float, later_s: float | None = None) -> Iterato
         compiler.max_compile_s = later_s or max_compile_s
         return VOCABULARY
 
-    with closing(GuideCompiler(read_config, 3, max_compile_s)) as compiler:
+    with closing(GuideCompiler(read_config, Start(3, max_compile_s))) as compiler:
         yield compiler
 
 
