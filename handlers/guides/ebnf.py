@@ -7,7 +7,7 @@ word ::= [^a-z\\]]+ .                     # . is any character
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
 MAX_NODES = 50_000
 MAX_LEVELS = 100
@@ -26,32 +26,27 @@ COUNTS = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 Ranges = tuple[tuple[int, int], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Chars:
+class Chars(NamedTuple):
     """One character of these ranges."""
 
     ranges: Ranges
 
 
-@dataclass(frozen=True, slots=True)
-class Ref:
+class Ref(NamedTuple):
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class Repeat:
+class Repeat(NamedTuple):
     part: Node
     least: int
     most: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Joined:
+class Joined(NamedTuple):
     parts: tuple[Node, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Either:
+class Either(NamedTuple):
     parts: tuple[Node, ...]
 
 

@@ -119,8 +119,7 @@ class _Places:
         self._lexemes: dict[str, tuple[int, int, int, int]] = {}  # first and last state, and the range of places
         self._rule_states = {name: (self._state(), self._state()) for name in rules}
         for name, node in rules.items():
-            first, last = self._rule_states[name]
-            self._step(self._build(node, first, is_inside=False), last)
+            self._build(node, *self._rule_states[name])
 
     def wrong_lexemes(self) -> set[str]:
         """The lexemes that would change the language; all if that takes too long to find out."""
@@ -145,55 +144,42 @@ class _Places:
         self._places.append([])
         return len(self._steps) - 1
 
-    def _step(self, first: int, last: int) -> None:
-        self._steps[first].append(last)
-
-    def _build(self, node: Node, first: int, *, is_inside: bool) -> int:
-        """Add a part that begins at a state. Returns the state after it. `is_inside`: of a lexeme."""
+    def _build(self, node: Node, first: int, last: int, *, is_inside: bool = False) -> None:
+        """Add a part between two states. `is_inside`: of a lexeme."""
         if len(self._chars) > MAX_PLACES:
-            return first
+            return
         if isinstance(node, Ref) and is_inside:
-            return self._build(self._rules[node.name], first, is_inside=True)
-        if isinstance(node, Chars):
-            last = self._state()
+            self._build(self._rules[node.name], first, last, is_inside=True)
+        elif isinstance(node, Chars):
             self._places[first].append(len(self._chars))
             self._chars.append(node.ranges)
             self._ends.append(last)
-            return last
-        if isinstance(node, Ref) or (id(node) in self._regexes and not is_inside):
+        elif isinstance(node, Ref) or (id(node) in self._regexes and not is_inside):
             begin, end = self._rule_states[node.name] if isinstance(node, Ref) else self._lexeme(node)
-            self._step(first, begin)
-            self._step(end, last := self._state())
-            return last
-        if isinstance(node, Joined):
+            self._steps[first].append(begin)
+            self._steps[end].append(last)
+        elif isinstance(node, Either):
             for part in node.parts:
-                first = self._build(part, first, is_inside=is_inside)
-            return first
-        last = self._state()
-        if isinstance(node, Either):
+                self._build(part, first, last, is_inside=is_inside)
+        elif isinstance(node, Joined):
             for part in node.parts:
-                self._step(self._build(part, first, is_inside=is_inside), last)
-            return last
-        begin = self._state()
-        end = self._build(node.part, begin, is_inside=is_inside)
-        self._step(first, begin)
-        self._step(end, last)
-        if node.most != 1:
-            self._step(end, begin)
-        if node.least == 0:
-            self._step(first, last)
-        return last
+                self._build(part, first, end := self._state(), is_inside=is_inside)
+                first = end
+            self._steps[first].append(last)
+        else:
+            begin, end = self._state(), self._state()
+            self._build(node.part, begin, end, is_inside=is_inside)
+            self._steps[first] += [begin] if node.least else [begin, last]
+            self._steps[end] += [last] if node.most == 1 else [last, begin]
 
     def _lexeme(self, node: Node) -> tuple[int, int]:
         """The first and the last state of a lexeme, which is one thing wherever it stands."""
         regex = self._regexes[id(node)]
         if regex not in self._lexemes:
-            first, low = self._state(), len(self._chars)
-            end = self._build(node, first, is_inside=True)
-            self._step(end, last := self._state())
+            first, last, low = self._state(), self._state(), len(self._chars)
+            self._build(node, first, last, is_inside=True)
             self._lexemes[regex] = first, last, low, len(self._chars)
-        first, last, _, _ = self._lexemes[regex]
-        return first, last
+        return self._lexemes[regex][:2]
 
     def _walk(self, first: int, without: int = -1) -> set[int]:
         """The states that are reached without a character, and not through one of them."""
