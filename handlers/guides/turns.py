@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -72,30 +72,22 @@ class GuideTurns(Generic[T]):
             self._start()
 
 
-class Kept(Generic[T]):
+class Kept(OrderedDict[GuidedDecodingParams, T]):
     """What came of the guides that were used last, up to a number of them and of their characters."""
 
     def __init__(self, max_num: int, max_chars: int) -> None:
+        super().__init__()  # the one used longest ago first
         self._max_num, self._max_chars = max_num, max_chars
-        self._outcomes: dict[GuidedDecodingParams, T] = {}  # the one used longest ago first
-
-    def __len__(self) -> int:
-        return len(self._outcomes)
 
     @property
     def num_chars(self) -> int:
-        return sum(len(params.guide or "") for params in self._outcomes)
-
-    def get(self, params: GuidedDecodingParams) -> T | None:
-        if params in self._outcomes:
-            self._outcomes[params] = self._outcomes.pop(params)
-        return self._outcomes.get(params)
+        return sum(len(params.guide or "") for params in self)
 
     def put(self, params: GuidedDecodingParams, outcome: T) -> None:
-        self._outcomes.pop(params, None)
-        self._outcomes[params] = outcome
+        self[params] = outcome
+        self.move_to_end(params)
         while len(self) > self._max_num or self.num_chars > self._max_chars:
-            del self._outcomes[next(iter(self._outcomes))]
+            self.popitem(last=False)
 
 
 class GuideFuture(Future[T]):
@@ -143,6 +135,8 @@ class GuideOutcomes(Generic[T]):
             self.num_compiled += 1
             future = GuideFuture()
             self._kept.put(params, future)
+        else:
+            self._kept.move_to_end(params)
         if not (future.running() or future.done()):
             self._turns.submit(client, partial(self._make, params, future.wait), future)
         return future

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence as SequenceOf
 from copy import copy
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 from handlers.base import sequence as base
@@ -70,9 +69,6 @@ class EmbeddedSequence(base.Sequence):
         num_tokens = cache.num_blocks * cache.tokens_per_block
         message = f"of {self.width} needs more than the KV cache of {num_tokens} tokens {when}"
         self.fail(message, ErrorKind.INVALID, "beam_width")
-
-
-new_sequences = partial(base.sequences_of, EmbeddedSequence)
 
 
 class BeamRows:

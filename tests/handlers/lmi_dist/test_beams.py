@@ -16,11 +16,12 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from handlers.base.beams import Candidate
+from handlers.base.sequence import sequences_of
 from handlers.lmi_dist import Executor
 from handlers.lmi_dist.native.sampling import Sampling, new_wishes
 from handlers.lmi_dist.runner import Plan
 from handlers.lmi_dist.sampler import best_choose
-from handlers.lmi_dist.sequence import EmbeddedSequence, new_sequences
+from handlers.lmi_dist.sequence import EmbeddedSequence
 from lmi.errors import InvalidParameter
 from lmi.executor import (
     ErrorKind,
@@ -103,7 +104,7 @@ def same(one: Result, other: Result) -> bool:
 
 def alone(request: Request, runner: FakeRunner) -> EmbeddedSequence:
     """The search of a request, with each beam computed from the first token on."""
-    [sequence] = new_sequences(1, request, runner.context_length)
+    [sequence] = sequences_of(EmbeddedSequence, 1, request, runner.context_length)
     search = sequence.search
     assert search is not None
     while not sequence.is_finished:
@@ -250,7 +251,7 @@ def test_only_beams_that_change_their_place_copy_a_block() -> None:
     request = beams(4, *range(40), max_tokens=30)
     with Executor(runner, EngineConfig()) as executor:
         results(executor, [request])
-    [sequence] = new_sequences(1, request, 512)
+    [sequence] = sequences_of(EmbeddedSequence, 1, request, 512)
     parents: list[Counter[int]] = []
     assert sequence.search is not None
     while not sequence.is_finished:

@@ -21,6 +21,7 @@ import pytest
 import tokenizers
 import transformers
 
+from handlers.base.sequence import sequences_of
 from handlers.guides.compiler import Compiled
 from handlers.guides.turns import Kept
 from handlers.guides.vocabulary import Vocabulary, read_config
@@ -28,7 +29,7 @@ from handlers.lmi_dist import Executor
 from handlers.lmi_dist.about import own_options
 from handlers.lmi_dist.guides import Guide, equip, fill_masks
 from handlers.lmi_dist.runner import Plan
-from handlers.lmi_dist.sequence import EmbeddedSequence, new_sequences
+from handlers.lmi_dist.sequence import EmbeddedSequence
 from lmi.errors import BadConfiguration, InvalidRequest, Unsupported
 from lmi.executor import (
     ErrorKind,
@@ -263,7 +264,7 @@ def test_without_an_end_id_a_guide_is_refused(executor: Executor) -> None:
     compiled = executor._guides.outcomes.of(GuidedDecodingParams(GuideType.REGEX, "a")).result()
     assert isinstance(compiled, Compiled)
     vocabulary = Vocabulary(GuidedDecodingConfig(TEXTS), VOCAB_SIZE)
-    [sequence] = new_sequences(1, regex("a", end_id=None), 100)
+    [sequence] = sequences_of(EmbeddedSequence, 1, regex("a", end_id=None), 100)
     equip(sequence, Compiled(compiled.matcher, vocabulary))
     assert sequence.error is not None and (sequence.error.kind, sequence.error.field) == (ErrorKind.INVALID, FIELD)
     assert "needs an end id" in sequence.error.message
@@ -296,7 +297,7 @@ def test_a_first_guide_waits_behind_no_other_client_s_costly_ones(executor: Exec
 def test_a_guide_that_is_slow_to_follow_ends_only_its_request(executor: Executor) -> None:
     result_of(executor, regex("a"))
     compiled = executor._guides.outcomes.of(GuidedDecodingParams(GuideType.REGEX, "a")).result()
-    [slow], [other] = (new_sequences(number, regex("a"), 100) for number in (1, 2))
+    [slow], [other] = (sequences_of(EmbeddedSequence, number, regex("a"), 100) for number in (1, 2))
     for sequence in (slow, other):
         equip(sequence, compiled)
     cast(Guide, slow.guide).note(slow, 0.06)
@@ -343,7 +344,7 @@ class BrokenGuide:
 def test_a_guide_that_fails_ends_only_its_request(executor: Executor) -> None:
     result_of(executor, regex("a"))
     compiled = executor._guides.outcomes.of(GuidedDecodingParams(GuideType.REGEX, "a")).result()
-    [broken], [whole] = (new_sequences(number, regex("a"), 100) for number in (1, 2))
+    [broken], [whole] = (sequences_of(EmbeddedSequence, number, regex("a"), 100) for number in (1, 2))
     broken.guide = BrokenGuide()
     equip(whole, compiled)
     masks = fill_masks([broken, whole], [0, 1], VOCAB_SIZE)
@@ -430,9 +431,9 @@ def test_guides_are_kept_up_to_a_number_and_a_size() -> None:
     guides = [GuidedDecodingParams(GuideType.REGEX, str(number) * 20) for number in range(6)]
     for guide in guides[:3]:
         kept.put(guide, InvalidRequest("wrong"))
-    assert kept.get(guides[0]) is not None  # now it was used last
+    kept.move_to_end(guides[0])  # now it was used last
     kept.put(guides[3], InvalidRequest("wrong"))
-    assert len(kept) == 3 and kept.get(guides[1]) is None and kept.get(guides[0]) is not None
+    assert list(kept) == [guides[2], guides[0], guides[3]]
     kept.put(GuidedDecodingParams(GuideType.REGEX, "x" * 90), InvalidRequest("wrong"))
     assert len(kept) == 1 and kept.num_chars == 90
 

@@ -13,9 +13,10 @@ from collections.abc import Callable
 import pytest
 from hypothesis import example, given, settings, strategies as st
 
+from handlers.base.sequence import sequences_of
 from handlers.lmi_dist.kv_cache import KvCache
 from handlers.lmi_dist.scheduler import Batch, Scheduler
-from handlers.lmi_dist.sequence import EmbeddedSequence, new_sequences
+from handlers.lmi_dist.sequence import EmbeddedSequence
 from lmi.executor import (
     FinishReason,
     KvCacheRetentionConfig,
@@ -70,7 +71,7 @@ class Engine:
             priority=priority,
             kv_cache_retention_config=retention,
         )
-        added = new_sequences(self.num_requests, request, 10_000)
+        added = sequences_of(EmbeddedSequence, self.num_requests, request, 10_000)
         for sequence in added:
             self.scheduler.add(sequence)
         return added

@@ -20,12 +20,12 @@ from transformers import (
     TypicalLogitsWarper,
 )
 
-from handlers.base.sequence import uniform
+from handlers.base.sequence import sequences_of, uniform
 from handlers.lmi_dist import plain_sampling
 from handlers.lmi_dist.logits_rules import LogitsRules, RuledRow, add_rules, new_rules
 from handlers.lmi_dist.native.sampling import Floats, Fulfilled, Sampling, new_wishes
 from handlers.lmi_dist.sampler import Sampler, filters_of, prompt_log_probs
-from handlers.lmi_dist.sequence import EmbeddedSequence, new_sequences
+from handlers.lmi_dist.sequence import EmbeddedSequence
 from lmi.executor import (
     MAX_PENALTY,
     MAX_TEMPERATURE,
@@ -50,7 +50,7 @@ def sequence(
     config: SamplingConfig, prompt: tuple[int, ...] = (1, 2, 3), generated: tuple[int, ...] = (), **fields: Any
 ) -> EmbeddedSequence:
     request = Request(input_token_ids=prompt, max_tokens=1000, sampling_config=config, **fields)
-    [one] = new_sequences(1, request, 100_000)
+    [one] = sequences_of(EmbeddedSequence, 1, request, 100_000)
     for token_id in generated:
         one.append(token_id)
     return one

@@ -6,10 +6,11 @@ from typing import Any
 
 from hypothesis import given, strategies as st
 
+from handlers.base.sequence import sequences_of
 from handlers.lmi_dist.kv_cache import KvCache
 from handlers.lmi_dist.runner import Chunk
 from handlers.lmi_dist.scheduler import Batch, Scheduler
-from handlers.lmi_dist.sequence import EmbeddedSequence, new_sequences
+from handlers.lmi_dist.sequence import EmbeddedSequence
 from lmi.executor import OutputConfig, Request, SamplingConfig
 from tests.fake_runner import SteadyPace
 
@@ -36,7 +37,7 @@ def sequences(
         sampling_config=SamplingConfig(num_return_sequences=num_sequences),
         **fields,
     )
-    return new_sequences(number, request, 10_000)
+    return sequences_of(EmbeddedSequence, number, request, 10_000)
 
 
 def sequence(number: int, num_prompt_tokens: int = 4, max_tokens: int = 10, **fields: Any) -> EmbeddedSequence:
