@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from bisect import insort
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import count
@@ -80,7 +81,7 @@ class Adapters:
         self._loaded: dict[str, LoadedAdapter] = {}
         self._leaving: dict[int, LoadedAdapter] = {}  # unloaded, and still used by sequences; by number
         self._used: dict[Sequence, LoadedAdapter] = {}
-        self._with_weights: set[int] = set()  # numbers of the adapters whose weights were read
+        self._resident: OrderedDict[int, LoadedAdapter] = OrderedDict()  # whose weights were read; by number
         self._numbers = count(1)
 
     @property
@@ -122,12 +123,12 @@ class Adapters:
         try:
             self._explained(adapter, self._engine.add_adapter)
         except LmiError:
-            if adapter.number not in self._with_weights:
+            if adapter.number not in self._resident:
                 self._engine.remove_adapter(adapter)  # it may be read in part
             raise
         finally:
             self.is_reading = False
-        self._with_weights.add(adapter.number)
+        self._resident[adapter.number] = adapter
 
     def _explained(self, adapter: LoadedAdapter, call: Callable[[LoadedAdapter], None]) -> None:
         """Call the engine. Raises OutOfMemory or ModelUnusable in place of an error of the engine."""
@@ -164,19 +165,19 @@ class Adapters:
     def used_by(self, sequence: Sequence) -> LoadedAdapter | None:
         """The adapter of a sequence, with its weights. Raises what `load` raises for them."""
         adapter = self._used.get(sequence)
-        if adapter is not None and adapter.number not in self._with_weights:
+        if adapter is not None and adapter.number not in self._resident:
             self._read(adapter)
         return adapter
 
-    def forget_weights(self, adapter: LoadedAdapter) -> None:
-        """Note that the engine dropped the weights of a loaded adapter: they are read again for its next sequence."""
-        self._with_weights.discard(adapter.number)
+    def drop_weights(self, adapter: LoadedAdapter) -> None:
+        """Free the weights of an adapter. If it is loaded, they are read again for its next sequence."""
+        self._resident.pop(adapter.number, None)
+        self._engine.remove_adapter(adapter)
 
     def _remove_unused(self, number: int) -> None:
         """Free an adapter that was unloaded, once no sequence uses it."""
         if number in self._leaving and number not in self.in_use:
-            self._with_weights.discard(number)
-            self._engine.remove_adapter(self._leaving.pop(number))
+            self.drop_weights(self._leaving.pop(number))
 
 
 class Turns:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 import re
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence as SequenceOf
 from concurrent.futures import Future
 from pathlib import Path
@@ -221,16 +220,11 @@ class LoraLoader(Generic[Packed]):
 
     def read(self, path: str) -> Adapter[Packed]:
         """Read the adapter in folder `path`. Raises NotUsable, SecurityRefused for a pickle, and what files raise."""
-        config, weights = self._open(path)
-        pack = self._new_pack()
-        return tuple(_site(site, weights, config, pack) for site in self._sites)
-
-    def _open(self, path: str) -> tuple[PeftConfig, _Weights]:
-        folder = Path(path)
+        folder, pack = Path(path), self._new_pack()
         config = read_config(folder)
         weights = _Weights(open_tensors(folder / WEIGHTS, folder / PICKLED, self._allow_pickle), self._own)
         weights.check(config, self._sites, self.limits.max_rank)
-        return config, weights
+        return tuple(_site(site, weights, config, pack) for site in self._sites)
 
     def _own(self, name: str) -> Array | None:
         """The model's own tensor by its name in transformers, if it has one. Each call opens the model's files."""
@@ -254,7 +248,6 @@ class LoraAdapters(Adapters):
     def __init__(self, loader: AnyLoader) -> None:
         super().__init__(self, "lmi-dist", loader.limits.max_in_batch, _kind_of)
         self._loader, self._limits = loader, loader.limits
-        self._resident: OrderedDict[int, LoadedAdapter] = OrderedDict()  # by number; the one used longest ago first
         self._prepared: Prepared | None = None
         self._refused: list[EmbeddedSequence] = []
 
@@ -306,7 +299,7 @@ class LoraAdapters(Adapters):
             sequence.fail(error.message, _kind_of(error), error.field)
             self._refused.append(sequence)
             return False
-        self._resident.move_to_end(sequence.adapter)
+        self._resident.move_to_end(sequence.adapter)  # the one used longest ago is the first
         self._evict(used | {sequence.adapter})
         return True
 
@@ -320,8 +313,7 @@ class LoraAdapters(Adapters):
         num_over = len(self._resident) - (self._limits.max_in_memory or len(self._resident))
         idle = [one for one in self._resident.values() if one.number not in used and not one.is_pinned]
         for adapter in idle[: max(num_over, 0)]:
-            self.remove_adapter(adapter)
-            self.forget_weights(adapter)
+            self.drop_weights(adapter)
 
     # What `Adapters` calls.
 
@@ -333,10 +325,8 @@ class LoraAdapters(Adapters):
         if adapter.number not in self._resident:
             weights = None if self._prepared is None else self._prepared.result()
             self._loader.model.put_adapter(adapter.number, weights or self._loader.read(adapter.path))
-        self._resident[adapter.number] = adapter
 
     def remove_adapter(self, adapter: LoadedAdapter) -> None:
-        self._resident.pop(adapter.number, None)
         self._loader.model.drop_adapter(adapter.number)
 
 
