@@ -62,8 +62,8 @@ class ModelRunner:
         """The program of an architecture that is known, else the modules of transformers."""
         pack, limits = packer(placement), LoraLimits.of(config.options)
 
-        def place(array: Array, *, is_embedding: bool = False) -> Tensor:
-            dtype = torch.bfloat16 if is_embedding and array.dtype == BFLOAT16 else placement.dtype
+        def place(array: Array) -> Tensor:
+            dtype = torch.bfloat16 if array.dtype == BFLOAT16 else placement.dtype
             return to_tensor(array).to(placement.device, dtype)
 
         model: TorchModel | HuggingFaceModel

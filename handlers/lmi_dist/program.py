@@ -7,9 +7,9 @@ are neighbours.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
-from typing import Generic, Protocol
+from typing import Generic, TypeAlias
 
 import numpy as np
 
@@ -35,18 +35,13 @@ from handlers.lmi_dist.weights import BFLOAT16, Array, Checkpoint, as_float32
 from lmi.executor import Progress
 from lmi.settings.config import EngineConfig
 
-
-class PlaceArray(Protocol):
-    def __call__(self, array: Array, *, is_embedding: bool = False) -> Table:
-        """The form in which a runner reads an array of floats that is not packed: a norm, a bias or a table.
-
-        A table of embeddings may stay in bfloat16.
-        """
+Place: TypeAlias = Callable[[Array], Table]
+"""Gives the form in which a runner reads what is not packed: a norm or a bias in float32, or a table."""
 
 
-def in_float32(array: Array, *, is_embedding: bool = False) -> Array:
+def in_float32(array: Array) -> Array:
     """The form for the native kernels. A bfloat16 table stays as it is, mapped from its file."""
-    return array if is_embedding and array.dtype == BFLOAT16 else np.ascontiguousarray(as_float32(array))
+    return array if array.dtype == BFLOAT16 else np.ascontiguousarray(as_float32(array))
 
 
 def load(
@@ -55,7 +50,7 @@ def load(
     max_length: int,
     progress: Progress,
     pack: Pack[Packed],
-    place: PlaceArray = in_float32,
+    place: Place = in_float32,
 ) -> Program[Packed]:
     """The program of a checkpoint, with room for adapters where the options enable them."""
     assert facts.architecture is not None
@@ -84,7 +79,7 @@ def build(
     checkpoint: Checkpoint,
     pack: Pack[Packed],
     max_length: int,
-    place: PlaceArray = in_float32,
+    place: Place = in_float32,
     outputs: Collection[str] = (),
     *,
     has_head: bool = True,
@@ -132,7 +127,11 @@ def _buffers_of(a: Architecture, outputs: Collection[str]) -> dict[str, int]:
 
 
 def _layer(reader: _WeightReader[Packed], layer: int) -> Iterator[Operation[Packed]]:
-    """Attention of all tokens, and what follows it: in the last layer only for the wanted ones."""
+    """Attention of all tokens, and the feed-forward: in the last layer only of the wanted ones.
+
+    x += output(heads); x += feed_forward(norm(x)), as in Llama. Phi feeds forward the h that attention has read. In the
+    first transformers a norm follows each sum instead.
+    """
     a, is_last = reader.architecture, layer == reader.architecture.num_layers - 1
     rows = _WANTED if is_last else _ALL
     if not a.is_post_norm:
@@ -143,40 +142,26 @@ def _layer(reader: _WeightReader[Packed], layer: int) -> Iterator[Operation[Pack
         yield Gather(_ALL.x, rows.x)
     if is_last and a.is_parallel:
         yield Gather(_ALL.h, rows.h)
+    yield from _added(reader, "o", layer, rows.heads, rows, "post_attention_norm")
     if a.is_post_norm:
-        yield from _post_norm(reader, layer, rows)
-    elif "post_attention_norm" in a.names:
-        yield from _sandwich(reader, layer, rows)
-    else:
-        yield from _sequential(reader, layer, rows)
-
-
-def _sequential(reader: _WeightReader[Packed], layer: int, rows: _Rows) -> Iterator[Operation[Packed]]:
-    """x += output(heads); x += feed_forward(norm(x)), as in Llama. Phi feeds forward the h that attention has read."""
-    yield reader.back("o", layer, rows.heads, rows.x, adds=True)
-    if not reader.architecture.is_parallel:
+        yield reader.norm("input_norm", rows.x, rows.x, layer)
+    elif not a.is_parallel:
         yield reader.norm("mlp_norm", rows.x, rows.h, layer)
-    yield reader.up(layer, rows.h, rows.up)
-    yield reader.back("down", layer, rows.up, rows.x, adds=True)
+    yield reader.up(layer, rows.x if a.is_post_norm else rows.h, rows.up)
+    yield from _added(reader, "down", layer, rows.up, rows, "post_mlp_norm")
+    if a.is_post_norm:
+        yield reader.norm("mlp_norm", rows.x, rows.x, layer)
 
 
-def _sandwich(reader: _WeightReader[Packed], layer: int, rows: _Rows) -> Iterator[Operation[Packed]]:
-    """x += norm(output(heads)); x += norm(feed_forward(norm(x))), as in Gemma 2."""
-    yield reader.back("o", layer, rows.heads, rows.h)
-    yield reader.norm("post_attention_norm", rows.h, rows.x, layer, adds=True)
-    yield reader.norm("mlp_norm", rows.x, rows.h, layer)
-    yield reader.up(layer, rows.h, rows.up)
-    yield reader.back("down", layer, rows.up, rows.h)
-    yield reader.norm("post_mlp_norm", rows.h, rows.x, layer, adds=True)
-
-
-def _post_norm(reader: _WeightReader[Packed], layer: int, rows: _Rows) -> Iterator[Operation[Packed]]:
-    """x = norm(x + output(heads)); x = norm(x + feed_forward(x)), as in the first transformers."""
-    yield reader.back("o", layer, rows.heads, rows.x, adds=True)
-    yield reader.norm("input_norm", rows.x, rows.x, layer)
-    yield reader.up(layer, rows.x, rows.up)
-    yield reader.back("down", layer, rows.up, rows.x, adds=True)
-    yield reader.norm("mlp_norm", rows.x, rows.x, layer)
+def _added(
+    reader: _WeightReader[Packed], name: str, layer: int, input: int, rows: _Rows, norm: str
+) -> Iterator[Operation[Packed]]:
+    """x += linear(input), or x += norm(linear(input)) in a family with this norm, as Gemma 2."""
+    if norm not in reader.architecture.names:
+        yield reader.back(name, layer, input, rows.x, adds=True)
+    else:
+        yield reader.back(name, layer, input, rows.h)
+        yield reader.norm(norm, rows.h, rows.x, layer, adds=True)
 
 
 def _head(reader: _WeightReader[Packed], logits: int) -> Iterator[Operation[Packed]]:
@@ -198,7 +183,7 @@ class _WeightReader(Generic[Packed]):
         checkpoint: Checkpoint,
         pack: Pack[Packed],
         max_length: int,
-        place: PlaceArray,
+        place: Place,
     ) -> None:
         a = self.architecture = architecture
         self._checkpoint, self._pack, self._max_length, self._place = checkpoint, pack, max_length, place
@@ -213,18 +198,18 @@ class _WeightReader(Generic[Packed]):
         a, table = self.architecture, self._embedding
         if "project_in" in a.names:
             table = as_float32(table) @ as_float32(self._matrix("project_in", (a.hidden_size, a.embedding_size))).T
-        table, positions = self._place(table, is_embedding=True), None
+        table, positions = self._place(table), None
         if "positions" in a.names:
             rows = self._matrix("positions", (a.context_length + a.position_offset, a.hidden_size))
-            positions = self._place(rows[a.position_offset :][: self._max_length])
+            positions = self._placed(rows[a.position_offset :][: self._max_length])
         return Embed(output, table, a.embedding_scale, positions)
 
     def norm(self, name: str, input: int, output: int, layer: int | None = None, adds: bool = False) -> Norm:
         a, path = self.architecture, self._path(name, layer)
         is_centred = a.norm == "layer"
         weight = self._checkpoint.take(path + ".weight", (a.hidden_size,))
-        bias = self._place(self._checkpoint.take(path + ".bias", (a.hidden_size,))) if is_centred else None
-        return Norm(input, output, self._offset(weight), a.norm_eps, bias, is_centred, adds)
+        bias = self._checkpoint.take(path + ".bias", (a.hidden_size,)) if is_centred else None
+        return Norm(input, output, self._offset(weight), a.norm_eps, self._placed(bias), is_centred, adds)
 
     def qkv(self, layer: int, input: int, output: int) -> Linear[Packed]:
         """One linear for all queries, then all keys, then all values."""
@@ -315,8 +300,8 @@ class _WeightReader(Generic[Packed]):
         """The weight of a norm, which a family may keep as a difference from 1."""
         return self._place(as_float32(weight) + np.float32(self.architecture.norm_offset))
 
-    def _placed(self, bias: Array | None) -> Table | None:
-        return None if bias is None else self._place(bias)
+    def _placed(self, array: Array | None) -> Table | None:
+        return None if array is None else self._place(as_float32(array))
 
 
 def _joined(arrays: list[Array]) -> Array:
