@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,70 +34,59 @@ RECURRENT = frozenset(
 # Types whose attention no function of ours can take over: transformers chooses among classes of their own.
 OWN_ATTENTION = frozenset({"falcon", "gpt_neo", "gptj"})
 MAPPINGS = ("auto_mappings.py", "configuration_auto.py")  # of transformers, with the name of each type in quotes
-_LLAMA: dict[str, Any] = {
-    "hidden_act": "silu",
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 10_000.0,
-    "tie_word_embeddings": False,
-}
-_QWEN2 = _LLAMA | {"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28}
-_GEMMA = _LLAMA | {
-    "hidden_act": "gelu_pytorch_tanh",
-    "tie_word_embeddings": True,
-    "head_dim": 256,
-    "attention_bias": False,
-    "use_bidirectional_attention": None,
-}
-_GEMMA2 = {name: value for name, value in _GEMMA.items() if name != "hidden_act"} | {
-    "hidden_activation": "gelu_pytorch_tanh",
-    "query_pre_attn_scalar": 256,
-    "sliding_window": 4096,
-    "sliding_window_pattern": 2,
-    "attn_logit_softcapping": 50.0,
-    "final_logit_softcapping": 30.0,
-}
+_ROPE: dict[str, Any] = {"rope_theta": 10_000.0, "tie_word_embeddings": False}
+_LLAMA = dict(_ROPE, hidden_act="silu", rms_norm_eps=1e-6)
+_QWEN2 = dict(_LLAMA, use_sliding_window=False, sliding_window=4096, max_window_layers=28)
+_GEMMA = dict(_ROPE, rms_norm_eps=1e-6, tie_word_embeddings=True, head_dim=256, attention_bias=False)
+_GEMMA2 = dict(
+    _GEMMA,
+    model_type="gemma2",
+    hidden_activation="gelu_pytorch_tanh",
+    query_pre_attn_scalar=256,
+    sliding_window=4096,
+    sliding_window_pattern=2,
+    attn_logit_softcapping=50.0,
+    final_logit_softcapping=30.0,
+    use_bidirectional_attention=None,
+)
 DEFAULTS: dict[str, dict[str, Any]] = {
-    "LlamaForCausalLM": _LLAMA
-    | {
-        "model_type": "llama",
-        "num_key_value_heads": None,
-        "head_dim": None,
-        "attention_bias": False,
-        "mlp_bias": False,
-    },
-    "MistralForCausalLM": _LLAMA | {"model_type": "mistral", "head_dim": None, "sliding_window": 4096},
-    "Qwen2ForCausalLM": _QWEN2 | {"model_type": "qwen2"},
-    "Qwen3ForCausalLM": _QWEN2 | {"model_type": "qwen3", "head_dim": 128, "attention_bias": False},
-    "GemmaForCausalLM": _GEMMA | {"model_type": "gemma"},
-    "Gemma2ForCausalLM": _GEMMA2 | {"model_type": "gemma2"},
-    "Gemma3ForCausalLM": _GEMMA2
-    | {
-        "model_type": "gemma3_text",
-        "rope_theta": 1_000_000.0,  # of layers that see all positions
-        "rope_local_base_freq": 10_000.0,
-        "sliding_window_pattern": 6,
-        "attn_logit_softcapping": None,
-        "final_logit_softcapping": None,
-        "use_bidirectional_attention": False,
-    },
-    "PhiForCausalLM": {
-        "model_type": "phi",
-        "hidden_act": "gelu_new",
-        "layer_norm_eps": 1e-5,
-        "num_key_value_heads": None,
-        "partial_rotary_factor": 0.5,
-        "qk_layernorm": False,
-        "rope_theta": 10_000.0,
-        "tie_word_embeddings": False,
-    },
-    "Phi3ForCausalLM": _LLAMA
-    | {
-        "model_type": "phi3",
-        "rms_norm_eps": 1e-5,
-        "num_key_value_heads": None,
-        "sliding_window": None,
-        "original_max_position_embeddings": 4096,
-    },
+    "LlamaForCausalLM": dict(
+        _LLAMA, model_type="llama", num_key_value_heads=None, head_dim=None, attention_bias=False, mlp_bias=False
+    ),
+    "MistralForCausalLM": dict(_LLAMA, model_type="mistral", head_dim=None, sliding_window=4096),
+    "Qwen2ForCausalLM": dict(_QWEN2, model_type="qwen2"),
+    "Qwen3ForCausalLM": dict(_QWEN2, model_type="qwen3", head_dim=128, attention_bias=False),
+    "GemmaForCausalLM": dict(
+        _GEMMA, model_type="gemma", hidden_act="gelu_pytorch_tanh", use_bidirectional_attention=None
+    ),
+    "Gemma2ForCausalLM": _GEMMA2,
+    "Gemma3ForCausalLM": dict(
+        _GEMMA2,
+        model_type="gemma3_text",
+        rope_theta=1_000_000.0,  # of layers that see all positions
+        rope_local_base_freq=10_000.0,
+        sliding_window_pattern=6,
+        attn_logit_softcapping=None,
+        final_logit_softcapping=None,
+        use_bidirectional_attention=False,
+    ),
+    "PhiForCausalLM": dict(
+        _ROPE,
+        model_type="phi",
+        hidden_act="gelu_new",
+        layer_norm_eps=1e-5,
+        num_key_value_heads=None,
+        partial_rotary_factor=0.5,
+        qk_layernorm=False,
+    ),
+    "Phi3ForCausalLM": dict(
+        _LLAMA,
+        model_type="phi3",
+        rms_norm_eps=1e-5,
+        num_key_value_heads=None,
+        sliding_window=None,
+        original_max_position_embeddings=4096,
+    ),
     "GPT2LMHeadModel": {
         "model_type": "gpt2",
         "activation_function": "gelu_new",
@@ -132,6 +122,14 @@ def _is_number(value: Any, over: float = 0.0) -> bool:
     return type(value) in (int, float) and over < value < 1e30
 
 
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _are(kind: Callable[[Any], bool], value: Any) -> bool:
+    return isinstance(value, list) and all(map(kind, value))
+
+
 # A rule, what tells whether a value follows it, and the names of the values that must.
 _RULES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     (
@@ -160,17 +158,9 @@ _RULES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
         "scale_attn_weights scale_attn_by_inverse_layer_idx do_layer_norm_before enable_bias "
         "layer_norm_elementwise_affine _remove_final_layer_norm truncate",
     ),
-    ("a text", lambda value: isinstance(value, str), "hidden_act hidden_activation activation_function rope_type type"),
-    (
-        "a list of texts",
-        lambda value: isinstance(value, list) and all(isinstance(one, str) for one in value),
-        "layer_types",
-    ),
-    (
-        "a list of numbers over 0",
-        lambda value: isinstance(value, list) and all(_is_number(one) for one in value),
-        "short_factor long_factor",
-    ),
+    ("a text", _is_text, "hidden_act hidden_activation activation_function rope_type type"),
+    ("a list of texts", partial(_are, _is_text), "layer_types"),
+    ("a list of numbers over 0", partial(_are, _is_number), "short_factor long_factor"),
     (
         "an object",
         lambda value: isinstance(value, dict),

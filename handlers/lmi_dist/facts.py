@@ -17,6 +17,7 @@ from handlers.lmi_dist.rotary import stable_context_length
 from handlers.lmi_dist.weights import existing_file, read_json
 from lmi.errors import ModelUnusable, cause_line, shorten
 
+_SHARED = ("vocab_size", "num_layers", "num_kv_heads", "head_dim", "is_tied")  # with an Architecture
 _DTYPES = ("float16", "bfloat16", "float32", "float64")
 
 
@@ -62,13 +63,9 @@ def read_facts(path: str) -> ModelFacts:
         dtype=_dtype(file, raw),
         architecture=architecture,
         config=None,
-        vocab_size=architecture.vocab_size,
         context_length=architecture.context_length if pooling is None else pooling.max_length,
-        num_layers=architecture.num_layers,
-        num_kv_heads=architecture.num_kv_heads,
-        head_dim=architecture.head_dim,
-        is_tied=architecture.is_tied,
         pooling=pooling,
+        **{name: getattr(architecture, name) for name in _SHARED},
     )
 
 

@@ -76,14 +76,8 @@ _OPT: Names = {
     "up": "model.decoder.layers.{}.fc1",
     "down": "model.decoder.layers.{}.fc2",
 }
-_ACTIVATIONS = {
-    "silu": "silu",
-    "swish": "silu",
-    "relu": "relu",
-    "gelu": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-}
+_ACTIVATIONS = {name: name for name in ("silu", "relu", "gelu")}
+_ACTIVATIONS |= {"swish": "silu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,34 +118,48 @@ def describe(config: Any) -> Architecture | None:
     return None if family is None else family(config)
 
 
+def _decoder(config: Any, **facts: Any) -> Architecture:
+    """The Architecture of a decoder that has `facts`, and no rotations and no windows unless these say so."""
+    head_dim, num_layers = _head_dim(config), config.num_hidden_layers
+    common: dict[str, Any] = {
+        "vocab_size": config.vocab_size,
+        "context_length": stable_context_length(config),
+        "hidden_size": config.hidden_size,
+        "num_layers": num_layers,
+        "num_heads": config.num_attention_heads,
+        "num_kv_heads": config.num_attention_heads,
+        "head_dim": head_dim,
+        "scale": head_dim**-0.5,
+        "rotaries": (None,) * num_layers,
+        "windows": (None,) * num_layers,
+        "is_tied": config.tie_word_embeddings,
+    }
+    return Architecture(**(common | facts))
+
+
+def _head_dim(config: Any) -> int:
+    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+
+
 def _llama(config: Any, **switches: Any) -> Architecture | None:
     """The Architecture of Llama, which other families change with `switches`, or None if a part of it is unknown."""
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     layer_types = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
     activation = _ACTIVATIONS.get(switches.pop("activation", None) or getattr(config, "hidden_act", ""))
-    rotaries = rotaries_of(config, layer_types, head_dim)
+    rotaries = rotaries_of(config, layer_types, _head_dim(config))
     if activation is None or rotaries is None or not set(layer_types) <= {"full_attention", "sliding_attention"}:
         return None
     window = getattr(config, "sliding_window", None)
     facts: dict[str, Any] = {
         "names": _LLAMA,
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.hidden_size,
         "intermediate_size": config.intermediate_size,
-        "num_layers": config.num_hidden_layers,
-        "num_heads": config.num_attention_heads,
         "num_kv_heads": config.num_key_value_heads,
-        "head_dim": head_dim,
-        "scale": head_dim**-0.5,
         "activation": activation,
         "norm_eps": getattr(config, "rms_norm_eps", 1e-5),
         "rotaries": rotaries,
         "windows": tuple(window if kind == "sliding_attention" else None for kind in layer_types),
         "biases": _biases(config),
-        "is_tied": config.tie_word_embeddings,
-        "context_length": stable_context_length(config),
     }
-    return Architecture(**(facts | switches))
+    return _decoder(config, **(facts | switches))
 
 
 def _biases(config: Any) -> frozenset[str]:
@@ -197,32 +205,13 @@ def _phi(config: Any) -> Architecture | None:
     )
 
 
-def _with_positions(config: Any, **facts: Any) -> Architecture:
-    """The Architecture of a decoder with LayerNorms and a table of positions."""
-    head_dim, num_layers = config.hidden_size // config.num_attention_heads, config.num_hidden_layers
-    return Architecture(
-        vocab_size=config.vocab_size,
-        context_length=config.max_position_embeddings,
-        hidden_size=config.hidden_size,
-        num_layers=num_layers,
-        num_heads=config.num_attention_heads,
-        num_kv_heads=config.num_attention_heads,
-        head_dim=head_dim,
-        scale=head_dim**-0.5,
-        norm="layer",
-        rotaries=(None,) * num_layers,
-        windows=(None,) * num_layers,
-        is_tied=config.tie_word_embeddings,
-        **facts,
-    )
-
-
 def _gpt2(config: Any) -> Architecture | None:
     activation = _ACTIVATIONS.get(config.activation_function)
     if activation is None or config.scale_attn_by_inverse_layer_idx or not config.scale_attn_weights:
         return None
-    return _with_positions(
+    return _decoder(
         config,
+        norm="layer",
         names=_GPT2,
         intermediate_size=config.n_inner or 4 * config.hidden_size,
         activation=activation,
@@ -241,8 +230,9 @@ def _opt(config: Any) -> Architecture | None:
         del names["norm"]
     if config.word_embed_proj_dim != config.hidden_size:
         names |= {"project_in": "model.decoder.project_in", "project_out": "model.decoder.project_out"}
-    return _with_positions(
+    return _decoder(
         config,
+        norm="layer",
         names=names,
         intermediate_size=config.ffn_dim,
         activation=activation,
