@@ -72,34 +72,29 @@ class Weight(Protocol):
         """activation(x W^T + bias), from (rows, K) to (rows, N)."""
 
 
-class DenseWeight:
+def dense(weight: Tensor) -> Weight:
     """The plain product, for CUDA and for dtypes that oneDNN does not pack."""
-
-    def __init__(self, weight: Tensor) -> None:
-        self._weight = weight
-
-    def __call__(self, x: Tensor, bias: Tensor | None = None, activation: str = "none") -> Tensor:
-        return ACTIVATIONS[activation](functional.linear(x, self._weight, bias))
+    return lambda x, bias=None, activation="none": ACTIVATIONS[activation](functional.linear(x, weight, bias))
 
 
-class PackedWeight:
+def packed(weight: Tensor) -> Weight:
     """oneDNN's packed product."""
+    opaque = _reorder(weight.contiguous(), _PACK_ROWS)
 
-    def __init__(self, weight: Tensor) -> None:
-        self._weight = _reorder(weight.contiguous(), _PACK_ROWS)
-
-    def __call__(self, x: Tensor, bias: Tensor | None = None, activation: str = "none") -> Tensor:
+    def multiply(x: Tensor, bias: Tensor | None = None, activation: str = "none") -> Tensor:
         post_op, algorithm = _POST_OPS[activation]
-        return _pointwise(x, self._weight, bias, post_op, [], algorithm)
+        return _pointwise(x, opaque, bias, post_op, [], algorithm)
+
+    return multiply
 
 
 def packer(placement: Placement) -> Callable[[Tensor], Weight]:
     """The function that takes a weight in the dtype of the checkpoint and gives its form on the device."""
-    kind: type[PackedWeight | DenseWeight] = DenseWeight
+    kind = dense
     if placement.device.type == "cpu" and torch.backends.mkldnn.is_available():
         has_bfloat16 = torch.ops.mkldnn._is_mkldnn_bf16_supported()
         if placement.dtype == torch.float32 or (placement.dtype == torch.bfloat16 and has_bfloat16):
-            kind = PackedWeight
+            kind = packed
     return lambda weight: kind(weight.to(placement.device, placement.dtype))
 
 

@@ -62,7 +62,6 @@ class TorchModel:
 
     def __call__(self, step: StepInputs) -> Tensor:
         buffers: dict[int, Tensor] = {}
-        low: list[_Low] = []
         rotations = {table: rows.index_select(0, step.positions) for table, rows in self._rotations.items()}
         for operation in self._program.operations:
             match operation:
@@ -70,12 +69,8 @@ class TorchModel:
                     buffers[operation.output] = _embed(operation, step, self._dtype)
                 case Norm():
                     _put(buffers, operation, _normalise(operation, buffers[operation.input]))
-                case Shrink():
-                    low = self._shrink(operation, buffers[operation.input], step)
-                case Linear() if operation.site is not None and low:
-                    _put(buffers, operation, _multiply_adapted(operation, buffers[operation.input], low))
                 case Linear():
-                    _put(buffers, operation, _multiply(operation, buffers[operation.input]))
+                    _put(buffers, operation, self._multiply(operation, buffers[operation.input], step))
                 case Attend():
                     heads = buffers[operation.input].unflatten(1, (-1, self._program.head_dim))
                     buffers[operation.output] = self._attend(operation, heads, rotations, step)
@@ -84,6 +79,8 @@ class TorchModel:
                 case Cap():
                     logits = buffers[operation.buffer].float()
                     buffers[operation.buffer] = logits.div_(operation.cap).tanh_().mul_(operation.cap)
+                case Shrink():
+                    pass  # its Linear does it
         self._outputs = {name: buffers[index] for name, index in self._program.outputs.items()}
         return buffers[self._logits].float()
 
@@ -91,14 +88,16 @@ class TorchModel:
         """The wanted rows of a declared output in the last step, (num_wanted, hidden_size)."""
         return self._outputs[name]
 
-    def _shrink(self, operation: Shrink, x: Tensor, step: StepInputs) -> list[_Low]:
-        """The rows of x that each adapter changes here, (rows, width), as it shrinks them."""
-        is_wanted, low = operation.output in self._program.wanted, []
-        for one in step.adapted:
-            rows, weights = one.wanted if is_wanted else one.rows, self._adapters[one.adapter][operation.site]
-            if weights is not None and len(rows):
-                low.append(_Low(rows, functional.linear(x.index_select(0, rows), weights.down), weights))
-        return low
+    def _multiply(self, operation: Linear[Weight], x: Tensor, step: StepInputs) -> Tensor:
+        """(rows, width of input) to (rows, width of output)."""
+        if step.adapted and operation.site is not None:
+            is_wanted, site = operation.output in self._program.wanted, operation.site
+            low = [(one.wanted if is_wanted else one.rows, self._adapters[one.adapter][site]) for one in step.adapted]
+            if some := [(rows, weights) for rows, weights in low if weights is not None and len(rows)]:
+                return _multiply_adapted(operation, x, some)
+        if operation.gate is None:
+            return operation.weight(x, operation.bias, operation.activation)
+        return operation.gate(x, operation.gate_bias, operation.activation).mul_(operation.weight(x, operation.bias))
 
     def _attend(self, operation: Attend, heads: Tensor, rotations: dict[int, Tensor], step: StepInputs) -> Tensor:
         """Normalise and rotate in place, store keys and values, and attend.
@@ -127,15 +126,6 @@ class TorchModel:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Low:
-    """Rows on their way through an adapter: `x` is (num_rows, rank)."""
-
-    rows: Tensor
-    x: Tensor
-    weights: LowRank[Tensor]
-
-
 def _put(buffers: dict[int, Tensor], operation: Norm | Linear[Weight], result: Tensor) -> None:
     output = operation.output
     buffers[output] = buffers[output].add_(result) if operation.adds else result
@@ -153,27 +143,16 @@ def _normalise(operation: Norm, x: Tensor) -> Tensor:
     """(rows, width) to the same shape."""
     if operation.is_centred:
         return functional.layer_norm(x, x.shape[1:], operation.weight, operation.bias, operation.eps)
-    x = functional.rms_norm(x, x.shape[1:], operation.weight, operation.eps)
-    return x if operation.bias is None else x.add_(operation.bias)
+    return functional.rms_norm(x, x.shape[1:], operation.weight, operation.eps)
 
 
-def _multiply(operation: Linear[Weight], x: Tensor) -> Tensor:
-    """(rows, width of input) to (rows, width of output)."""
-    if operation.gate is None:
-        return operation.weight(x, operation.bias, operation.activation)
-    return operation.gate(x, operation.gate_bias, operation.activation).mul_(operation.weight(x, operation.bias))
-
-
-def _multiply_adapted(operation: Linear[Weight], x: Tensor, low: list[_Low]) -> Tensor:
-    """As `_multiply`, with what adapters add to some rows before the activation."""
+def _multiply_adapted(operation: Linear[Weight], x: Tensor, low: list[tuple[Tensor, LowRank[Tensor]]]) -> Tensor:
+    """What adapters add to some rows is added before the activation."""
     y, activate = operation.weight(x, operation.bias), ACTIVATIONS[operation.activation]
-    for one in low:
-        if one.weights.up is not None:
-            y.index_add_(0, one.rows, functional.linear(one.x, one.weights.up))
-    if operation.gate is None:
-        return activate(y)
-    gate = operation.gate(x, operation.gate_bias)
-    for one in low:
-        if one.weights.gate is not None:
-            gate.index_add_(0, one.rows, functional.linear(one.x, one.weights.gate))
-    return activate(gate).mul_(y)
+    gate = None if operation.gate is None else operation.gate(x, operation.gate_bias)
+    for rows, weights in low:
+        shrunk = functional.linear(x.index_select(0, rows), weights.down)
+        for grown, by in ((y, weights.up), (gate, weights.gate)):
+            if grown is not None and by is not None:
+                grown.index_add_(0, rows, functional.linear(shrunk, by))
+    return activate(y) if gate is None else activate(gate).mul_(y)

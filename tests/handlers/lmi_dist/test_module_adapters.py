@@ -10,12 +10,12 @@ from torch import nn
 from handlers.lmi_dist.attention import Attention
 from handlers.lmi_dist.hf_fallback import ModuleAdapters, PackedLinear
 from handlers.lmi_dist.operations import LowRank
-from handlers.lmi_dist.placement import DenseWeight
+from handlers.lmi_dist.placement import dense
 from handlers.lmi_dist.torch_model import AdaptedRows, StepInputs
 
 
 def new_linear() -> PackedLinear:
-    return PackedLinear(nn.Linear(4, 6), DenseWeight)
+    return PackedLinear(nn.Linear(4, 6), dense)
 
 
 def step_of(num_rows: int, wanted: list[int], *adapted: AdaptedRows) -> StepInputs:
