@@ -63,7 +63,9 @@ class HuggingFaceModel:
         self._token_ids = [(7 * index + 3) % config.vocab_size for index in range(9)]
         self._expected = self._untouched_logits()
         pack_linears(self._model, pack)
-        self._outputs = ModuleOutputs(self._model, facts.num_layers, engine_config)
+        self._outputs: dict[str, Any] = {}  # what the module of each declared output gave when it was called last
+        for name, module in output_modules(self._model, facts.num_layers, engine_config).items():
+            module.register_forward_hook(lambda _, arguments, given, name=name: self._outputs.update({name: given}))
 
     def with_adapters(self) -> ModuleAdapters:
         """Let rows have adapters of any linear. Call it before `check`."""
@@ -83,7 +85,10 @@ class HuggingFaceModel:
 
     def output(self, name: str) -> Tensor:
         """The wanted rows of a declared output in the last step, (num_wanted, hidden_size)."""
-        return self._outputs.rows(name, self.step)
+        given = self._outputs[name]
+        first = given[0] if isinstance(given, tuple) else given
+        states: Tensor = first if isinstance(first, Tensor) else first.last_hidden_state  # (1, rows, hidden_size)
+        return states[0].index_select(0, self.step.wanted)
 
     @property
     def step(self) -> StepInputs:
@@ -96,17 +101,22 @@ class HuggingFaceModel:
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        scale: float | None,
-        softcap: float | None,
-        window: int | None,
+        attention_mask: Tensor | None,
+        scaling: float | None = None,
+        sliding_window: int | None = None,
+        softcap: float | None = None,
+        **_: Any,
     ) -> Tensor:
-        """Store keys and values (1, kv_heads, rows, d), and attend: (1, heads, rows, d) to (1, rows, heads, d)."""
+        """Store keys and values (1, kv_heads, rows, d), and attend: (1, heads, rows, d) to (1, rows, heads, d).
+
+        Behind the layer are the arguments that transformers gives an attention function.
+        """
         if self._layer_types is not None:  # the configuration lists kinds of layers
-            window = self._window if self._layer_types[layer] == "sliding_attention" else None
+            sliding_window = self._window if self._layer_types[layer] == "sliding_attention" else None
         attention, queries = self.step.attention, query[0].transpose(0, 1)
         attention.write(layer, torch.cat((key[0], value[0])).transpose(0, 1))
-        scale = scale or query.shape[-1] ** -0.5
-        answer = attention(layer, queries, scale, softcap=softcap, window=window)
+        scale = scaling or query.shape[-1] ** -0.5
+        answer = attention(layer, queries, scale, softcap=softcap, window=sliding_window)
         return answer.view(1, len(answer), -1, query.shape[-1])
 
     def check(self, forward: Callable[[Plan], Tensor]) -> None:
@@ -157,19 +167,9 @@ def _load(facts: ModelFacts, placement: Placement) -> PreTrainedModel:
     return model
 
 
-def _attend(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float | None = None,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    **_: Any,
-) -> tuple[Tensor, None]:
+def _attend(module: nn.Module, *arguments: Any, **options: Any) -> tuple[Tensor, None]:
     """The attention function of transformers: see `HuggingFaceModel.attend`."""
-    return getattr(module, _SITE)(query, key, value, scaling, softcap, sliding_window), None
+    return getattr(module, _SITE)(*arguments, **options), None
 
 
 class PackedLinear(nn.Module):
@@ -234,25 +234,10 @@ class ModuleAdapters:
                 y[0].index_add_(0, rows, functional.linear(low, weights.up))
 
 
-class ModuleOutputs:
-    """The hidden states that each declared output was when its module was called last."""
-
-    def __init__(self, model: PreTrainedModel, num_layers: int, config: EngineConfig) -> None:
-        """Raises BadConfiguration if the model has no output of a declared name."""
-        modules: dict[str, nn.Module] = {HIDDEN_STATES: model.base_model}
-        lists = [one for one in model.modules() if isinstance(one, nn.ModuleList) and len(one) == num_layers]
-        if lists:  # the first that has all layers
-            modules |= {layer_name(layer): module for layer, module in enumerate(lists[0])}
-        self._given: dict[str, Tensor] = {}
-        for name in declared_names(config, modules):
-            modules[name].register_forward_hook(partial(self._note, name))
-
-    def rows(self, name: str, step: StepInputs) -> Tensor:
-        """The wanted rows, (num_wanted, hidden_size)."""
-        return self._given[name].index_select(0, step.wanted)
-
-    def _note(self, name: str, module: nn.Module, arguments: object, given: Any) -> None:
-        """Keep a module's output, (1, rows, hidden_size): a tensor, or the first of several."""
-        first: Any = given[0] if isinstance(given, tuple) else given
-        states: Tensor = first if isinstance(first, Tensor) else first.last_hidden_state
-        self._given[name] = states[0]
+def output_modules(model: PreTrainedModel, num_layers: int, config: EngineConfig) -> dict[str, nn.Module]:
+    """The module that gives each declared output. Raises BadConfiguration if the model has no output of a name."""
+    modules: dict[str, nn.Module] = {HIDDEN_STATES: model.base_model}
+    lists = [one for one in model.modules() if isinstance(one, nn.ModuleList) and len(one) == num_layers]
+    if lists:  # the first that has all layers
+        modules |= {layer_name(layer): module for layer, module in enumerate(lists[0])}
+    return {name: modules[name] for name in declared_names(config, modules)}
