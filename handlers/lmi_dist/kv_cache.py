@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from handlers.lmi_dist.idle_blocks import IdleBlocks, Retention
-from handlers.lmi_dist.prefix_tree import Match, PrefixTree, Root
+from handlers.lmi_dist.prefix_tree import Match, PrefixTree, Root, num_equal
 
 
 @dataclass(slots=True)
@@ -168,7 +168,7 @@ class KvCache:
             return
         self._drop_copy(slot)
         holding = self._holdings[slot]
-        self._replace(holding.table, holding.num_stored, blocks)
+        self._replace(holding.table, blocks)
         if self.reuses_prefixes:
             holding.num_stored = max(holding.num_stored, len(blocks))
         num_promised = min(holding.num_promised, holding.num_wanted - len(holding.table))
@@ -205,12 +205,7 @@ class KvCache:
             return self._slots.copy(from_slot, [slot], num_tokens)
         self._drop_copy(slot)
         holding, source = self._holdings[slot], self._holdings[from_slot]
-        blocks, num_equal = source.table[: num_tokens // self.tokens_per_block], 0
-        for own, block in zip(holding.table, blocks, strict=False):
-            if own != block:
-                break
-            num_equal += 1
-        self._replace(holding.table, num_equal, blocks)
+        self._replace(holding.table, source.table[: num_tokens // self.tokens_per_block])
         holding.num_stored = source.num_stored
 
     def adopt_rest(self, from_slot: int, slot: int, num_tokens: int) -> None:
@@ -269,8 +264,9 @@ class KvCache:
             if retention is not None and block in self._tree:
                 self._idle.retain(block, retention)
 
-    def _replace(self, table: list[int], start: int, blocks: SequenceOf[int]) -> None:
-        """Make used or idle blocks those of a table, from `blocks[start]` on."""
+    def _replace(self, table: list[int], blocks: SequenceOf[int]) -> None:
+        """Make used or idle blocks those of a table, from the first on."""
+        start = num_equal(table, blocks)
         shared = blocks[start:]
         for block in shared:
             self._hold(block)

@@ -7,6 +7,7 @@ one token are banned. `ignore_eos` bans no token.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Collection
 from copy import copy
 from dataclasses import dataclass, field, replace
@@ -20,12 +21,11 @@ from handlers.lmi_dist.sequence import EmbeddedSequence
 
 
 class TokenHistory:
-    """Arrays that grow with their sequence; only the first `size` entries count."""
+    """Arrays that grow with their sequence."""
 
     def __init__(self, sequence: Sequence, *, counts_prompt: bool) -> None:
-        self.size = 0
-        self.token_ids = np.empty(64, np.int32)
-        self.counts = np.zeros(64, np.float32)  # in the output: 0 for a token that is only in the prompt
+        self.token_ids = array("i")
+        self.counts = array("f")  # in the output: 0 for a token that is only in the prompt
         self._indices: dict[int, int] = {}  # token id -> its index in the arrays
         self._num_seen = sequence.num_prompt_tokens
         if counts_prompt:
@@ -35,26 +35,21 @@ class TokenHistory:
     def fork(self) -> TokenHistory:
         """The same history for another sequence with the same tokens."""
         forked = copy(self)
-        forked.token_ids, forked.counts = self.token_ids.copy(), self.counts.copy()
+        forked.token_ids, forked.counts = self.token_ids[:], self.counts[:]
         forked._indices = self._indices.copy()
         return forked
 
     def catch_up(self, sequence: Sequence) -> None:
         """Count the tokens that were generated since the last call."""
         for token_id in sequence.token_ids[self._num_seen :]:
-            index = self._index(token_id)  # first: it may replace the arrays
-            self.counts[index] += 1
+            self.counts[self._index(token_id)] += 1
         self._num_seen = sequence.num_tokens
 
     def _index(self, token_id: int) -> int:
-        index = self._indices.get(token_id)
-        if index is None:
-            index = self._indices[token_id] = self.size
-            if index == len(self.token_ids):
-                self.token_ids = np.concatenate([self.token_ids, np.empty_like(self.token_ids)])
-                self.counts = np.concatenate([self.counts, np.zeros_like(self.counts)])
-            self.token_ids[index] = token_id
-            self.size += 1
+        index = self._indices.setdefault(token_id, len(self.token_ids))
+        if index == len(self.token_ids):
+            self.token_ids.append(token_id)
+            self.counts.append(0)
         return index
 
 
@@ -159,9 +154,10 @@ def add_rules(sampling: Sampling, ruled: list[RuledRow]) -> None:
     for one, history in penalised:
         history.catch_up(one.sequence)
     if penalised:
-        sampling.wishes["num_seen"][[one.place for one, _ in penalised]] = [history.size for _, history in penalised]
-        sampling.seen_ids = np.concatenate([history.token_ids[: history.size] for _, history in penalised])
-        sampling.counts = np.concatenate([history.counts[: history.size] for _, history in penalised])
+        sizes = [len(history.token_ids) for _, history in penalised]
+        sampling.wishes["num_seen"][[one.place for one, _ in penalised]] = sizes
+        sampling.seen_ids = np.concatenate([history.token_ids for _, history in penalised])
+        sampling.counts = np.concatenate([history.counts for _, history in penalised])
     banned = [one.rules.next_banned_ids(one.sequence) for one in ruled]
     if any(banned):
         sampling.wishes["num_banned"][[one.place for one in ruled]] = [len(ids) for ids in banned]

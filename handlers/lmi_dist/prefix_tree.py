@@ -8,6 +8,7 @@ counted, those of a prompt could be guessed one by one, by time or by `cached_to
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
 TOKENS_PER_PART = 16  # as many as vLLM has in a block
@@ -54,9 +55,9 @@ class PrefixTree:
         blocks: list[int] = []
         for start in range(0, end, self._tokens_per_block):
             wanted = tuple(token_ids[start : min(start + self._tokens_per_block, end)])
-            num_equal, block = self._closest(parent, wanted)
-            if num_equal < self._tokens_per_block:
-                return Match(blocks, block, root.num_shared(num_equal))
+            num_found, block = self._closest(parent, wanted)
+            if num_found < self._tokens_per_block:
+                return Match(blocks, block, root.num_shared(num_found))
             blocks.append(block)
             parent = block
         return Match(blocks)
@@ -68,7 +69,7 @@ class PrefixTree:
         if place < len(siblings) and siblings[place][0] == wanted:
             return len(wanted), siblings[place][1]
         neighbours = siblings[max(place - 1, 0) : place + 1]
-        return max(((_num_equal(tokens, wanted), block) for tokens, block in neighbours), default=(0, -1))
+        return max(((num_equal(tokens, wanted), block) for tokens, block in neighbours), default=(0, -1))
 
     def insert(self, parent: Parent, tokens: Tokens, block: int) -> int:
         """Put a block below its parent, which is in the tree. A block that was there with fewer tokens moves.
@@ -96,7 +97,7 @@ class PrefixTree:
         return parent
 
 
-def _num_equal(tokens: Tokens, others: Tokens) -> int:
+def num_equal(tokens: Sequence[int], others: Sequence[int]) -> int:
     """The length of the longest common beginning."""
     pairs = zip(tokens, others, strict=False)
     return next((place for place, (one, other) in enumerate(pairs) if one != other), min(len(tokens), len(others)))

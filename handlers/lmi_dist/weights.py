@@ -75,8 +75,7 @@ class Checkpoint:
         self._progress = progress or (lambda stage, share: None)
         self._num_taken = 0
         self.folder = Path(path)
-        files = _weight_files(self.folder)
-        self._tables = {file: _open(file) for file in files} if files else _pickled(self.folder, allow_pickle)
+        self._tables = _tables(self.folder, allow_pickle)
         self._files = {name: file for file, table in self._tables.items() for name in table}
 
     def __contains__(self, name: str) -> bool:
@@ -121,23 +120,19 @@ def _weight_files(folder: Path) -> list[Path]:
     return [existing_file(folder, str(name)) for name in sorted(set(weight_map.values()))]
 
 
-def _open(file: Path) -> SafetensorsFile:
-    try:
-        return SafetensorsFile(file)
-    except (ValueError, OSError) as error:
-        raise ModelUnusable(f"{file}: not a whole safetensors file: {cause_line(error)}") from error
-
-
-def _pickled(folder: Path, allow_pickle: bool) -> dict[Path, Mapping[str, Array]]:
-    files = pickled_files(folder)
+def _tables(folder: Path, allow_pickle: bool) -> dict[Path, Mapping[str, Array]]:
+    """The tensors of each weight file of a folder."""
+    read: Callable[[Path], Mapping[str, Array]] = SafetensorsFile
+    files, fault, tables = _weight_files(folder), "not a whole safetensors file", dict[Path, Mapping[str, Array]]()
     if not files:
-        raise ModelUnusable(f"{folder}: no model.safetensors in it")
-    load, tables = _pickle_reader(files[0], allow_pickle), dict[Path, Mapping[str, Array]]()
+        if not (files := pickled_files(folder)):
+            raise ModelUnusable(f"{folder}: no model.safetensors in it")
+        read, fault = _pickle_reader(files[0], allow_pickle), "cannot be read"
     for file in files:
         try:
-            tables[file] = load(file)
+            tables[file] = read(file)
         except Exception as error:  # unpickling can raise any error
-            raise ModelUnusable(f"{file}: cannot be read: {cause_line(error)}") from error
+            raise ModelUnusable(f"{file}: {fault}: {cause_line(error)}") from error
     return tables
 
 
