@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 
 from handlers.driven.arguments import fields_by_class, first_line, named, refusal
-from handlers.lmi_trtllm import options
-from handlers.lmi_trtllm.options import OPTIONS, Forbidden, Ignored, Translated
+from handlers.lmi_trtllm.options import CONFIG_CLASSES, FORBIDDEN, IGNORED, LACKING, QUANTISE_BEFORE, TRANSLATED
 from lmi.errors import ModelUnusable, NoMemory, StartError
 from lmi.settings.config import EngineConfig, SamplingDefaults, SamplingValues
 from lmi.settings.handler import Handler, folder_of
@@ -86,8 +85,7 @@ ADVICE = {
 def option_names() -> frozenset[str] | None:
     """The arguments of the installed LLM and the options of its table, or None if TensorRT-LLM is not installed."""
     own = frozenset[str]().union(*(_classes().get(name, ()) for name in ARGUMENT_CLASSES)) - {"model_config"}
-    ignored = {name for name, row in OPTIONS.items() if isinstance(row, Ignored)}
-    return (own | OPTIONS.keys()) - ignored if own else None
+    return (own | TRANSLATED.keys() | FORBIDDEN.keys()) - IGNORED.keys() if own else None
 
 
 def _classes() -> Mapping[str, frozenset[str]]:
@@ -97,16 +95,16 @@ def _classes() -> Mapping[str, frozenset[str]]:
 def check(config: EngineConfig) -> Mapping[str, str]:
     """Refuse what this engine cannot do, and what the installed line lacks, with the reason."""
     faults = {f"option.{name}": reason for name, reason in _lacking(config)}
-    for name, text in config.options.items():
-        row = OPTIONS.get(name)
-        if isinstance(row, Forbidden) and text.lower() not in (value.lower() for value in row.harmless):
-            faults[f"option.{name}"] = row.allowed
+    for name in config.options.keys() & FORBIDDEN.keys():
+        harmless = FORBIDDEN[name].partition(":")[0]
+        if harmless == "nothing" or config.options[name].lower() != harmless:
+            faults[f"option.{name}"] = FORBIDDEN[name]
     if config.device == "cpu":
         faults["option.device"] = "auto or cuda on trtllm"
     if config.speculative is not None:
         faults["option.speculative"] = OWN_SPECULATION
     if (config.quantize or "").lower() == "smoothquant":
-        faults["option.quantize"] = options.QUANTISE_BEFORE
+        faults["option.quantize"] = QUANTISE_BEFORE
     return faults
 
 
@@ -114,15 +112,13 @@ def _lacking(config: EngineConfig) -> list[tuple[str, str]]:
     """Each option whose argument the installed TensorRT-LLM lacks, as far as its source text says."""
     classes = _classes()
     faults = []
-    for name in config.options.keys() & (OPTIONS.keys() | options.LACKING.keys()):
-        row = OPTIONS.get(name, Translated(name))
-        if not isinstance(row, Translated):
-            continue
-        argument, _, field = row.target.partition(".")
-        known = classes.get(options.CONFIG_CLASSES.get(argument, "") if field else ARGUMENT_CLASSES[-1])
+    for name in config.options.keys() & (TRANSLATED.keys() | LACKING.keys()):
+        target = TRANSLATED.get(name, name)
+        argument, _, field = target.partition(".")
+        known = classes.get(CONFIG_CLASSES.get(argument, "") if field else ARGUMENT_CLASSES[-1])
         if known is not None and (field or argument) not in known:  # what the text does not show counts as existing
-            why = options.LACKING.get(row.target)
-            faults.append((name, f"nothing: this TensorRT-LLM has no {row.target}" + (f", {why}" if why else "")))
+            why = LACKING.get(target)
+            faults.append((name, f"nothing: this TensorRT-LLM has no {target}" + (f", {why}" if why else "")))
     return sorted(faults)
 
 
@@ -220,8 +216,8 @@ HANDLER = Handler(
     defaults=DEFAULTS,
     sampling_defaults=SAMPLING,
     uses=frozenset({"option.trust_remote_code"}),
-    unused={f"option.{name}": row.why for name, row in OPTIONS.items() if isinstance(row, Ignored)},
-    means={f"option.{name}": row.target for name, row in OPTIONS.items() if isinstance(row, Translated)},
+    unused={f"option.{name}": why for name, why in IGNORED.items()},
+    means={f"option.{name}": target for name, target in TRANSLATED.items()},
     wins=frozenset({"option.max_num_sequences"}),  # the engine's batch; without it the other one is
     caveat=CHECKED,
     option_names=option_names,

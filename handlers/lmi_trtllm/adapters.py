@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 import msgspec
+from safetensors import SafetensorError, safe_open
 from tensorrt_llm import LLM, SamplingParams
 from tensorrt_llm.llmapi import LoRARequest, TorchLlmArgs
 
@@ -39,7 +40,6 @@ OFF: dict[str, tuple[object, ...]] = {
     "alpha_pattern": (None, {}),
     "modules_to_save": (None, []),
 }
-MAX_HEADER_BYTES = 100 << 20  # the format's own limit
 
 
 def arguments(given: Mapping[str, Any]) -> dict[str, LoraConfig]:
@@ -79,7 +79,7 @@ def check_adapter(adapter: LoadedAdapter, config: LoraConfig) -> None:
         raise ValueError(f"{CONFIG}: {error}") from None
     if reason := _config_fault(stored, config.max_lora_rank):
         raise ValueError(f"{CONFIG}: {reason}")
-    if (path / WEIGHTS).is_file() and (reason := _weights_fault(_header(path / WEIGHTS), config)):
+    if (path / WEIGHTS).is_file() and (reason := _weights_fault(_shapes(path / WEIGHTS), config)):
         raise ValueError(f"{WEIGHTS}: {reason}")
 
 
@@ -104,27 +104,23 @@ def _modules(config: LoraConfig) -> set[str]:
     return {name.rpartition(".")[2] for group in parts for name in group}
 
 
-def _weights_fault(header: dict[str, Any], config: LoraConfig) -> str | None:
-    """What is wrong with the tensors of a file, given by its header: their shapes by their names."""
+def _weights_fault(shapes: dict[str, list[int]], config: LoraConfig) -> str | None:
+    """What is wrong with the tensors of a file."""
     modules, max_rank = _modules(config), config.max_lora_rank
-    for name, described in header.items():
-        if name == "__metadata__":
-            continue
+    for name, shape in shapes.items():
         found = MODULE.search(name)
         if found is None or found[1] not in modules:
             return f"{name} would be left out: the engine has no low ranks there {WAY_OUT}"
-        rank = described["shape"][0] if name.endswith("lora_A.weight") else 1
+        rank = shape[0] if name.endswith("lora_A.weight") else 1
         if rank > max_rank:
             return f"{name} has the rank {rank}, and option.max_lora_rank is {max_rank}"
     return None
 
 
-def _header(path: Path) -> dict[str, Any]:
-    """The header of a safetensors file: its length in 8 bytes, then JSON. It is empty if it cannot be read."""
-    with path.open("rb") as file:
-        num_bytes = int.from_bytes(file.read(8), "little")
-        text = file.read(min(num_bytes, MAX_HEADER_BYTES))
+def _shapes(path: Path) -> dict[str, list[int]]:
+    """The shapes of the tensors in a file by their names, or nothing if it cannot be read."""
     try:
-        return msgspec.json.decode(text, type=dict[str, Any])
-    except msgspec.MsgspecError:
+        with safe_open(path, "np") as file:
+            return {name: file.get_slice(name).get_shape() for name in file.keys()}
+    except SafetensorError:
         return {}

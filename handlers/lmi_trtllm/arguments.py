@@ -20,7 +20,17 @@ from handlers.base.configuration import pickled_files, refusal
 from handlers.driven.arguments import DTYPES, OPTION_OF, first_line, named, tell_unknown
 from handlers.lmi_trtllm import about
 from handlers.lmi_trtllm.about import Profile
-from handlers.lmi_trtllm.options import LACKING, OPTIONS, OURS, QUANTISE_BEFORE, UPSTREAMS, Translated
+from handlers.lmi_trtllm.options import (
+    FORBIDDEN,
+    IGNORED,
+    LACKING,
+    OURS,
+    QUANTISE_BEFORE,
+    READ,
+    TRANSLATED,
+    UPSTREAMS,
+    parsed,
+)
 from lmi.adapters.files import is_enabled
 from lmi.errors import BadConfiguration, ModelUnusable, shorten
 from lmi.settings.config import EngineConfig
@@ -124,18 +134,18 @@ def _others(config: EngineConfig, profile: Profile, faults: list[str]) -> list[S
     """What the options say that have no field of their own in an EngineConfig."""
     said = []
     for name, text in config.options.items():
-        row = OPTIONS.get(name, Translated(name))
-        if not isinstance(row, Translated):
+        if name in FORBIDDEN or name in IGNORED:
             continue
-        target = ARGUMENTS.get(row.target, row.target)
+        target = TRANSLATED.get(name, name)
+        target = ARGUMENTS.get(target, target)
         try:
-            value = row.read(text)
+            value = READ.get(name, parsed)(text)
         except ValueError as error:
             faults.append(f"{named(config, name, text)}: allowed is {error}")
             continue
         if target.partition(".")[0] not in TorchLlmArgs.model_fields:
             text = f"{named(config, name)}: TensorRT-LLM ({profile.name}) has no argument {target}"
-            tell_unknown(config, text, name, (*TorchLlmArgs.model_fields, *OPTIONS), faults)
+            tell_unknown(config, text, name, (*TorchLlmArgs.model_fields, *TRANSLATED, *FORBIDDEN, *IGNORED), faults)
         elif isinstance(value, dict) and value and "." not in target:  # a field at a time, so that none is set twice
             said += [Said(name, f"{target}.{field}", each) for field, each in value.items()]
         elif value is not UPSTREAMS:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final
 
 from handlers.driven.arguments import boolean
 
@@ -17,35 +16,11 @@ POLICIES = ("max_utilization", "guaranteed_no_evict", "static_batch")
 UPSTREAMS: Final = object()  # the value that TensorRT-LLM has by itself, so nothing is said
 NOTHING_IS_BUILT = "no engine is built: the checkpoint is loaded as it is"
 NOTHING_IS_QUANTISED = "nothing is quantised at load: the checkpoint says how its weights are stored"
-MODEL_SAYS = "config.json of the model says it"
-ON_ONE_MACHINE = "the ranks are on one machine"
 QUANTISE_BEFORE = (
     "nothing: TensorRT-LLM quantises no weights at load, so give a checkpoint that is quantised, as NVIDIA's Model "
     "Optimizer writes it"
 )
 PYTHON_OBJECT = "nothing: it is an object of Python, which no text names"
-
-
-@dataclass(frozen=True, slots=True)
-class Translated:
-    """`target` is an option of the table of lmi, or an argument of LLM. A dot leads into a nested configuration."""
-
-    target: str
-    read: Callable[[str], object] = lambda text: parsed(text)  # raises ValueError with the allowed values
-
-
-@dataclass(frozen=True, slots=True)
-class Forbidden:
-    allowed: str
-    harmless: tuple[str, ...] = ()  # values that ask for what happens anyway
-
-
-@dataclass(frozen=True, slots=True)
-class Ignored:
-    why: str
-
-
-Row: TypeAlias = Translated | Forbidden | Ignored
 
 
 def parsed(text: str) -> object:
@@ -91,73 +66,87 @@ OF_QUANTISATION = (
 OF_MODELS = "baichuan_model_version chatglm_model_version gpt_model_version".split()
 OF_NODES = "node_rank master_addr master_port".split()
 
-OPTIONS: dict[str, Row] = {
-    **{name: Translated(name) for name in SAME},
-    **{name: Translated(f"kv_cache_config.{name}") for name in OF_KV_CACHE},
-    **{name: Translated(f"lora_config.{name}") for name in OF_LORA},
-    **dict.fromkeys(OF_BUILDS, Ignored(NOTHING_IS_BUILT)),
-    **dict.fromkeys(OF_QUANTISATION, Ignored(NOTHING_IS_QUANTISED)),
-    **dict.fromkeys(OF_MODELS, Ignored(MODEL_SAYS)),
-    **dict.fromkeys(OF_NODES, Ignored(ON_ONE_MACHINE)),
+# An option of the table of lmi, or an argument of LLM. A dot leads into a nested configuration.
+TRANSLATED: dict[str, str] = {
+    **{name: name for name in SAME},
+    **{name: f"kv_cache_config.{name}" for name in OF_KV_CACHE},
+    **{name: f"lora_config.{name}" for name in OF_LORA},
     # The guide.
-    "max_output_len": Translated("option.max_model_len"),  # the guide: it maps to max_seq_len
-    "max_num_tokens": Translated("option.max_rolling_batch_prefill_tokens"),
-    "max_num_sequences": Translated("option.max_rolling_batch_size"),
-    "enable_kv_cache_reuse": Translated("option.enable_prefix_caching"),
-    "kv_cache_free_gpu_mem_fraction": Translated("kv_cache_config.free_gpu_memory_fraction"),
-    "batch_scheduler_policy": Translated("scheduler_config.capacity_scheduler_policy", _policy),
-    "enable_trt_overlap": Ignored("it overlapped TensorRT's engines; option.enable_overlap_scheduler is PyTorch's"),
-    "logits_dtype": Ignored("it had an effect only on T5"),
-    "rotary_base": Forbidden("nothing: write rope_theta into config.json of the model"),
-    "rotary_dim": Forbidden("nothing: write rotary_dim into config.json of the model"),
-    "rotary_scaling_type": Forbidden("nothing: write rope_scaling into config.json of the model"),
-    "rotary_scaling_factor": Forbidden("nothing: write rope_scaling into config.json of the model"),
-    "use_custom_all_reduce": Ignored("option.allreduce_strategy chooses how ranks add up"),
-    "multi_block_mode": Ignored("the kernels of attention choose it"),
-    "use_fp8_context_fmha": Ignored("option.kv_cache_dtype=fp8 stores keys and values in 8 bits"),
+    "max_output_len": "option.max_model_len",  # the guide: it maps to max_seq_len
+    "max_num_tokens": "option.max_rolling_batch_prefill_tokens",
+    "max_num_sequences": "option.max_rolling_batch_size",
+    "enable_kv_cache_reuse": "option.enable_prefix_caching",
+    "kv_cache_free_gpu_mem_fraction": "kv_cache_config.free_gpu_memory_fraction",
+    "batch_scheduler_policy": "scheduler_config.capacity_scheduler_policy",
     # The class of properties.
-    "enable_chunked_context": Translated("enable_chunked_prefill"),
-    "max_batch_size": Translated("option.max_rolling_batch_size"),
-    "max_seq_len": Translated("option.max_model_len"),
-    "auto_parallel": Forbidden("false: option.tensor_parallel_degree says how many GPUs share a layer", ("false",)),
-    "auto_parallel_world_size": Ignored("option.tensor_parallel_degree says how many GPUs share a layer"),
-    "batching_type": Forbidden("inflight", ("inflight", "INFLIGHT")),
-    "normalize_log_probs": Ignored("log-probabilities are the model's own, not divided by a length"),
-    "extended_runtime_perf_knob_config": Ignored("it was TensorRT's engines'; option.cuda_graph_config is PyTorch's"),
-    "backend": Forbidden("pytorch: TensorRT's engines are not served", ("pytorch",)),
-    "enable_block_reuse": Translated("option.enable_prefix_caching"),
-    "max_tokens": Translated("option.max_kv_cache_tokens"),
-    "enable_overlap_scheduler": Translated("disable_overlap_scheduler", lambda text: not boolean(text)),
-    "kv_cache_dtype": Translated("kv_cache_config.dtype"),
-    "use_cuda_graph": Translated("cuda_graph_config", lambda text: UPSTREAMS if boolean(text) else None),
-    "moe_backend": Translated("moe_config.backend"),
-    # The script that built engines, and its quantisation.
-    "quant_algo": Forbidden(QUANTISE_BEFORE),
-    "kv_cache_quant_algo": Translated("kv_cache_config.dtype", str.lower),
-    "max_draft_len": Ignored("option.speculative_config says how many tokens are guessed"),
-    # The reference's options for all engines.
-    "enforce_eager": Translated("cuda_graph_config", lambda text: None if boolean(text) else UPSTREAMS),
-    "gpu_memory_utilization": Ignored(
+    "enable_chunked_context": "enable_chunked_prefill",
+    "max_batch_size": "option.max_rolling_batch_size",
+    "max_seq_len": "option.max_model_len",
+    "enable_block_reuse": "option.enable_prefix_caching",
+    "max_tokens": "option.max_kv_cache_tokens",
+    "enable_overlap_scheduler": "disable_overlap_scheduler",
+    "kv_cache_dtype": "kv_cache_config.dtype",
+    "use_cuda_graph": "cuda_graph_config",
+    "moe_backend": "moe_config.backend",
+    # The script that built engines, and the reference's options for all engines.
+    "kv_cache_quant_algo": "kv_cache_config.dtype",
+    "enforce_eager": "cuda_graph_config",
+}
+# How those are read that are no JSON. They raise ValueError with the allowed values.
+READ: dict[str, Callable[[str], object]] = {
+    "batch_scheduler_policy": _policy,
+    "enable_overlap_scheduler": lambda text: not boolean(text),
+    "use_cuda_graph": lambda text: UPSTREAMS if boolean(text) else None,
+    "kv_cache_quant_algo": str.lower,
+    "enforce_eager": lambda text: None if boolean(text) else UPSTREAMS,
+}
+# What is allowed. A word before a colon, or alone, is the value that asks for what happens anyway.
+FORBIDDEN = {
+    "rotary_base": "nothing: write rope_theta into config.json of the model",
+    "rotary_dim": "nothing: write rotary_dim into config.json of the model",
+    "rotary_scaling_type": "nothing: write rope_scaling into config.json of the model",
+    "rotary_scaling_factor": "nothing: write rope_scaling into config.json of the model",
+    "auto_parallel": "false: option.tensor_parallel_degree says how many GPUs share a layer",
+    "batching_type": "inflight",
+    "backend": "pytorch: TensorRT's engines are not served",
+    "quant_algo": QUANTISE_BEFORE,
+    "nnodes": "1: the ranks are on one machine; vLLM serves a model over several",
+    # Arguments of LLM that this handler sets, or that no text can name.
+    "model": "nothing: option.model_id names the model",
+    "build_config": f"nothing: {NOTHING_IS_BUILT}",
+    "batched_logits_processor": "nothing: option.logits_post_processors names a file with functions",
+    "checkpoint_loader": PYTHON_OBJECT,
+    "decoding_config": "nothing: option.speculative_config takes its place",
+    "mpi_session": PYTHON_OBJECT,
+    "num_postprocess_workers": "0: the front end makes text of tokens",
+    "postprocess_tokenizer_dir": "nothing: the front end makes text of tokens",
+    "post_processor_hook": "nothing: the front end makes text of tokens",
+    "mm_encoder_only": "false: text is generated",
+    "encode_only": "false: text is generated",
+}
+# Why they have no effect.
+IGNORED = {
+    **dict.fromkeys(OF_BUILDS, NOTHING_IS_BUILT),
+    **dict.fromkeys(OF_QUANTISATION, NOTHING_IS_QUANTISED),
+    **dict.fromkeys(OF_MODELS, "config.json of the model says it"),
+    **dict.fromkeys(OF_NODES, "the ranks are on one machine"),
+    "enable_trt_overlap": "it overlapped TensorRT's engines; option.enable_overlap_scheduler is PyTorch's",
+    "logits_dtype": "it had an effect only on T5",
+    "use_custom_all_reduce": "option.allreduce_strategy chooses how ranks add up",
+    "multi_block_mode": "the kernels of attention choose it",
+    "use_fp8_context_fmha": "option.kv_cache_dtype=fp8 stores keys and values in 8 bits",
+    "auto_parallel_world_size": "option.tensor_parallel_degree says how many GPUs share a layer",
+    "normalize_log_probs": "log-probabilities are the model's own, not divided by a length",
+    "extended_runtime_perf_knob_config": "it was TensorRT's engines'; option.cuda_graph_config is PyTorch's",
+    "max_draft_len": "option.speculative_config says how many tokens are guessed",
+    "gpu_memory_utilization": (
         "option.kv_cache_free_gpu_mem_fraction is the KV cache's share of what the weights leave"
     ),
-    "swap_space": Ignored("option.host_cache_size is the KV cache's room in the host's memory, in bytes"),
-    "speculative_draft_model": Ignored(
+    "swap_space": "option.host_cache_size is the KV cache's room in the host's memory, in bytes",
+    "speculative_draft_model": (
         'option.speculative_config names it, as in {"decoding_type": "DraftTarget", "max_draft_len": 4, …}'
     ),
-    "speculative_length": Ignored("option.speculative_config says it, as max_draft_len"),
-    "nnodes": Forbidden("1: the ranks are on one machine; vLLM serves a model over several", ("1",)),
-    # Arguments of LLM that this handler sets, or that no text can name.
-    "model": Forbidden("nothing: option.model_id names the model"),
-    "build_config": Forbidden(f"nothing: {NOTHING_IS_BUILT}"),
-    "batched_logits_processor": Forbidden("nothing: option.logits_post_processors names a file with functions"),
-    "checkpoint_loader": Forbidden(PYTHON_OBJECT),
-    "decoding_config": Forbidden("nothing: option.speculative_config takes its place"),
-    "mpi_session": Forbidden(PYTHON_OBJECT),
-    "num_postprocess_workers": Forbidden("0: the front end makes text of tokens", ("0",)),
-    "postprocess_tokenizer_dir": Forbidden("nothing: the front end makes text of tokens"),
-    "post_processor_hook": Forbidden("nothing: the front end makes text of tokens"),
-    "mm_encoder_only": Forbidden("false: text is generated", ("false",)),
-    "encode_only": Forbidden("false: text is generated", ("false",)),
+    "speculative_length": "option.speculative_config says it, as max_draft_len",
 }
 
 # The fields of an EngineConfig that an argument takes.

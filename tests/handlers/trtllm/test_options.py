@@ -18,7 +18,7 @@ import pytest
 
 from handlers.driven.arguments import OPTION_OF
 from handlers.lmi_trtllm import about, options
-from handlers.lmi_trtllm.options import CONFIG_CLASSES, OPTIONS, OURS, Forbidden, Ignored, Translated
+from handlers.lmi_trtllm.options import CONFIG_CLASSES, FORBIDDEN, OURS, READ, TRANSLATED
 from lmi.errors import BadConfiguration
 from lmi.settings.config import EngineConfig
 from lmi.settings.engine_choice import choose_handler
@@ -170,7 +170,7 @@ def row_of(resolved: Resolved, key: str) -> tuple[str, str]:
 
 
 def test_no_name_of_the_reference_is_missing_here() -> None:
-    assert OPTIONS.keys() - {*EVERY_NAME} == {
+    assert {*TRANSLATED, *FORBIDDEN, *options.IGNORED} - {*EVERY_NAME} == {
         *"enforce_eager enable_lora max_loras max_lora_rank max_cpu_loras gpu_memory_utilization swap_space".split(),
         *"speculative_draft_model speculative_length nnodes node_rank master_addr master_port".split(),  # of vLLM
         *"model build_config batched_logits_processor checkpoint_loader decoding_config mpi_session".split(),
@@ -379,8 +379,7 @@ def test_a_stub_of_the_wheel_has_no_arguments(tmp_path: Path, monkeypatch: pytes
 
 @pytest.mark.parametrize("line", facts.PROFILES)
 def test_every_translated_argument_is_in_the_facts_of_both_lines_or_has_a_reason(line: str) -> None:
-    targets = {row.target for row in OPTIONS.values() if isinstance(row, Translated)}
-    targets |= set(OURS.values())
+    targets = {*TRANSLATED.values(), *OURS.values()}
     missing = {target for target in targets if not target.startswith("option.") and not has(line, target)}
     assert missing <= options.LACKING.keys()
     ours = {f"option.{OPTION_OF[field]}" for field in OURS}
@@ -403,8 +402,8 @@ def has(line: str, target: str) -> bool:
     return any(name.endswith(f".{kind}") and field in cls.keywords for name, cls in published.classes.items())
 
 
-def test_no_row_of_the_table_lacks_a_word(folder: Path) -> None:
-    for name, row in OPTIONS.items():
-        words = row.target if isinstance(row, Translated) else row.allowed if isinstance(row, Forbidden) else row.why
+def test_an_option_is_in_one_table_and_no_row_lacks_a_word() -> None:
+    assert not TRANSLATED.keys() & FORBIDDEN.keys() and not options.IGNORED.keys() & {*TRANSLATED, *FORBIDDEN}
+    assert READ.keys() <= TRANSLATED.keys()
+    for name, words in (TRANSLATED | FORBIDDEN | options.IGNORED).items():
         assert words and not words.endswith("."), name
-        assert isinstance(row, Translated | Forbidden | Ignored)
