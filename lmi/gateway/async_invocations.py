@@ -1,6 +1,6 @@
-"""Async invocations: accepted at once, run by a few workers, answered by a file.
+"""Async invocations: accepted at once, run a few at a time, answered by a file.
 
-    accept ──▶ queue of 1000 ──▶ worker: read the input, invoke the container ──▶ output file or failure file
+    accept ──▶ 1000 wait ──▶ a few run: read the input, invoke the container ──▶ output file or failure file
 
 Each accepted invocation leaves exactly one of its two files, also when the gateway stops. An answer fails here for what
 it fails for in production: no Content-Length, or headers over 4096 bytes.
@@ -76,65 +76,57 @@ class AsyncJob:
 
 
 class AsyncInvocations:
-    """The queue and its workers. `max_running` invocations run at a time."""
+    """A task for each invocation. `max_running` of them run at a time."""
 
     def __init__(self, inputs: Inputs, output: FolderOutput | S3Output, max_running: int = 4) -> None:
         self.output = output
         self._inputs = inputs
-        self._max_running = max_running
-        self._queue: asyncio.Queue[AsyncJob] = asyncio.Queue(MAX_WAITING)
-        self._workers: list[asyncio.Task[None]] = []
-        self._answering: set[asyncio.Task[OutputFile]] = set()
+        self._places = asyncio.Semaphore(max_running)
+        self._num_waiting = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._answering: set[asyncio.Task[None]] = set()  # those that have not begun to write their file
         self._is_stopping = False
 
-    def accept(self, exchange: AwsExchange, endpoint: AwsEndpoint) -> AsyncJob:
-        """Put an invocation into the queue. Raises AwsError for a wrong one, or if the queue is full."""
-        job = read_job(exchange, endpoint, self._inputs)
-        self.add(job)
-        return job
-
     def add(self, job: AsyncJob) -> None:
+        """Begin an invocation. Raises AwsError if too many wait."""
         if self._is_stopping:
             raise unavailable("The gateway stops.")
-        try:
-            self._queue.put_nowait(job)
-        except asyncio.QueueFull:
-            waiting = f"{self._queue.maxsize} async invocations wait already, which is the limit."
-            raise AwsError("ThrottlingException", 429, waiting) from None
-
-    async def start(self) -> None:
-        self._workers = [asyncio.create_task(self._work()) for _ in range(self._max_running)]
+        if self._num_waiting == MAX_WAITING:
+            waiting = f"{MAX_WAITING} async invocations wait already, which is the limit."
+            raise AwsError("ThrottlingException", 429, waiting)
+        self._num_waiting += 1
+        task = asyncio.create_task(self._run(job))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def close(self) -> None:
-        """Stop all invocations, and return when each has its failure file."""
+        """Stop all invocations, and return when each has its file."""
         self._is_stopping = True
         for task in self._answering:
             task.cancel()
-        await self._queue.join()
-        for worker in self._workers:
-            worker.cancel()
-        await asyncio.gather(*self._workers, return_exceptions=True)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _work(self) -> None:
-        while True:
-            job = await self._queue.get()
-            await self._leave(job, await self._run(job))
-            self._queue.task_done()
+    async def _run(self, job: AsyncJob) -> None:
+        async with self._places:
+            self._num_waiting -= 1
+            await self._leave(job, await self._made(job))
 
-    async def _run(self, job: AsyncJob) -> OutputFile:
-        answering = asyncio.create_task(self._answer(job))
-        self._answering.add(answering)
+    async def _made(self, job: AsyncJob) -> OutputFile:
+        """The file that an invocation leaves."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._answering.add(task)
         try:
-            return await answering
+            return await self._answer(job)
         except AwsError as error:
             return self._failed(job, error)
-        except asyncio.CancelledError:  # by `close`, which cancels no worker before this
+        except asyncio.CancelledError:  # by `close`
             return self._failed(job, job.error(STOPPED))
         except Exception as error:
             log.exception("async invocation %s", job.inference_id)
             return self._failed(job, job.error(f"The gateway failed: {error}"))
         finally:
-            self._answering.discard(answering)
+            self._answering.discard(task)
 
     def _failed(self, job: AsyncJob, error: AwsError) -> OutputFile:
         log.warning("async invocation %s failed: %s", job.inference_id, error)

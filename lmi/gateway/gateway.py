@@ -19,7 +19,7 @@ from msgspec import Meta
 
 from lmi.errors import shorten
 from lmi.gateway import eventstream
-from lmi.gateway.async_invocations import AsyncInvocations
+from lmi.gateway.async_invocations import AsyncInvocations, read_job
 from lmi.gateway.command import GatewaySettings
 from lmi.gateway.container import ContainerFault, ContainerResponse, OutOfTime
 from lmi.gateway.endpoints import AwsEndpoint, Endpoints
@@ -50,19 +50,14 @@ class Gateway:
         self.body_memory = BodyMemory(self, max(MAX_BODY_MEMORY, 4 * settings.max_body_bytes))
         stores = {name: ModelStore(source, settings.models_dir) for name, source in settings.models.items()}
         self._target_models = TargetModels(stores, settings.timeout_s)
-        place, inputs = settings.async_output, Inputs(settings.async_input)
+        place, self._inputs = settings.async_output, Inputs(settings.async_input)
         output = S3Output(place) if place.startswith(S3_SCHEME) else FolderOutput(Path(place))
-        self._async_invocations = AsyncInvocations(inputs, output, settings.async_concurrency)
+        self._async_invocations = AsyncInvocations(self._inputs, output, settings.async_concurrency)
 
-    @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
-        """Run what has its own tasks, from before the first request until after the last."""
-        await self._async_invocations.start()
-        try:
-            yield
-        finally:
-            await self._target_models.close()
-            await self._async_invocations.close()
+    async def close(self) -> None:
+        """End what has its own tasks, after the last request."""
+        await self._target_models.close()
+        await self._async_invocations.close()
 
     async def invoke(self, exchange: AwsExchange) -> None:
         """Send the container's whole response."""
@@ -113,7 +108,8 @@ class Gateway:
         """Accept an async invocation, and send where its answer will be."""
         endpoint = self.endpoints.find(exchange.names["endpoint"])
         await endpoint.health.check_was_ready()
-        job, url = self._async_invocations.accept(exchange, endpoint), self._async_invocations.output.url
+        job, url = read_job(exchange, endpoint, self._inputs), self._async_invocations.output.url
+        self._async_invocations.add(job)
         locations = [(PREFIX + "OutputLocation", url(job.output)), (PREFIX + "FailureLocation", url(job.failure))]
         body = orjson.dumps({"InferenceId": job.inference_id})
         await exchange.send_whole(202, "application/json", body, locations)

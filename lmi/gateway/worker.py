@@ -148,8 +148,10 @@ def run(settings: GatewaySettings) -> int:
     say_ready(settings, listener.getsockname()[1])
 
     async def serve() -> None:
-        async with gateway.running():
+        try:
             await server.serve(sockets=[listener])
+        finally:
+            await gateway.close()
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve())

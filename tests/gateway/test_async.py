@@ -258,7 +258,6 @@ def test_an_invocation_that_waits_for_longer_than_its_ttl_is_a_failure(tmp_path:
         queue = Queue(container.url, tmp_path)
         queue.add("late", ttl_s=0.0)
         queue.add("next")
-        await queue.invocations.start()
         await until(lambda: len(list(tmp_path.iterdir())) == 2)
         await queue.invocations.close()
 
@@ -271,7 +270,6 @@ def test_an_invocation_that_waits_for_longer_than_its_ttl_is_a_failure(tmp_path:
 def test_a_thousand_invocations_may_wait_and_each_has_its_file_when_the_gateway_stops(tmp_path: Path) -> None:
     async def scenario() -> None:
         queue = Queue(container.url, tmp_path)
-        await queue.invocations.start()
         for number in range(1000):
             queue.add(f"{number}")
         with pytest.raises(AwsError, match="1000 async invocations wait") as caught:
@@ -371,7 +369,6 @@ def test_a_gateway_that_is_stopped_does_not_wait_for_an_input_that_hangs(s3: S3S
 def test_every_invocation_has_one_file_whenever_the_gateway_stops(tmp_path: Path, stop_after_s: float) -> None:
     async def scenario() -> None:
         queue = Queue(container.url, tmp_path)
-        await queue.invocations.start()
         for number in range(40):
             queue.add(f"{number}")
         await asyncio.sleep(stop_after_s)
