@@ -107,7 +107,7 @@ MAX_LINES = {
     "lmi/sessions": 360,
     "lmi/settings": 2900,
     "lmi/shared": 1470,
-    "lmi/sources": 1930,
+    "lmi/sources": 1880,
     "lmi/supervisor": 1730,
     "lmi/text": 610,
     "lmi/user_code": 2530,

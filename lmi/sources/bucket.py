@@ -7,19 +7,19 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from queue import SimpleQueue
-from typing import Any
+from threading import Event
+from typing import Any, NamedTuple
 
 import boto3  # type: ignore[import-untyped]
 import botocore.exceptions as faults  # type: ignore[import-untyped]
-import msgspec
 from botocore.config import Config  # type: ignore[import-untyped]
 from s3transfer import exceptions as transfer_faults  # type: ignore[import-untyped]
 from s3transfer.manager import TransferConfig, TransferManager  # type: ignore[import-untyped]
 
 from lmi.errors import ModelUnusable, cause_line
-from lmi.sources.job import NO_BYTE_S, PASSING_STATUSES, Damaged, MayPass, Progress
+from lmi.sources.job import NO_BYTE_S, PASSING_STATUSES, Damaged, MayPass, Progress, Stopped, run_all
 from lmi.sources.place import size_of
 
 NUM_THREADS = 10
@@ -59,13 +59,18 @@ CREDENTIALS = (
 )
 
 
-class StoredObject(msgspec.Struct, frozen=True):
-    """An object of S3, as the listing describes it."""
+class StoredObject(NamedTuple):
+    """An object of S3, as the listing describes it. `path` is the rest of its key after the prefix of the listing."""
 
     key: str
     size: int
     etag: str  # without quotes
-    path: str = ""  # below the folder that it is fetched to, such as model/config.json
+    path: str = ""
+
+    @property
+    def id(self) -> str:
+        """The name of its file, which holds these bytes and no others."""
+        return hashlib.sha256(f"{self.key} {self.size} {self.etag}".encode()).hexdigest()
 
 
 class Bucket:
@@ -88,7 +93,8 @@ class Bucket:
         with explained(f"s3://{self.name}/{prefix}"):
             pages = self._lister.get_paginator("list_objects_v2").paginate(Bucket=self.name, Prefix=prefix)
             listed = [each for page in pages for each in page.get("Contents", [])]
-        found = (StoredObject(each["Key"], each["Size"], each["ETag"].strip('"')) for each in listed)
+        start = len(prefix)
+        found = (StoredObject(one["Key"], one["Size"], one["ETag"].strip('"'), one["Key"][start:]) for one in listed)
         return [each for each in found if each.size or not each.key.endswith("/")]
 
     def head(self, key: str) -> StoredObject | None:
@@ -115,53 +121,37 @@ class Bucket:
         near += [each["Prefix"] for each in page.get("CommonPrefixes", [])]
         return next((one for one in near if one.rstrip("/").rpartition("/")[2].lower() == name.lower()), None)
 
-    def fetch(self, wanted: Sequence[StoredObject], folder: Path, progress: Progress) -> Iterator[StoredObject]:
-        """Fetch objects to their places in a folder and yield each when it is whole and checked, as they end.
-
-        A file appears under its name only when it is whole. After the first error the others are cancelled, and the
-        error is raised when all have ended.
-        """
-        first: Exception | None = None
-        ended: SimpleQueue[tuple[StoredObject, Any]] = SimpleQueue()
-        for each in wanted:
-            if not each.size:  # a range of nothing cannot be read
-                (folder / each.path).touch()
-                progress.file_done()
-                yield each
+    def fetch(self, wanted: Sequence[StoredObject], folder: Path, progress: Progress) -> None:
+        """Fetch objects into a folder. Each has its id as its name as soon as it is whole and checked."""
+        stopped = Event()
         with TransferManager(self._reader, TRANSFERS) as manager:
-            futures = []
-            for each in filter(lambda each: each.size, wanted):
-                listener = _Subscriber(each, progress, ended)
-                futures.append(manager.download(self.name, each.key, str(folder / each.path), subscribers=[listener]))
-            for _ in futures:
-                each, future = ended.get()
-                try:
-                    self._finish(each, folder / each.path, future)
-                except Exception as error:
-                    if first is None:
-                        first = error
-                        for other in futures:
-                            other.cancel()
-                    continue
-                progress.file_done()
-                yield each
-        if first is not None:
-            raise first
+            listeners = [_Subscriber(each, progress, stopped) for each in wanted]
+            run_all([partial(self._fetch, folder, manager, each) for each in listeners], progress, stopped)
 
-    def _finish(self, each: StoredObject, file: Path, future: Any) -> None:
-        """Raise what went wrong with an object: on its way, or because it is not what the listing says."""
-        with explained(f"s3://{self.name}/{each.key}", read_key=each.key):
-            future.result()
-            if (size := size_of(file)) != each.size:
-                file.unlink(missing_ok=True)
-                raise Damaged(each.key, wanted=f"{each.size} bytes", found=size)
-            if not MD5.fullmatch(each.etag):
-                return
-            with open(file, "rb") as opened:
-                digest = hashlib.file_digest(opened, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
-            if digest != each.etag and not self._is_encrypted(each):
-                file.unlink()
-                raise Damaged(each.key, wanted=f"MD5 {each.etag}", found=digest)
+    def _fetch(self, folder: Path, manager: TransferManager, listener: _Subscriber) -> None:
+        each = listener.wanted
+        new = folder / f"{each.id}.new"
+        try:
+            with explained(f"s3://{self.name}/{each.key}", read_key=each.key):
+                if each.size:
+                    manager.download(self.name, each.key, str(new), subscribers=[listener]).result()
+                else:  # a range of nothing cannot be read
+                    new.touch()
+                self._check(each, new)
+            new.rename(folder / each.id)
+        finally:
+            new.unlink(missing_ok=True)
+
+    def _check(self, each: StoredObject, file: Path) -> None:
+        """Raise Damaged if the file is not what the listing says."""
+        if (size := size_of(file)) != each.size:
+            raise Damaged(each.key, wanted=f"{each.size} bytes", found=size)
+        if not MD5.fullmatch(each.etag):
+            return
+        with open(file, "rb") as opened:
+            digest = hashlib.file_digest(opened, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+        if digest != each.etag and not self._is_encrypted(each):
+            raise Damaged(each.key, wanted=f"MD5 {each.etag}", found=digest)
 
     def _is_encrypted(self, each: StoredObject) -> bool:
         """Return whether the object is encrypted so that its ETag is not an MD5, although it looks like one."""
@@ -172,18 +162,17 @@ class Bucket:
 class _Subscriber:
     """Hears from the transfer manager how one object gets on."""
 
-    def __init__(self, wanted: StoredObject, progress: Progress, ended: SimpleQueue[tuple[StoredObject, Any]]) -> None:
-        self._wanted, self._progress, self._ended = wanted, progress, ended
+    def __init__(self, wanted: StoredObject, progress: Progress, stopped: Event) -> None:
+        self.wanted, self._progress, self._stopped = wanted, progress, stopped
 
     def on_queued(self, future: Any, **_: object) -> None:
-        future.meta.provide_transfer_size(self._wanted.size)
-        future.meta.provide_object_etag(f'"{self._wanted.etag}"')
+        future.meta.provide_transfer_size(self.wanted.size)
+        future.meta.provide_object_etag(f'"{self.wanted.etag}"')
 
     def on_progress(self, future: Any, bytes_transferred: int, **_: object) -> None:
+        if self._stopped.is_set():
+            raise Stopped
         self._progress.add(bytes_transferred)
-
-    def on_done(self, future: Any, **_: object) -> None:
-        self._ended.put((self._wanted, future))
 
 
 @contextmanager

@@ -10,8 +10,8 @@ import glob
 import logging
 import os
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from threading import Event
 
@@ -28,11 +28,10 @@ from huggingface_hub.utils import (  # type: ignore[attr-defined]
 from lmi import __version__
 from lmi.errors import ModelUnusable, SourceUnreachable, StartError, cause_line, shorten
 from lmi.sources.hub_cache import COMMIT, PART, Download, HubCache, HubFile
-from lmi.sources.job import NO_BYTE_S, PASSING_STATUSES, FetchJob, MayPass, attempt
-from lmi.sources.place import Place, size_of
+from lmi.sources.job import NO_BYTE_S, PASSING_STATUSES, FetchJob, MayPass, attempt, run_all
+from lmi.sources.place import Place, link, size_of
 from lmi.sources.source import ADAPTER_CONFIG, CONFIG, HubModel, check_inside, check_listing, chosen, fault
 
-MAX_WORKERS = 8
 NO_CONNECTION = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.ProxyError)
 OFFLINE_VARIABLES = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 
@@ -145,13 +144,13 @@ class HubFetch:
             for part in {*self._cache.blobs.glob(f"*{PART}")} - {each.part for each in downloads}:
                 part.unlink()  # of a file that has changed
             try:
-                self._run(downloads)
+                run_all([partial(self._fetch_file, each) for each in downloads], self._job.progress, self._failed)
             except OSError:  # of the disk, which gets its room back
                 for each in downloads:
                     each.part.unlink(missing_ok=True)
                 raise
             for file in sorted(missing, key=lambda file: file.path in (CONFIG, ADAPTER_CONFIG)):
-                self._cache.link(file.id, commit, file.path)
+                link(self._cache.blobs / file.id, self._cache.snapshot(commit) / file.path)
         with suppress(HfHubHTTPError, httpx2.HTTPError, OSError):
             # The client finds all files in its cache, and notes their names for a start without a network.
             patterns = [glob.escape(file.path) for file in files]
@@ -166,17 +165,6 @@ class HubFetch:
             Download(file, client.hf_hub_url(self._model.id, file.path, revision=commit), *of_all)
             for file in sorted(by_id.values(), key=lambda file: file.size)
         ]
-
-    def _run(self, downloads: list[Download]) -> None:
-        """Bring all. After the first error the others stop, and the error is raised when all have."""
-        with ThreadPoolExecutor(MAX_WORKERS, "download") as pool:
-            try:
-                for future in as_completed([pool.submit(self._fetch_file, each) for each in downloads]):
-                    future.result()
-                    self._job.progress.file_done()
-            finally:
-                self._failed.set()
-                pool.shutdown(wait=False, cancel_futures=True)
 
     def _fetch_file(self, download: Download) -> None:
         attempt(

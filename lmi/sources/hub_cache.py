@@ -14,7 +14,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import shutil
 from contextlib import suppress
 from dataclasses import dataclass
 from io import BufferedWriter
@@ -24,7 +23,7 @@ from threading import Event
 from huggingface_hub import RepoFile, constants, get_session, hf_raise_for_status
 
 from lmi.errors import shorten
-from lmi.sources.job import Damaged, Progress
+from lmi.sources.job import Damaged, Progress, Stopped
 from lmi.sources.place import size_of
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -55,16 +54,6 @@ class HubCache:
             return self._ref.read_text().strip()
         return None
 
-    def link(self, id: str, commit: str, path: str) -> None:
-        """Give a blob its name in a snapshot."""
-        blob, name = self.blobs / id, self.snapshot(commit) / path
-        name.parent.mkdir(parents=True, exist_ok=True)
-        name.unlink(missing_ok=True)
-        try:
-            name.symlink_to(os.path.relpath(blob, name.parent))
-        except OSError:  # the file system has no links
-            shutil.copyfile(blob, name)
-
     def name_revision(self, commit: str) -> None:
         """Let the revision mean this commit, for a start without a network."""
         with suppress(OSError):  # the cache may be read-only
@@ -74,10 +63,6 @@ class HubCache:
             new = self._ref.with_name(f"{self._ref.name}.{os.getpid()}")
             new.write_text(commit)
             new.replace(self._ref)
-
-
-class Stopped(Exception):
-    """Another file of the same source failed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import TypeVar
@@ -26,6 +27,7 @@ WINDOW_S = 10.0  # over which the rate is measured
 DELAYS_S = (1.0, 2.0, 4.0, 8.0)  # between five tries
 MAX_WAIT_S = 300.0  # that another side may ask for
 NO_BYTE_S = 60.0  # without one byte a try has failed
+MAX_FILES_AT_ONCE = 8
 PASSING_STATUSES = frozenset({408, 425, 429, *range(500, 600)})
 
 log = logging.getLogger(__name__)
@@ -106,6 +108,25 @@ def fetch(job: FetchJob) -> FetchedSource:
         folder, revision = S3Fetch(source, job).fetch(), ""
     check(folder, name=wanted.source, allow_pickle=wanted.allow_pickle, is_adapter=wanted.is_adapter)
     return FetchedSource(source=wanted.source, folder=str(folder), revision=revision)
+
+
+def run_all(tasks: Sequence[Callable[[], None]], progress: Progress, stopped: threading.Event) -> None:
+    """Run in threads what brings one file each. After the first error `stopped` tells the others to raise Stopped.
+
+    That error is raised when all have ended.
+    """
+    with ThreadPoolExecutor(MAX_FILES_AT_ONCE, "download") as pool:
+        try:
+            for future in as_completed([pool.submit(task) for task in tasks]):
+                future.result()
+                progress.file_done()
+        finally:
+            stopped.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+class Stopped(Exception):
+    """Another file of the same source failed."""
 
 
 class MayPass(Exception):

@@ -80,6 +80,16 @@ class Place:
         )
 
 
+def link(file: Path, name: Path) -> None:
+    """Give a file a further name. What has the name loses it."""
+    name.parent.mkdir(parents=True, exist_ok=True)
+    name.unlink(missing_ok=True)
+    try:
+        name.symlink_to(os.path.relpath(file, name.parent))
+    except OSError:  # the file system has no links
+        shutil.copyfile(file, name)
+
+
 def size_of(path: Path) -> int | None:
     """Return the bytes of a file, or None if there is none."""
     try:

@@ -1,11 +1,12 @@
 """Fetches a prefix or an archive of S3 to its place below `download_dir`.
 
-    H/model/…           the files, whole; H is sha256 of endpoint and URL
-    H/manifest.jsonl    one line for each object: key, size, ETag and where it lies
-    H.part/             the same two while it is filled; a line is written when its object is whole and checked
-    H.lock              one process fills at a time
+    H/model/…       links to the objects, under their names; of an archive, what was in it
+    H/blobs/ID      the bytes of an object, whole and checked; those of an archive that was unpacked are gone
+    H.part/         the same two while they are filled
+    H.lock          one process fills at a time
 
-H.part is renamed to H when it is whole. A process that dies leaves every object that has its line to the next one.
+H is sha256 of endpoint and URL, ID that of an object's key, size and ETag. H.part is renamed to H when it is whole. A
+process that dies leaves every object that has its ID to the next one.
 """
 
 from __future__ import annotations
@@ -14,22 +15,19 @@ import hashlib
 import logging
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path, PurePosixPath
-
-import msgspec
+from functools import partial
+from pathlib import Path
 
 from lmi.errors import ModelUnusable
 from lmi.sources.archive import unpack
 from lmi.sources.bucket import Bucket, StoredObject
 from lmi.sources.job import FetchJob, attempt
-from lmi.sources.place import Place, size_of
+from lmi.sources.place import Place, link, size_of
 from lmi.sources.source import S3Model, check, check_inside, check_listing, chosen, descended, warn_of_properties
 
-ARCHIVE = "archive"  # the file in H.part while it is not unpacked
-MODEL, MANIFEST = "model", "manifest.jsonl"
-ENCODER = msgspec.json.Encoder()
+MODEL, BLOBS = "model", "blobs"
 
 log = logging.getLogger(__name__)
 
@@ -40,13 +38,12 @@ class S3Fetch:
         self._job = job
         self._bucket = Bucket(source.bucket)
         self._place = Place(Path(job.wanted.download_dir).absolute(), "SERVING_DOWNLOAD_DIR", job.spare_bytes)
-        self._num_whole = 0  # objects that were fetched
         self._store = Store(self._place.folder, self._bucket.endpoint, str(source))
 
     def fetch(self) -> Path:
         """Return the folder of the model, whole and as the bucket has it now."""
         with self._place.only_one(self._store.lock, self._source):
-            attempt(self._bring, self._source, self._job.delays_s, reached=lambda: self._num_whole)
+            attempt(self._bring, self._source, self._job.delays_s, reached=self._store.num_whole)
         return descended(self._store.model) if self._source.is_archive else self._store.model
 
     def _bring(self) -> None:
@@ -55,15 +52,17 @@ class S3Fetch:
         if self._store.is_current(objects, is_unpacked=self._source.is_archive):
             log.info("%s: %s is up to date", self._source, self._store.model)
             return
-        needed_bytes = sum(each.size for each in objects)
-        with self._place.writing(needed_bytes, self._source):
+        with self._place.writing(sum(each.size for each in objects), self._source):
             missing = self._store.missing(objects)
-            self._read(missing)
+            needed_bytes = sum(each.size for each in missing)
+            self._place.check_room(needed_bytes, self._source)
+            self._job.progress.begin(self._source, needed_bytes, len(missing))
+            self._bucket.fetch(missing, self._store.part / BLOBS, self._job.progress)
             if self._source.is_archive:
-                self._unpack()
+                self._unpack(self._store.part / BLOBS / objects[0].id)
+            else:
+                self._store.name(objects)
             self._store.finish()
-
-    # Listings.
 
     def _objects(self) -> list[StoredObject]:
         """Return the archive, or the objects that are taken, from one listing."""
@@ -71,14 +70,14 @@ class S3Fetch:
         if self._source.is_archive:
             if (archive := self._bucket.head(key)) is None:
                 raise self._nothing("there is no such object (NoSuchKey)")
-            return [msgspec.structs.replace(archive, path=ARCHIVE)]
-        by_path = {found.key[len(key) :]: found for found in self._bucket.objects(key)}
+            return [archive]
+        by_path = {found.path: found for found in self._bucket.objects(key)}
         if not by_path:
             raise self._nothing("there are no objects with this prefix")
         check_listing(str(self._source), by_path, allow_pickle=wanted.allow_pickle, is_adapter=wanted.is_adapter)
         taken = chosen(by_path, allow_pickle=wanted.allow_pickle, trust_remote_code=wanted.trust_remote_code)
         check_inside(str(self._source), taken)
-        return [msgspec.structs.replace(by_path[path], path=str(PurePosixPath(MODEL, path))) for path in taken]
+        return [by_path[path] for path in taken]
 
     def _nothing(self, said: str) -> ModelUnusable:
         key = self._source.key
@@ -90,83 +89,65 @@ class S3Fetch:
             why = "is a folder" if similar.endswith("/") else "is one file"
         return ModelUnusable(f"{self._source}: {said}; s3://{self._source.bucket}/{similar} {why}")
 
-    # Bytes.
-
-    def _read(self, missing: list[StoredObject]) -> None:
-        """Fetch objects into H.part. Each counts from the moment when it is whole."""
-        needed_bytes = sum(each.size for each in missing)
-        self._place.check_room(needed_bytes, self._source)
-        self._job.progress.begin(self._source, needed_bytes, len(missing))
-        for each in missing:
-            (self._store.part / each.path).parent.mkdir(parents=True, exist_ok=True)
-        for each in self._bucket.fetch(missing, self._store.part, self._job.progress):
-            self._store.record(each)
-            self._num_whole += 1
-
-    def _unpack(self) -> None:
-        """Unpack the archive beside itself, check the model in it and remove the archive. What fails leaves nothing."""
-        archive, folder = self._store.part / ARCHIVE, self._store.part / MODEL
-        progress, wanted = self._job.progress, self._job.wanted
-        progress.begin(self._source, archive.stat().st_size, 1, stage="unpack")
+    def _unpack(self, archive: Path) -> None:
+        """Unpack the archive beside itself, check the model in it and empty the archive. What fails leaves nothing."""
+        name, folder, wanted = str(self._source), self._store.part / MODEL, self._job.wanted
+        self._job.progress.begin(self._source, archive.stat().st_size, 1, stage="unpack")
         place = Place(self._place.folder, self._place.variable, spare_bytes=0)
-        shutil.rmtree(folder)
         folder.mkdir()
         try:
-            name, check_room = str(self._source), lambda num_bytes: place.check_room(num_bytes, self._source)
-            unpack(archive, folder, name=name, count=progress.add, check_room=check_room)
+            check_room = partial(place.check_room, source=self._source)
+            unpack(archive, folder, name=name, count=self._job.progress.add, check_room=check_room)
             model = descended(folder)
             check(model, name=name, allow_pickle=wanted.allow_pickle, is_adapter=wanted.is_adapter)
         except BaseException:
             shutil.rmtree(self._store.part, ignore_errors=True)
             raise
-        archive.unlink()
+        os.truncate(archive, 0)
         warn_of_properties(name, (path.name for path in model.iterdir()))
 
 
 class Store:
     def __init__(self, download_dir: Path, endpoint: str, url: str) -> None:
         name = hashlib.sha256(f"{endpoint} {url}".encode()).hexdigest()
-        self.whole = download_dir / name
-        self.part = download_dir / f"{name}.part"
-        self.lock = download_dir / f"{name}.lock"
-        self._old = download_dir / f"{name}.old"
+        ends = ("", ".part", ".lock", ".old")
+        self.whole, self.part, self.lock, self._old = (download_dir / f"{name}{end}" for end in ends)
 
     @property
     def model(self) -> Path:
         """The folder with the model's files."""
         return self.whole / MODEL
 
-    def is_current(self, objects: Iterable[StoredObject], *, is_unpacked: bool = False) -> bool:
-        """Return whether H holds exactly these objects. Those of an archive that was unpacked are gone."""
-        objects = list(objects)
-        if _noted(self.whole) != {each.key: each for each in objects}:
+    def num_whole(self) -> int:
+        """Return how many objects H.part has."""
+        return sum(not path.suffix for path in (self.part / BLOBS).glob("*"))
+
+    def is_current(self, objects: Sequence[StoredObject], *, is_unpacked: bool = False) -> bool:
+        """Return whether H holds exactly these objects."""
+        held = {path.name for path in (self.whole / BLOBS).glob("*")}
+        if held != {each.id for each in objects} or not self.model.is_dir():
             return False
-        return self.model.is_dir() if is_unpacked else len(_held(self.whole, objects)) == len(objects)
+        return is_unpacked or all(size_of(self.model / each.path) == each.size for each in objects)
 
-    def missing(self, objects: Iterable[StoredObject]) -> list[StoredObject]:
+    def missing(self, objects: Sequence[StoredObject]) -> list[StoredObject]:
         """Prepare H.part with the objects that are known already. Returns those that must be fetched."""
-        objects = list(objects)
-        shutil.rmtree(self._old, ignore_errors=True)
-        kept = _held(self.part, objects)
-        for path in list(self.part.rglob("*")):
-            if not path.is_dir() and str(path.relative_to(self.part)) not in kept:
+        blobs = self.part / BLOBS
+        for folder in (self._old, self.part / MODEL):
+            shutil.rmtree(folder, ignore_errors=True)
+        blobs.mkdir(parents=True, exist_ok=True)
+        sizes = {each.id: each.size for each in objects}
+        for path in blobs.iterdir():
+            if size_of(path) != sizes.get(path.name):
                 path.unlink()  # part of a file, or an object that changed
-        for name in _held(self.whole, objects) - kept:
-            path = self.part / name
-            with suppress(OSError):  # the file system has no links
-                path.parent.mkdir(parents=True, exist_ok=True)
-                os.link(self.whole / name, path)
-                kept.add(name)
-        (self.part / MODEL).mkdir(parents=True, exist_ok=True)
-        new = self.part / "manifest.new"
-        new.write_bytes(ENCODER.encode_lines([each for each in objects if each.path in kept]))
-        new.rename(self.part / MANIFEST)
-        return [each for each in objects if each.path not in kept]
+        for id in sizes:
+            with suppress(OSError):  # it is not there, or it is here already, or the file system has no links
+                os.link(self.whole / BLOBS / id, blobs / id)
+        return [each for each in objects if size_of(blobs / each.id) != each.size]
 
-    def record(self, fetched: StoredObject) -> None:
-        """Note that an object is whole in H.part."""
-        with open(self.part / MANIFEST, "ab") as file:
-            file.write(ENCODER.encode_lines([fetched]))
+    def name(self, objects: Sequence[StoredObject]) -> None:
+        """Give the objects of H.part their names in the model."""
+        for each in objects:
+            link(self.part / BLOBS / each.id, self.part / MODEL / each.path)
 
     def finish(self) -> None:
         """Let H.part become H."""
@@ -174,20 +155,3 @@ class Store:
             self.whole.rename(self._old)
         self.part.rename(self.whole)
         shutil.rmtree(self._old, ignore_errors=True)
-
-
-def _noted(folder: Path) -> dict[str, StoredObject]:
-    """Return the noted objects by key. A line that a killed process did not end is left out."""
-    found = {}
-    with suppress(FileNotFoundError, NotADirectoryError):
-        for line in (folder / MANIFEST).read_bytes().splitlines():
-            with suppress(msgspec.MsgspecError):
-                each = msgspec.json.decode(line, type=StoredObject)
-                found[each.key] = each
-    return found
-
-
-def _held(folder: Path, objects: Iterable[StoredObject]) -> set[str]:
-    """Return the paths of the objects that the folder has, noted and with their size."""
-    noted = _noted(folder)
-    return {each.path for each in objects if noted.get(each.key) == each and size_of(folder / each.path) == each.size}

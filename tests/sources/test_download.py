@@ -7,8 +7,8 @@ from threading import Event
 
 import pytest
 
-from lmi.sources.hub_cache import Download, HubFile, Stopped
-from lmi.sources.job import Damaged, Progress
+from lmi.sources.hub_cache import Download, HubFile
+from lmi.sources.job import Damaged, Progress, Stopped
 from tests.sources.faulty_server import Answer
 from tests.sources.hub_server import HubServer
 

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from lmi.sources.bucket import StoredObject
-from lmi.sources.s3 import Store
+from lmi.sources.s3 import BLOBS, Store
 
-A = StoredObject("p/a", 1, "e1", "model/a")
-B = StoredObject("p/b", 2, "e2", "model/sub/b")
+A = StoredObject("p/a", 1, "e1", "a")
+B = StoredObject("p/b", 2, "e2", "sub/b")
 
 
 @pytest.fixture
@@ -18,61 +18,54 @@ def store(tmp_path: Path) -> Store:
 
 def fetch(store: Store, *objects: StoredObject) -> None:
     for each in objects:
-        file = store.part / each.path
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(bytes(each.size))
-        store.record(each)
+        (store.part / BLOBS / each.id).write_bytes(bytes(each.size))
 
 
 def fill(store: Store, *objects: StoredObject) -> None:
     fetch(store, *store.missing(objects))
+    store.name(objects)
     store.finish()
 
 
 def test_nothing_counts_as_whole_before_the_last_step(store: Store) -> None:
     fetch(store, *store.missing([A, B]))
+    store.name([A, B])
     assert not store.whole.exists()
     assert not store.is_current([A, B])
     store.finish()
     assert store.is_current([A, B])
 
 
-def test_an_object_that_is_noted_is_not_fetched_again(store: Store) -> None:
+def test_an_object_that_is_whole_is_not_fetched_again(store: Store) -> None:
     store.missing([A, B])
     fetch(store, A)
     assert store.missing([A, B]) == [B]
+    assert store.num_whole() == 1
 
 
-def test_an_object_that_is_not_noted_or_changed_or_is_torn_is_fetched_again(store: Store) -> None:
+def test_an_object_that_is_not_checked_or_changed_or_is_torn_is_fetched_again(store: Store) -> None:
     store.missing([A, B])
     fetch(store, A)
-    (store.part / "model/sub").mkdir()
-    (store.part / "model/sub/b").write_bytes(bytes(2))
-    (store.part / "model/a.Ab12Cd34").write_bytes(b"part of a file")
+    (store.part / BLOBS / f"{B.id}.new").write_bytes(bytes(2))
+    (store.part / BLOBS / f"{B.id}.new.Ab12Cd34").write_bytes(b"part of a file")
+    assert store.num_whole() == 1
     assert store.missing([A, B]) == [B]
-    assert [path.name for path in (store.part / "model").rglob("*") if path.is_file()] == ["a"]
-    newer = StoredObject("p/a", 1, "e9", "model/a")
+    assert [path.name for path in (store.part / BLOBS).iterdir()] == [A.id]
+    newer = StoredObject("p/a", 1, "e9", "a")
     assert store.missing([newer, B]) == [newer, B]
     fetch(store, newer)
-    (store.part / "model/a").write_bytes(b"")
+    (store.part / BLOBS / newer.id).write_bytes(b"")
     assert store.missing([newer, B]) == [newer, B]
-
-
-def test_a_line_that_was_not_finished_does_not_count(store: Store) -> None:
-    store.missing([A, B])
-    fetch(store, A, B)
-    manifest = store.part / "manifest.jsonl"
-    manifest.write_bytes(manifest.read_bytes()[:-5])
-    assert store.missing([A, B]) == [B]
 
 
 def test_a_new_version_shares_what_did_not_change(store: Store) -> None:
     fill(store, A, B)
-    newer = StoredObject("p/b", 3, "e3", "model/sub/b")
+    newer = StoredObject("p/b", 3, "e3", "sub/b")
     inode = (store.model / "a").stat().st_ino
     assert store.missing([A, newer]) == [newer]
     assert store.is_current([A, B]), "the old one is whole until the new one is"
     fetch(store, newer)
+    store.name([A, newer])
     store.finish()
     assert store.is_current([A, newer])
     assert (store.model / "a").stat().st_ino == inode
@@ -82,8 +75,10 @@ def test_a_new_version_shares_what_did_not_change(store: Store) -> None:
 def test_a_process_that_dies_between_the_two_versions_leaves_the_new_one_to_the_next(store: Store) -> None:
     fill(store, A)
     fetch(store, *store.missing([A, B]))
+    store.name([A, B])
     store.whole.rename(f"{store.whole}.old")  # the first half of the last step
     assert store.missing([A, B]) == []
+    store.name([A, B])
     store.finish()
     assert store.is_current([A, B])
     assert {path.name for path in store.whole.parent.iterdir()} == {store.whole.name}
@@ -94,6 +89,14 @@ def test_a_file_that_is_missing_or_cut_in_a_whole_folder_is_fetched_again(store:
     (store.model / "sub/b").write_bytes(b"")
     assert not store.is_current([A, B])
     assert store.missing([A, B]) == [B]
+
+
+def test_an_archive_that_was_unpacked_needs_no_bytes(store: Store) -> None:
+    fetch(store, *store.missing([A]))
+    (store.part / "model").mkdir()
+    (store.part / BLOBS / A.id).write_bytes(b"")
+    store.finish()
+    assert store.is_current([A], is_unpacked=True) and not store.is_current([B], is_unpacked=True)
 
 
 def test_sources_with_another_url_or_endpoint_have_another_place(tmp_path: Path) -> None:

@@ -291,7 +291,7 @@ def test_an_archive_is_unpacked_whole_and_not_again(bucket: Bucket) -> None:
     assert [folder.name for folder in folders] == ["model", "model", "fox-7b", "model", "model"], (
         "the only top folder is the model"
     )
-    assert not list(bucket.downloads.rglob("archive"))
+    assert {path.stat().st_size for path in bucket.downloads.glob("*/blobs/*")} == {0}
     asked = len(bucket.s3.requests)
     assert bucket.fetch(*urls).folders() == folders
     assert [request.split()[0] for request in bucket.s3.requests[asked:]] == ["HEAD"] * 5
