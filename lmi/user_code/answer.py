@@ -17,17 +17,18 @@ import inspect
 import json
 import time
 import uuid
-from collections.abc import AsyncIterable, Awaitable, Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncIterable, Awaitable, Callable, Generator, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from lmi.user_code.messages import Feed, Open, TokenFields
+from lmi import types
+from lmi.user_code.messages import Feed, Open
 
 if TYPE_CHECKING:
     from djl_python.request_io import Token
 
 JSON, JSONLINES = "application/json", "application/jsonlines"
 NUM_LEGACY_PARAMETERS = 6  # token, first_token, last_token, details, generated_tokens, id
-NO_TOKEN: TokenFields = (-1, "", None, True)
+NO_TOKEN = types.Token(-1, "", is_special=True)
 BODY_FIELDS = ("inputs", "parameters", "stream")
 _runner = asyncio.Runner()  # one event loop for all calls: locks and clients that the code keeps belong to it
 
@@ -40,14 +41,11 @@ class UserAnswers:
     ) -> None:
         """`request` is the object that the input formatter returned, None if it returned a dict or there is none."""
         self._open = set(range(len(opened.prompts)))
-        self.media_type = ""
-        self._all: list[TokenAnswer] | list[ResponseAnswer]
+        self.media_type, kind = "", TokenAnswer
+        if takes_responses(formatter):
+            self.media_type, kind = JSONLINES if opened.is_streaming else JSON, ResponseAnswer
         inputs = [request_input(request, opened, prompt, tokenizer) for prompt in opened.prompts]
-        if not takes_responses(formatter):
-            self._all = [TokenAnswer(formatter, each) for each in inputs]
-        else:
-            self.media_type = JSONLINES if opened.is_streaming else JSON
-            self._all = [ResponseAnswer(formatter, opened, each, model_name) for each in inputs]
+        self._all = [kind(formatter, opened, each, model_name) for each in inputs]
 
     @property
     def are_over(self) -> bool:
@@ -57,36 +55,39 @@ class UserAnswers:
         """Return what the formatter writes for this step of one answer."""
         if step.finish_reason is not None:
             self._open.discard(step.index)
-        answer = self._all[step.index]
-        if step.prompt_token_ids is not None and not getattr(answer.request, "input_ids", None):
-            answer.request.input_ids = step.prompt_token_ids
-        return answer.feed(step)
+        return self._all[step.index].feed(step)
 
 
 class TokenAnswer:
     """One answer by a formatter that reads tokens: the first and the second kind of parameters."""
 
-    def __init__(self, formatter: Callable[..., Any], request: Any) -> None:
+    def __init__(self, formatter: Callable[..., Any], opened: Open, request: Any, model_name: str) -> None:
         from djl_python.request_io import Sequence, TextGenerationOutput
 
-        self._formatter = formatter
+        self._formatter, self._opened, self._request = formatter, opened, request
         self._is_legacy = num_required(formatter) == NUM_LEGACY_PARAMETERS
-        self.request = request
         self._sequence = Sequence()
         self._output = TextGenerationOutput(request.request_id, request, sequences={0: self._sequence})
-        self._text: list[str] = []
 
     def feed(self, step: Feed) -> bytes:
-        """Call the formatter until all tokens are read. Returns what it writes."""
-        tokens = step.tokens or ([NO_TOKEN] if step.finish_reason is not None else [])
+        """Add the step to what the formatter may read. Returns what it writes."""
         sequence, output = self._sequence, self._output
-        sequence.tokens += _tokens(tokens)
-        sequence.top_tokens += [_tokens(top) for top in step.top_tokens or ()]
-        sequence.cumulative_log_prob += sum(log_prob or 0.0 for _, _, log_prob, _ in tokens)
+        if step.prompt_token_ids is not None and not getattr(self._request, "input_ids", None):
+            self._request.input_ids = step.prompt_token_ids
+        sequence.tokens += _tokens(step.tokens)
+        if any(token.top is not None for token in step.tokens):
+            sequence.top_tokens += [_tokens(token.top or ()) for token in step.tokens]
+        sequence.cumulative_log_prob += sum(token.log_prob or 0.0 for token in step.tokens)
         sequence.finish_reason, sequence.stop_reason = step.finish_reason, step.stop_reason
         output.finished = step.finish_reason is not None
         output.prompt_tokens_details += _tokens(step.prefill or ())
-        written = []
+        return self._write(step)
+
+    def _write(self, step: Feed) -> bytes:
+        """Call the formatter until all tokens are read."""
+        sequence, written = self._sequence, []
+        if self._output.finished and not step.tokens:
+            sequence.tokens += _tokens([NO_TOKEN])
         while sequence.has_next_token():
             num_read = sequence._next
             written.append(as_bytes(self._format()))
@@ -99,18 +100,16 @@ class TokenAnswer:
             return call(self._formatter, self._output)
         sequence = self._sequence
         token, is_first, is_last = sequence.get_next_token()
-        assert token is not None
-        self._text.append(token.text)
-        details = {
-            "finish_reason": sequence.finish_reason if is_last else None,
-            "generated_tokens": sequence._next,
-            "inputs": self.request.input_text,
-            "tokens": [read.as_dict() for read in sequence.tokens[: sequence._next]],
-        }
-        return call(self._formatter, token, is_first, is_last, details, "".join(self._text), self.request.request_id)
+        read = sequence.tokens[: sequence._next]
+        details = self._details(read, sequence.finish_reason if is_last else None) | {"tokens": _shown(read)}
+        return call(self._formatter, token, is_first, is_last, details, _text(read), self._request.request_id)
+
+    def _details(self, tokens: list[Token], finish_reason: str | None) -> dict[str, Any]:
+        inputs = self._request.input_text
+        return {"finish_reason": finish_reason, "generated_tokens": len(tokens), "inputs": inputs}
 
 
-class ResponseAnswer:
+class ResponseAnswer(TokenAnswer):
     """One answer by a formatter that gets responses: an OpenAI completion with the keys of the LMI schema added.
 
     In a stream `choices` has the new text of each step, and the last step has the whole text in `generated_text`. What
@@ -118,8 +117,7 @@ class ResponseAnswer:
     """
 
     def __init__(self, formatter: Callable[..., Any], opened: Open, request: Any, model_name: str) -> None:
-        self.request = request
-        self._formatter, self._opened = formatter, opened
+        super().__init__(formatter, opened, request, model_name)
         self._head = {
             "id": f"cmpl-{uuid.uuid4().hex}",
             "object": "text_completion",
@@ -127,26 +125,23 @@ class ResponseAnswer:
             "model": model_name,
         }
         self._prompt = request.input_text if opened.return_full_text else ""
-        self._tokens: list[TokenFields] = []
-        self._top_tokens: list[list[TokenFields]] = []
-        self._prefill: list[TokenFields] | None = None
         self._num_prompt_tokens = 0
+        self._has_prefill = False
 
-    def feed(self, step: Feed) -> bytes:
+    def _write(self, step: Feed) -> bytes:
         """Call the formatter with the finished answer, or in a stream with each step that has tokens or ends it."""
-        self._tokens += step.tokens
-        self._top_tokens += step.top_tokens or ()
-        self._prefill = step.prefill if self._prefill is None else self._prefill
         self._num_prompt_tokens += len(step.prompt_token_ids or ())
+        self._has_prefill |= step.prefill is not None
         if step.finish_reason is None and not (self._opened.is_streaming and step.tokens):
             return b""
-        return format_response(self._formatter, self._response(step), self.request, self.request.tokenizer)
+        return format_response(self._formatter, self._response(step), self._request, self._request.tokenizer)
 
     def _response(self, step: Feed) -> dict[str, Any]:
-        text = _text(step.tokens if self._opened.is_streaming else self._tokens)
+        tokens, is_streaming = self._sequence.tokens, self._opened.is_streaming
+        whole = self._prompt + _text(tokens)
         choice = {
             "index": 0,
-            "text": text if self._opened.is_streaming else self._prompt + text,
+            "text": _text(step.tokens) if is_streaming else whole,
             "logprobs": None,
             "finish_reason": step.finish_reason and ("length" if step.finish_reason == "length" else "stop"),
             "stop_reason": step.stop_reason,
@@ -154,25 +149,20 @@ class ResponseAnswer:
         response = self._head | {"choices": [choice]}
         if step.finish_reason is None:
             return response
-        whole: dict[str, Any] = {"generated_text": self._prompt + _text(self._tokens)}
-        if self._opened.details:
-            whole["details"] = self._details(step.finish_reason)
-        num_prompt, num_new = self._num_prompt_tokens, len(self._tokens)
+        details = {"details": self._whole_details(step.finish_reason)} if self._opened.details else {}
+        num_prompt, num_new = self._num_prompt_tokens, len(tokens)
         usage = {"prompt_tokens": num_prompt, "completion_tokens": num_new, "total_tokens": num_prompt + num_new}
-        return whole | response | {"usage": usage}
+        return {"generated_text": whole} | details | response | {"usage": usage}
 
-    def _details(self, finish_reason: str) -> dict[str, Any]:
-        details: dict[str, Any] = {
-            "finish_reason": finish_reason,
-            "generated_tokens": len(self._tokens),
-            "inputs": self.request.input_text,
-        }
-        if not self._opened.is_streaming:
-            details["tokens"] = _shown(self._tokens)
-        if self._prefill is not None:
-            details["prefill"] = _shown(self._prefill)
-        if self._top_tokens and not self._opened.is_streaming:
-            details["top_tokens"] = [_shown(top) for top in self._top_tokens]
+    def _whole_details(self, finish_reason: str) -> dict[str, Any]:
+        sequence, is_whole = self._sequence, not self._opened.is_streaming
+        details = self._details(sequence.tokens, finish_reason)
+        if is_whole:
+            details["tokens"] = _shown(sequence.tokens)
+        if self._has_prefill:
+            details["prefill"] = _shown(self._output.prompt_tokens_details)
+        if is_whole and sequence.top_tokens:
+            details["top_tokens"] = [_shown(top) for top in sequence.top_tokens]
         return details
 
 
@@ -222,18 +212,18 @@ def as_bytes(written: Any) -> bytes:
     return str(written).encode()
 
 
-def _tokens(fields: Sequence[TokenFields]) -> list[Token]:
+def _tokens(tokens: Iterable[types.Token]) -> list[Token]:
     from djl_python.request_io import Token
 
-    return [Token(*each) for each in fields]
+    return [Token(token.id, token.text, token.log_prob, token.is_special) for token in tokens]
 
 
-def _shown(fields: Sequence[TokenFields]) -> list[Mapping[str, Any]]:
-    return [token.as_dict() for token in _tokens(fields)]
+def _shown(tokens: Iterable[Token]) -> list[Mapping[str, Any]]:
+    return [token.as_dict() for token in tokens]
 
 
-def _text(fields: Sequence[TokenFields]) -> str:
-    return "".join(text for _, text, _, _ in fields)
+def _text(tokens: Iterable[Token | types.Token]) -> str:
+    return "".join(token.text for token in tokens)
 
 
 class Attributes(dict[str, Any]):

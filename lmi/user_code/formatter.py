@@ -5,7 +5,7 @@ A Delta is sent to the code's process only if the model has an output formatter 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -20,9 +20,9 @@ from lmi.errors import MalformedRequest, Unsupported, UserCodeFailed
 from lmi.http.exchange import CUSTOM_ATTRIBUTES, Exchange
 from lmi.server.service import Service
 from lmi.settings.config import Config
-from lmi.types import Delta, Token
+from lmi.types import Delta
 from lmi.user_code.client import Call
-from lmi.user_code.messages import Feed, Head, Open, ReadInput, Respond, TokenFields, ToWorker
+from lmi.user_code.messages import Feed, Open, ReadInput, Respond, ToWorker
 
 EVENT = b"data: "
 
@@ -51,7 +51,7 @@ class OutputFormatter(CallFormatter):
         super().__init__(code)
         self.is_streaming = parsed.requests[0].is_streaming
         self._message, self._parsed = message, parsed
-        self._head: Head | None = None
+        self._has_begun = False
 
     async def begin(self) -> None:
         message, request = self._message, self._parsed.requests[0]
@@ -61,15 +61,14 @@ class OutputFormatter(CallFormatter):
         await self._code.ask(lambda call_id: Open(call_id, prompts, fields, *settings))
 
     async def feed(self, delta: Delta) -> list[bytes]:
-        written = await self._written(delta)
-        assert self._head is not None
-        self.media_type = self._head.media_type
-        return [written]
+        return [await self._written(delta)]
 
     async def _written(self, delta: Delta) -> bytes:
         """Return what the code writes for a Delta."""
         call = await self._code.ask(lambda call_id: feed(call_id, delta))
-        self._head = self._head or await call.head()
+        if not self._has_begun:
+            self._has_begun, head = True, await call.head()
+            self.media_type = self.media_type or head.media_type
         return await call.chunk()
 
 
@@ -124,21 +123,8 @@ class ResponseFormatter(CallFormatter):
 
 
 def feed(call_id: int, delta: Delta) -> Feed:
-    has_top = any(token.top is not None for token in delta.tokens)
-    return Feed(
-        call_id,
-        delta.index,
-        token_fields(delta.tokens),
-        delta.finish_reason,
-        delta.stop_reason,
-        top_tokens=[token_fields(token.top or ()) for token in delta.tokens] if has_top else None,
-        prompt_token_ids=list(delta.prompt_token_ids) if delta.num_prompt_tokens else None,
-        prefill=None if delta.prefill is None else token_fields(delta.prefill),
-    )
-
-
-def token_fields(tokens: Sequence[Token]) -> list[TokenFields]:
-    return [(token.id, token.text, token.log_prob, token.is_special) for token in tokens]
+    ids = list(delta.prompt_token_ids) if delta.num_prompt_tokens else None
+    return Feed(call_id, delta.index, delta.tokens, delta.finish_reason, delta.stop_reason, ids, delta.prefill)
 
 
 def as_json(written: bytes) -> bytes:

@@ -12,10 +12,10 @@ from typing import Any
 
 import msgspec
 
+from lmi.types import Token
+
 WINDOW = 32  # chunks of one call that are sent and not taken yet
 MAX_CHUNK_BYTES = 1 << 20
-
-TokenFields = tuple[int, str, float | None, bool]  # id, text, log_prob, is_special
 
 
 class OfCall(msgspec.Struct, frozen=True, array_like=True):
@@ -53,17 +53,16 @@ class Open(OfCall, frozen=True, tag="open"):
 class Feed(OfCall, frozen=True, tag="feed"):
     """New tokens of the answer to the prompt at `index`. The call ends when each answer has a `finish_reason`.
 
-    `top_tokens` (for each token) and `prefill` are set if the request asked for them. `prefill` and the prompt's token
-    ids come with the first Feed of a prompt.
+    Tokens have `top`, and there is `prefill`, if the request asked for them. `prefill` and the prompt's token ids come
+    with the first Feed of a prompt.
     """
 
     index: int
-    tokens: list[TokenFields]
+    tokens: list[Token]
     finish_reason: str | None = None
     stop_reason: str | int | None = None
-    top_tokens: list[list[TokenFields]] | None = None
     prompt_token_ids: list[int] | None = None
-    prefill: list[TokenFields] | None = None
+    prefill: list[Token] | None = None
 
 
 class Respond(OfCall, frozen=True, tag="respond"):

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from lmi.settings.config import UserCodeConfig
+from lmi.types import Token
 from lmi.user_code.answer import UserAnswers
-from lmi.user_code.messages import Feed, Open, TokenFields
+from lmi.user_code.messages import Feed, Open
 from lmi.user_code.runner import UserCode
 from tests.user_code.written import model
 
@@ -24,14 +25,14 @@ def opened(
     return loaded.answers(Open(request_id, [prompt], fields, True, False, False), request)
 
 
-def feed(answers: UserAnswers, tokens: list[TokenFields], finish_reason: str | None = None, **named: Any) -> bytes:
-    return answers.feed(Feed(0, 0, tokens, finish_reason, **named))
+def feed(answers: UserAnswers, tokens: list[tuple[int, str, float | None]], finish_reason: str | None = None) -> bytes:
+    return answers.feed(Feed(0, 0, [Token(*each) for each in tokens], finish_reason))
 
 
 def test_a_formatter_is_called_once_for_each_token_and_told_the_last() -> None:
     written = opened(UserCode(UserCodeConfig(path=str(FILES / "formatter" / "model.py"))), 3, "prompt")
     assert feed(written, []) == b""
-    lines = feed(written, [(1, "a", -0.5, False), (2, "b", None, False)]).decode().splitlines()
+    lines = feed(written, [(1, "a", -0.5), (2, "b", None)]).decode().splitlines()
     assert [json.loads(line)["token_text"] for line in lines] == ["a", "b"]
     assert json.loads(feed(written, [], "stop_sequence")) == {
         "token_id": -1,
@@ -53,7 +54,7 @@ def write(output: RequestOutput) -> str:
     return f"[{text}{best.cumulative_log_prob} {output.finished}]"
 """
     written = opened(model(tmp_path, source))
-    assert feed(written, [(1, "a", -1.0, False), (2, "b", -1.0, False)], "length") == b"[ab-2.0 True]"
+    assert feed(written, [(1, "a", -1.0), (2, "b", -1.0)], "length") == b"[ab-2.0 True]"
 
 
 @pytest.mark.parametrize(
@@ -77,7 +78,7 @@ def write({parameter}):
     return type({parameter.split(",")[0].split(":")[0]}).__name__
 """
     written = opened(model(tmp_path, source, output_formatter="write"))
-    assert feed(written, [(1, "a", None, False)], "length").decode().strip() == kind
+    assert feed(written, [(1, "a", None)], "length").decode().strip() == kind
 
 
 def test_a_formatter_that_reads_no_tokens_is_called_once_for_each_step(tmp_path: Path) -> None:
@@ -88,8 +89,8 @@ def write(output: RequestOutput):
     return "end" if output.finished else None
 """
     written = opened(model(tmp_path, source))
-    assert feed(written, [(1, "a", None, False), (2, "b", None, False)]) == b""
-    assert feed(written, [(3, "c", None, False)], "length") == b"end"
+    assert feed(written, [(1, "a", None), (2, "b", None)]) == b""
+    assert feed(written, [(3, "c", None)], "length") == b"end"
 
 
 def test_the_first_signature_is_told_by_its_parameters_and_not_by_annotations(tmp_path: Path) -> None:
@@ -97,4 +98,4 @@ def test_the_first_signature_is_told_by_its_parameters_and_not_by_annotations(tm
     written = opened(model(tmp_path, source, output_formatter="write"), 7, "p")
     details = "{'finish_reason': 'length', 'generated_tokens': 1, 'inputs': 'p', 'tokens': %s}"
     tokens = "[{'id': 5, 'text': 'a', 'log_prob': -1.0}]"
-    assert feed(written, [(5, "a", -1.0, False)], "length").decode() == f"5TrueTruea7 {details % tokens}"
+    assert feed(written, [(5, "a", -1.0)], "length").decode() == f"5TrueTruea7 {details % tokens}"
