@@ -102,9 +102,9 @@ async def fetch(wanted: WantedSource, timeout_s: float, place: Path, block: Bloc
 
 async def _answer(folder: Path, block: Block) -> Path:
     while folder.exists():
-        if (result := fetches.read(folder / fetches.RESULT, fetches.FetchResult)) is not None:
-            return Path(result.sources[0].folder)
-        if (failure := fetches.read(folder / fetches.FAILURE, fetches.FetchFailure)) is not None:
+        if (found := fetches.result(folder)) is not None:
+            return next(iter(found.values()))
+        if (failure := fetches.failure(folder)) is not None:
             kind = errors.InvalidRequest if failure.exit_code in CLIENT_FAULTS else errors.Unavailable
             raise kind(f"src {failure.message}")
         if block.supervisor.phase in (Phase.DRAINING, Phase.FAILED):

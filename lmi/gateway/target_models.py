@@ -82,7 +82,7 @@ class ModelStore:
         try:
             if self._is_remote:
                 wanted = WantedSource(source=f"{self._source}/{key}", download_dir=str(self._folder / "sources"))
-                found = Path(fetch(FetchJob(wanted)).folder)
+                found = fetch(FetchJob(wanted))
             else:
                 found = self._find(key)
             with place.only_one(home / "lock", key):  # of two gateways

@@ -2,18 +2,18 @@
 
 request.json    a `FetchRequest`
 progress.json   a `FetchReport`, written anew at most twice a second
-result.json     a `FetchResult`, if every source was fetched
-failure.json    a `FetchFailure`, if one was not
+result.json     the local folder by source, if every source was fetched
+failure.json    an `ErrorInfo`, if one was not
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import msgspec
 
-from lmi.errors import ErrorInfo, StartError, cause_line, from_info
+from lmi.errors import ErrorInfo, StartError, from_info
 from lmi.settings.config import Config
 from lmi.shared.files import write_whole
 
@@ -48,23 +48,6 @@ class FetchRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     writer: int = 0  # the front end that waits for the result; 0: the process that starts the fetch
 
 
-class FetchedSource(msgspec.Struct, frozen=True, kw_only=True):
-    source: str
-    folder: str
-    revision: str = ""  # the commit, of a hub's repository
-
-
-class FetchResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The local folder of each source, in the order of the request."""
-
-    sources: tuple[FetchedSource, ...]
-
-    @property
-    def folders(self) -> dict[str, Path]:
-        """The local folder by the text of its source."""
-        return {each.source: Path(each.folder) for each in self.sources}
-
-
 class FetchReport(msgspec.Struct, frozen=True, kw_only=True):
     """How far a fetch is."""
 
@@ -86,28 +69,10 @@ class FetchReport(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class FetchFailure(msgspec.Struct, frozen=True, kw_only=True):
-    label: str
-    exit_code: int
-    message: str
-
-    @classmethod
-    def of(cls, error: Exception) -> FetchFailure:
-        if isinstance(error, StartError):
-            return cls(label=error.label, exit_code=error.exit_code, message=str(error))
-        message = f"the fetch failed: {type(error).__name__}: {cause_line(error)}"
-        return cls(label=StartError.label, exit_code=StartError.exit_code, message=message)
-
-    @property
-    def error(self) -> StartError:
-        error = from_info(ErrorInfo(self.label, self.message))
-        return error if isinstance(error, StartError) else StartError(self.message)
-
-
 T = TypeVar("T")
 
 
-def write(path: Path, value: msgspec.Struct) -> None:
+def write(path: Path, value: object) -> None:
     write_whole(path, msgspec.json.encode(value))
 
 
@@ -117,6 +82,18 @@ def read(path: Path, kind: type[T]) -> T | None:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except FileNotFoundError:
         return None
+
+
+def result(folder: Path) -> dict[str, Path] | None:
+    """Return the local folder of each source by its text, or None if they are not fetched."""
+    folders = read(folder / RESULT, dict[str, str])
+    return None if folders is None else {source: Path(path) for source, path in folders.items()}
+
+
+def failure(folder: Path) -> StartError | None:
+    """Return the error that ended what reports in a folder, or None if it has not failed."""
+    info = read(folder / FAILURE, ErrorInfo)
+    return None if info is None else cast(StartError, from_info(info))
 
 
 def readable(num_bytes: float) -> str:

@@ -50,19 +50,18 @@ class HubFetch:
         self._api = client.HfApi(library_name="lmi", library_version=__version__)
         self._tries_to_connect = False  # an id may be a mistyped path until the hub answers
 
-    def fetch(self) -> tuple[Path, str]:
-        """Return the snapshot's folder and its commit."""
+    def fetch(self) -> Path:
+        """Return the snapshot's folder."""
         is_pinned = COMMIT.fullmatch(self._revision) is not None
         if (is_pinned or constants.is_offline_mode()) and (cached := self._cached()) is not None:
-            return self._cache.snapshot(cached), cached
+            return self._cache.snapshot(cached)
         if constants.is_offline_mode():
             raise self._offline()
         # The client's own HTTP client has no time limit for some requests.
         hooks = {"request": [_limit_silence]}
         client.set_client_factory(lambda: httpx2.Client(event_hooks=hooks, follow_redirects=True))
         disable_progress_bars()
-        commit = self._current_commit()
-        return self._cache.snapshot(commit), commit
+        return self._cache.snapshot(self._current_commit())
 
     # What is there.
 

@@ -13,13 +13,14 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
 from lmi.errors import ModelUnusable, SourceUnreachable
 from lmi.sources.archive import check_readable
-from lmi.sources.fetches import FetchedSource, FetchReport, WantedSource
+from lmi.sources.fetches import FetchReport, WantedSource
 from lmi.sources.place import SPARE_BYTES
 from lmi.sources.source import HubModel, check, parse
 
@@ -87,7 +88,7 @@ class FetchJob:
     spare_bytes: int = SPARE_BYTES  # of the disk, which stay free
 
 
-def fetch(job: FetchJob) -> FetchedSource:
+def fetch(job: FetchJob) -> Path:
     """Fetch what is missing of a source and return its folder.
 
     Raises ModelUnusable, SecurityRefused or SourceUnreachable. All of them name the source.
@@ -98,16 +99,16 @@ def fetch(job: FetchJob) -> FetchedSource:
     if isinstance(source, HubModel):
         from lmi.sources.hub import HubFetch  # only here, because the client is large
 
-        folder, revision = HubFetch(source, job).fetch()
+        folder = HubFetch(source, job).fetch()
     else:
         if find_spec("boto3") is None:
             raise ModelUnusable(f"{source}: S3 needs boto3, which is not installed: pip install boto3")
         check_readable(str(source))
         from lmi.sources.s3 import S3Fetch
 
-        folder, revision = S3Fetch(source, job).fetch(), ""
+        folder = S3Fetch(source, job).fetch()
     check(folder, name=wanted.source, allow_pickle=wanted.allow_pickle, is_adapter=wanted.is_adapter)
-    return FetchedSource(source=wanted.source, folder=str(folder), revision=revision)
+    return folder
 
 
 def run_all(tasks: Sequence[Callable[[], None]], progress: Progress, stopped: threading.Event) -> None:

@@ -13,7 +13,6 @@ import signal
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 
 import msgspec
@@ -22,8 +21,8 @@ from lmi.errors import StartError, shorten
 from lmi.runtime import ServerRuntime
 from lmi.settings.config import ServerConfig
 from lmi.shared import linux
-from lmi.sources.fetches import FAILURE, REQUEST, FetchFailure, FetchRequest, read, write
-from lmi.supervisor.child import Child, ChildKind, Failure
+from lmi.sources.fetches import FAILURE, REQUEST, FetchRequest, read, write
+from lmi.supervisor.child import Child, Failure
 from lmi.supervisor.stages import fetch_kind
 
 MAX_AT_ONCE = 4  # the others wait, the oldest is next
@@ -32,92 +31,77 @@ log = logging.getLogger(__name__)
 
 
 class FetchProcesses:
-    """The fetches of the server. Iterating yields the places of their processes."""
+    """The fetches of the server. Iterating yields those whose processes run or may start."""
 
     def __init__(self, runtime: ServerRuntime) -> None:
         self._folder, self._config = runtime.fetches(), runtime.config
         self._fetches: dict[Path, Fetch] = {}  # the oldest first
 
     def __iter__(self) -> Iterator[Child]:
-        is_open = (fetch.child for fetch in self._fetches.values() if fetch.is_open)
-        return iter(list(islice(is_open, MAX_AT_ONCE)))
+        return iter([fetch for fetch in self._fetches.values() if fetch.is_open][:MAX_AT_ONCE])
 
     def look(self) -> None:
         """Note new requests, end the fetches that nobody waits for, and remove what is left of them."""
-        self._meet()
-        for folder, fetch in list(self._fetches.items()):
-            fetch.look()
-            if fetch.is_over:
-                fetch.child.close()
-                shutil.rmtree(folder, ignore_errors=True)
-                del self._fetches[folder]
-
-    def _meet(self) -> None:
-        """Note the new requests, the oldest first."""
-        new: list[Path] = []
         with suppress(OSError):  # nothing was asked for yet
-            found = (path for path in self._folder.iterdir() if not path.name.startswith("."))
-            new = sorted((path for path in found if path not in self._fetches), key=lambda path: path.stat().st_mtime)
-        for folder in new:
-            try:
-                request = read(folder / REQUEST, FetchRequest)
-            except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-                log.error("%s cannot be read: %s", folder / REQUEST, error)
-                request = None
-            if request is not None:
-                self._fetches[folder] = Fetch(folder, request, self._config)
-            else:  # nobody waits any more; where one does, this shows that nobody works on it
-                shutil.rmtree(folder, ignore_errors=True)
+            found = {path for path in self._folder.iterdir() if not path.name.startswith(".")} - {*self._fetches}
+            for folder in sorted(found, key=lambda path: path.stat().st_mtime):
+                self._meet(folder)
+        for folder, fetch in list(self._fetches.items()):
+            if not fetch.is_wanted:
+                fetch.is_retired = True
+                fetch.send(signal.SIGKILL)  # what lies on the disk is good at any moment
+                if not fetch.is_open:
+                    fetch.close()
+                    shutil.rmtree(folder, ignore_errors=True)
+                    del self._fetches[folder]
+
+    def _meet(self, folder: Path) -> None:
+        """Note a new request."""
+        try:
+            request = read(folder / REQUEST, FetchRequest)
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+            log.error("%s cannot be read: %s", folder / REQUEST, error)
+            request = None
+        if request is not None:
+            self._fetches[folder] = Fetch(folder, request, self._config)
+        else:  # nobody waits any more; where one does, this shows that nobody works on it
+            shutil.rmtree(folder, ignore_errors=True)
 
     def ended(self, child: Child, failure: Failure | None) -> None:
         """Pass the failure of a process, if it has one, to the front end that waits."""
-        if failure is not None:
-            next(fetch for fetch in self._fetches.values() if fetch.child is child).fail(failure)
+        if failure is not None and isinstance(child, Fetch):
+            child.fail(failure)
 
 
-class Fetch:
-    """One fetch, from its request until nobody waits for it."""
+class Fetch(Child):
+    """One fetch, from its request until nobody waits for it. It starts again only if a signal ended it."""
 
     def __init__(self, folder: Path, request: FetchRequest, config: ServerConfig) -> None:
-        self.child = Child(_kind(folder, config))
-        self._folder = folder
-        self._writer = request.writer
+        kind = fetch_kind("fetch process", folder, config, "--no-bar")
+        super().__init__(
+            replace(kind, fatal=lambda code, why: StartError(f"fetch process {why}") if code > 0 else None)
+        )
+        self._folder, self._writer = folder, request.writer
         self._sources = ", ".join(shorten(wanted.source, 300) for wanted in request.sources)
         log.info("fetching %s for a client", self._sources)
 
     @property
     def is_open(self) -> bool:
         """Whether its process runs or is still to start."""
-        return self.child.pid is not None or not (self.child.is_done or self.child.is_retired)
+        return self.pid is not None or not (self.is_done or self.is_retired)
 
     @property
-    def is_over(self) -> bool:
-        return not self.is_open and not self._is_wanted
-
-    @property
-    def _is_wanted(self) -> bool:
+    def is_wanted(self) -> bool:
         return (self._folder / REQUEST).exists() and linux.is_alive(self._writer)
-
-    def look(self) -> None:
-        if not self._is_wanted:
-            self.child.is_retired = True
-            self.child.send(signal.SIGKILL)  # what lies on the disk is good at any moment
 
     def fail(self, failure: Failure) -> None:
         """Leave the reason for the front end, unless the process itself did."""
-        self.child.is_retired = True
+        self.is_retired = True
         if (self._folder / FAILURE).exists():
             return
-        message = f"{self._sources}: {failure.message}"
-        said = FetchFailure(label=StartError.label, exit_code=StartError.exit_code, message=message)
+        said = StartError(f"{self._sources}: {failure.message}")
         try:
-            write(self._folder / FAILURE, said)
+            write(self._folder / FAILURE, said.info)
         except OSError as error:  # the disk is full, or nobody waits
-            log.error("%s; this cannot be passed on: %s", message, error)
+            log.error("%s; this cannot be passed on: %s", said, error)
             shutil.rmtree(self._folder, ignore_errors=True)
-
-
-def _kind(folder: Path, config: ServerConfig) -> ChildKind:
-    """Return the kind of a process that starts again only if a signal ended it."""
-    kind = fetch_kind("fetch process", folder, config, "--no-bar")
-    return replace(kind, fatal=lambda code, why: StartError(f"fetch process {why}") if code > 0 else None)

@@ -29,10 +29,10 @@ from rich.progress import (
 )
 
 import lmi.shared.log
-from lmi.errors import StartError
+from lmi.errors import StartError, cause_line
 from lmi.shared import linux
 from lmi.shared.sink import guard_streams, stream
-from lmi.sources.fetches import FAILURE, PROGRESS, RESULT, FetchFailure, FetchRequest, FetchResult, write
+from lmi.sources.fetches import FAILURE, PROGRESS, RESULT, FetchRequest, write
 from lmi.sources.job import DELAYS_S, FetchJob, Progress, fetch
 from lmi.sources.place import SPARE_BYTES
 
@@ -85,23 +85,24 @@ def run(jobs: Sequence[FetchJob], folder: Path, reporter: AbstractContextManager
     """Fetch every source and write the result or the failure. Returns the exit code."""
     try:
         with reporter:
-            sources = []
+            folders = {}
             for job in jobs:
-                started_s = time.monotonic()
-                sources.append(fetched := fetch(job))
-                took_s = time.monotonic() - started_s
-                log.info("%s is in %s, after %.1f s", fetched.source, fetched.folder, took_s)
+                started_s, source = time.monotonic(), job.wanted.source
+                folders[source] = str(fetch(job))
+                log.info("%s is in %s, after %.1f s", source, folders[source], time.monotonic() - started_s)
     except Exception as error:
-        if not isinstance(error, StartError):
+        if isinstance(error, StartError):
+            failure = error
+        else:
             log.exception("the fetch failed")
-        failure = FetchFailure.of(error)
+            failure = StartError(f"the fetch failed: {type(error).__name__}: {cause_line(error)}")
         with suppress(OSError):  # if this disk is full too, the exit code and the log still say it
-            write(folder / FAILURE, failure)
+            write(folder / FAILURE, failure.info)
         # On a terminal people read it only once, in the supervisor's last message.
         if says_failure:
-            log.error("%s", failure.message)
+            log.error("%s", failure)
         return failure.exit_code
-    write(folder / RESULT, FetchResult(sources=tuple(sources)))
+    write(folder / RESULT, folders)
     return 0
 
 

@@ -57,9 +57,9 @@ def stages(resolved: Resolved, settle: Settle, runtime: ServerRuntime) -> Iterat
         return
     if resolved.request is not None:
         yield (fetch := download(resolved.request, resolved.config, runtime))
-        if (result := fetches.read(fetch.folder / fetches.RESULT, fetches.FetchResult)) is None:
+        if (folders := fetches.result(fetch.folder)) is None:
             raise StartError(f"the fetch process left no {fetches.RESULT}")
-        resolved = settle(result.folders)
+        resolved = settle(folders)
         say(resolved)
     if (stage := requirements(resolved.config, runtime)) is not None:
         yield stage
@@ -113,15 +113,10 @@ def _kind(title: str, argv: Sequence[str], folder: Path) -> ChildKind:
         environ=lambda slot: environment.of_child(os.environ) | {SUPERVISOR_PID: str(os.getpid())},
         output_logger="libraries",
         restarts=lambda: RestartTable(MAX_DEATHS, window_s=float("inf")),
-        fatal=lambda code, why: _failure(folder),
+        fatal=lambda code, why: fetches.failure(folder),
         lost_label=StartError.label,
         is_one_shot=True,
     )
-
-
-def _failure(folder: Path) -> StartError | None:
-    failure = fetches.read(folder / fetches.FAILURE, fetches.FetchFailure)
-    return None if failure is None else failure.error
 
 
 def _new_folder(runtime: ServerRuntime | Runtime, name: str) -> Path:

@@ -26,7 +26,7 @@ from lmi.errors import ModelUnusable, StartError, cause_line
 from lmi.settings.kinds import is_true
 from lmi.shared import linux
 from lmi.shared.sink import guard_streams
-from lmi.sources.fetches import FAILURE, PROGRESS, FetchFailure, FetchReport, write
+from lmi.sources.fetches import FAILURE, PROGRESS, FetchReport, write
 from lmi.sources.place import Place
 from lmi.user_code.settings import WHEELS
 
@@ -141,7 +141,7 @@ def run(file: Path, folder: Path, state: Path) -> int:
         log.exception("%s was not installed", file)
         failure = ModelUnusable(f"{file}: {cause_line(error)}")
     with suppress(OSError):  # on a full disk the exit code and the log still say it
-        write(state / FAILURE, FetchFailure.of(failure))
+        write(state / FAILURE, failure.info)
     return failure.exit_code
 
 

@@ -10,23 +10,20 @@ from pathlib import Path
 import pytest
 
 from lmi.adapters.source import fetch
-from lmi.errors import DeadlineExceeded, InvalidRequest, LmiError, Unavailable
-from lmi.shared.state import Block, Phase
-from lmi.sources.fetches import (
-    FAILURE,
-    REQUEST,
-    RESULT,
-    FetchedSource,
-    FetchFailure,
-    FetchRequest,
-    FetchResult,
-    WantedSource,
-    read,
-    write,
+from lmi.errors import (
+    DeadlineExceeded,
+    InvalidRequest,
+    LmiError,
+    ModelUnusable,
+    SecurityRefused,
+    SourceUnreachable,
+    StartError,
+    Unavailable,
 )
+from lmi.shared.state import Block, Phase
+from lmi.sources.fetches import FAILURE, REQUEST, RESULT, FetchRequest, WantedSource, read, write
 
 WANTED = WantedSource(source="writers/fox", download_dir="/d", is_adapter=True)
-FETCHED = FetchResult(sources=(FetchedSource(source="writers/fox", folder="/cache/fox"),))
 
 
 class FrontEnd:
@@ -62,14 +59,20 @@ def front_end(tmp_path: Path) -> FrontEnd:
 
 
 def test_a_fetched_source_is_a_folder(front_end: FrontEnd) -> None:
-    assert front_end.fetch(lambda folder: write(folder / RESULT, FETCHED)) == Path("/cache/fox")
+    assert front_end.fetch(lambda folder: write(folder / RESULT, {"writers/fox": "/cache/fox"})) == Path("/cache/fox")
 
 
 @pytest.mark.parametrize(
-    ("exit_code", "kind"), [(1, Unavailable), (4, InvalidRequest), (5, InvalidRequest), (6, Unavailable)]
+    ("said", "kind"),
+    [
+        (StartError, Unavailable),
+        (ModelUnusable, InvalidRequest),
+        (SecurityRefused, InvalidRequest),
+        (SourceUnreachable, Unavailable),
+    ],
 )
-def test_a_failure_is_an_error_with_its_line(front_end: FrontEnd, exit_code: int, kind: type[LmiError]) -> None:
-    failure = FetchFailure(label="any", exit_code=exit_code, message="writers/fox: the line")
+def test_a_failure_is_an_error_with_its_line(front_end: FrontEnd, said: type[LmiError], kind: type[LmiError]) -> None:
+    failure = said("writers/fox: the line").info
     with pytest.raises(kind, match="^src writers/fox: the line$") as caught:
         front_end.fetch(lambda folder: write(folder / FAILURE, failure))
     assert type(caught.value) is kind

@@ -13,18 +13,9 @@ from typing import Any
 
 import pytest
 
-from lmi.sources.fetches import (
-    FAILURE,
-    PROGRESS,
-    RESULT,
-    FetchFailure,
-    FetchReport,
-    FetchRequest,
-    FetchResult,
-    WantedSource,
-    read,
-    write,
-)
+from lmi.errors import StartError
+from lmi.sources import fetches
+from lmi.sources.fetches import FetchReport, FetchRequest, WantedSource, write
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 60.0
@@ -98,21 +89,21 @@ class Fetch:
     def folders(self) -> list[Path]:
         """Wait for the end of a fetch that succeeds. Returns the folders."""
         assert self.wait() == 0, self.log.read_text()
-        result = read(self.folder / RESULT, FetchResult)
+        result = fetches.result(self.folder)
         assert result is not None
-        return [Path(each.folder) for each in result.sources]
+        return list(result.values())
 
-    def failure(self) -> FetchFailure:
+    def failure(self) -> StartError:
         """Wait for the end of a fetch that fails, with the exit code and one line for people."""
         code = self.wait()
-        failure = read(self.folder / FAILURE, FetchFailure)
+        failure = fetches.failure(self.folder)
         assert failure is not None, self.log.read_text()
         assert failure.exit_code == code, failure
         assert "\n" not in failure.message, failure.message
         return failure
 
     def progress(self) -> FetchReport:
-        return read(self.folder / PROGRESS, FetchReport) or FetchReport()
+        return fetches.reported(self.folder) or FetchReport()
 
     def lines(self) -> list[str]:
         """The messages of its log."""

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from lmi.errors import ModelUnusable, StartError
 from lmi.runtime import ServerRuntime
 from lmi.settings.config import ServerConfig
-from lmi.sources.fetches import FAILURE, REQUEST, FetchFailure, FetchRequest, WantedSource, read, write
+from lmi.sources.fetches import FAILURE, REQUEST, FetchRequest, WantedSource, failure, write
 from lmi.sources.processes import MAX_AT_ONCE, FetchProcesses
 from lmi.supervisor.child import Child, Failure
 
@@ -88,9 +89,8 @@ def test_a_failure_is_left_for_the_front_end_and_the_next_request_has_its_turn(
     fetches.ended(first, LOST)
     fetches.look()
     assert first not in fetches and len(list(fetches)) == MAX_AT_ONCE
-    said = read(folder / FAILURE, FetchFailure)
-    assert said is not None and (said.exit_code, said.label) == (1, "start_failed")
-    assert said.message == f"'writers/{folder.name}': fetch process died 3 times"
+    said = failure(folder)
+    assert type(said) is StartError and said.message == f"'writers/{folder.name}': fetch process died 3 times"
     (folder / REQUEST).unlink()
     fetches.look()
     assert not folder.exists()
@@ -99,10 +99,9 @@ def test_a_failure_is_left_for_the_front_end_and_the_next_request_has_its_turn(
 def test_the_reason_that_the_process_itself_gave_stays(asker: Asker, fetches: FetchProcesses) -> None:
     folder = asker.ask("gated")
     fetches.look()
-    own = FetchFailure(label="model_unusable", exit_code=4, message="writers/gated: accept its licence")
-    write(folder / FAILURE, own)
+    write(folder / FAILURE, ModelUnusable("writers/gated: accept its licence").info)
     fetches.ended(next(iter(fetches)), LOST)
-    assert read(folder / FAILURE, FetchFailure) == own
+    assert type(failure(folder)) is ModelUnusable
 
 
 def test_a_failure_that_nobody_waits_for_is_only_logged(asker: Asker, fetches: FetchProcesses) -> None:

@@ -11,10 +11,11 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from lmi.errors import StartError
+from lmi.sources.fetches import failure
 from tests.machine import measurements
 from tests.wheels import snapshot, write_index, write_wheel
 
@@ -49,8 +50,9 @@ class Place:
         _, errors = process.communicate(timeout=TIMEOUT_S)
         return process.returncode, [json.loads(line)["message"] for line in errors.splitlines()]
 
-    def failure(self) -> dict[str, Any]:
-        said: dict[str, Any] = json.loads((self.state / "failure.json").read_bytes())
+    def failure(self) -> StartError:
+        said = failure(self.state)
+        assert said is not None
         return said
 
     def version_of(self, module: str) -> str:
@@ -102,23 +104,23 @@ def test_offline_the_index_is_not_asked(place: Place, tmp_path: Path, variable: 
     write_wheel(place.model / "requirements", "one", requires="two")
     write_index(place.index, write_wheel(tmp_path / "wheels", "two"))
     code, _ = place.run(**{variable: "true"})
-    failure = place.failure()
-    assert (code, failure["exit_code"], failure["label"]) == (4, 4, "model_unusable")
-    assert failure["message"].startswith(f"{place.model / 'requirements.txt'}: ERROR: No matching distribution")
-    assert f"{variable}=true is set" in failure["message"]
+    said = place.failure()
+    assert (code, said.exit_code, said.label) == (4, 4, "model_unusable")
+    assert said.message.startswith(f"{place.model / 'requirements.txt'}: ERROR: No matching distribution")
+    assert f"{variable}=true is set" in said.message
 
 
 def test_offline_without_wheels_the_variable_and_the_folder_are_named(place: Place) -> None:
     code, _ = place.run(HF_HUB_OFFLINE="1")
     said = f"{place.model / 'requirements.txt'}: HF_HUB_OFFLINE=1 is set, and there is no folder"
-    assert code == 4 and place.failure()["message"] == f"{said} {place.model / 'requirements'}"
+    assert code == 4 and place.failure().message == f"{said} {place.model / 'requirements'}"
 
 
 def test_a_failure_carries_the_last_error_of_pip_and_leaves_nothing(place: Place) -> None:
     code, said = place.run()
     assert code == 4 and not place.folder.exists() and place.left_over() == []
-    assert place.failure()["message"].endswith("ERROR: No matching distribution found for one")
-    assert said[-1] == place.failure()["message"]
+    assert place.failure().message.endswith("ERROR: No matching distribution found for one")
+    assert said[-1] == place.failure().message
 
 
 def test_a_file_that_names_nothing_installs_nothing(place: Place) -> None:
@@ -129,7 +131,7 @@ def test_a_file_that_names_nothing_installs_nothing(place: Place) -> None:
 def test_a_folder_that_cannot_be_written_names_the_variable_that_moves_it(place: Place, tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file")
     code, _ = place.run()
-    assert code == 4 and "SERVING_DOWNLOAD_DIR names another folder" in place.failure()["message"]
+    assert code == 4 and "SERVING_DOWNLOAD_DIR names another folder" in place.failure().message
 
 
 def test_two_processes_with_one_folder_install_once(place: Place) -> None:
