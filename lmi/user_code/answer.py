@@ -134,7 +134,8 @@ class ResponseAnswer(TokenAnswer):
         self._has_prefill |= step.prefill is not None
         if step.finish_reason is None and not (self._opened.is_streaming and step.tokens):
             return b""
-        return format_response(self._formatter, self._response(step), self._request, self._request.tokenizer)
+        response = json.dumps(self._response(step))
+        return format_response(self._formatter, response, self._request, self._request.tokenizer)
 
     def _response(self, step: Feed) -> dict[str, Any]:
         tokens, is_streaming = self._sequence.tokens, self._opened.is_streaming
@@ -173,10 +174,10 @@ def takes_responses(formatter: Callable[..., Any]) -> bool:
     return not is_by_tokens and annotation not in ("TextGenerationOutput", "RequestOutput")
 
 
-def format_response(formatter: Callable[..., Any], response: dict[str, Any], request: Any, tokenizer: Any) -> bytes:
-    """Return what the formatter writes for a response, as a line, b"" if it writes nothing."""
+def format_response(formatter: Callable[..., Any], response: str | bytes, request: Any, tokenizer: Any) -> bytes:
+    """Return what the formatter writes for a response in JSON, as a line, b"" if it writes nothing."""
     named = accepted(formatter, {"tokenizer": tokenizer, "request": request})
-    written = as_bytes(call(formatter, attributes(response), **named))
+    written = as_bytes(call(formatter, json.loads(response, object_hook=Attributes), **named))
     return written if not written or written.endswith(b"\n") else written + b"\n"
 
 
@@ -247,13 +248,6 @@ class Attributes(dict[str, Any]):
 
     def model_dump_json(self, **_: Any) -> str:
         return json.dumps(self, ensure_ascii=False)
-
-
-def attributes(value: Any) -> Any:
-    """Return the value with an Attributes for each dict in it."""
-    if isinstance(value, dict):
-        return Attributes({name: attributes(item) for name, item in value.items()})
-    return [attributes(item) for item in value] if isinstance(value, list) else value
 
 
 def call(function: Callable[..., Any], *args: Any, **named: Any) -> Any:

@@ -9,11 +9,11 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from itertools import count
 
-from lmi.errors import EngineLost, LmiError, MalformedRequest, OutOfMemory, Unavailable, UserCodeFailed
+from lmi.errors import EngineLost, LmiError, MalformedRequest, Unavailable, from_info
 from lmi.ipc import Connection, Connections, FrameTooLarge, frame
 from lmi.shared.state import EngineRecord
 from lmi.user_code import messages
-from lmi.user_code.messages import BodyChunk, End, Failed, Head, ToFrontEnd, ToWorker
+from lmi.user_code.messages import BodyChunk, End, Head, ToFrontEnd, ToWorker
 
 
 class Call:
@@ -33,9 +33,9 @@ class Call:
         item = await self.inbox.get()
         if isinstance(item, LmiError):
             raise item
-        if isinstance(item, Failed):
-            raise (OutOfMemory if item.is_out_of_memory else UserCodeFailed)(item.message)
         if isinstance(item, End):
+            if item.error is not None:
+                raise from_info(item.error)
             return None
         if isinstance(item, BodyChunk):
             self._connection.send(messages.Taken(self.id))
@@ -93,8 +93,7 @@ class WorkerConnection(Connection):
 
     def take(self, payload: bytes) -> None:
         message = messages.decode_to_front_end(payload)
-        is_last = isinstance(message, End | Failed)
-        call = self._calls.pop(message.call_id, None) if is_last else self._calls.get(message.call_id)
+        call = (self._calls.pop if isinstance(message, End) else self._calls.get)(message.call_id, None)
         if call is not None:  # else it was dropped a moment ago
             call.inbox.put_nowait(message)
 

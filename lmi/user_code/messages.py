@@ -1,7 +1,7 @@
 """Messages between a front end and the process of user code, in msgpack. Any other bytes close the connection.
 
 A call is a request to `handle`, or a request with formatters, which run in one call, so that the second finds the
-object that the first made. The front end chooses its id. It ends with `End`, `Failed`, or `Drop` from the front end.
+object that the first made. The front end chooses its id. It ends with `End`, or `Drop` from the front end.
 The worker sends at most WINDOW chunks of `handle` more than were `Taken`, so a slow client slows the code.
 """
 
@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from lmi.errors import ErrorInfo
 from lmi.types import Token
 
 WINDOW = 32  # chunks of one call that are sent and not taken yet
@@ -91,19 +92,14 @@ class BodyChunk(OfCall, frozen=True, tag="chunk"):
 
 
 class End(OfCall, frozen=True, tag="end"):
-    """Nothing follows."""
+    """Nothing follows. The error is what the code raised."""
 
-
-class Failed(OfCall, frozen=True, tag="failed"):
-    """The code raised an exception with this message."""
-
-    message: str
-    is_out_of_memory: bool = False
+    error: ErrorInfo | None = None
 
 
 Work = Handle | ReadInput | Open | Feed | Respond  # what the code works on
 ToWorker = Work | Taken | Drop
-ToFrontEnd = Head | BodyChunk | End | Failed
+ToFrontEnd = Head | BodyChunk | End
 
 encode: Callable[[ToWorker | ToFrontEnd], bytes] = msgspec.msgpack.Encoder().encode
 # They raise msgspec.DecodeError or ValidationError for any other bytes.

@@ -142,7 +142,7 @@ class UserCode:
         assert self._output_formatter is not None
         if not answer.takes_responses(self._output_formatter):
             return body
-        return answer.format_response(self._output_formatter, json.loads(body), request, self._tokenizer)
+        return answer.format_response(self._output_formatter, body, request, self._tokenizer)
 
 
 def load(config: UserCodeConfig, *, folder: str, name: str) -> UserCode:

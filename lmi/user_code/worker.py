@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from lmi.errors import ModelUnusable, is_out_of_memory, writable
+from lmi.errors import ModelUnusable, OutOfMemory, UserCodeFailed, is_out_of_memory, writable
 from lmi.ipc import Accepted, FrameTooLarge, frame, listen
 from lmi.runtime import LoadReport, Runtime
 from lmi.settings.config import ModelConfig, UserCodeConfig
@@ -28,7 +28,7 @@ from lmi.shared.log import follow
 from lmi.shared.state import EngineRecord, Phase
 from lmi.user_code import messages, runner
 from lmi.user_code.answer import UserAnswers
-from lmi.user_code.messages import MAX_CHUNK_BYTES, WINDOW, BodyChunk, Failed, ToFrontEnd, Work
+from lmi.user_code.messages import MAX_CHUNK_BYTES, WINDOW, BodyChunk, End, ToFrontEnd, Work
 from lmi.user_code.runner import UserCode
 
 ENDING = (signal.SIGTERM, signal.SIGINT)
@@ -67,11 +67,12 @@ class Job:
             return
         try:
             if self._is_last(message):
-                self._send(messages.End(self._id))
+                self._send(End(self._id))
         except BaseException as error:
             log.error("the model's code failed", exc_info=error)
             self._is_over.set()
-            self._send(Failed(self._id, describe(error), is_out_of_memory(error)))
+            kind = OutOfMemory if is_out_of_memory(error) else UserCodeFailed
+            self._send(End(self._id, kind(describe(error)).info))
 
     def _is_last(self, message: Work) -> bool:
         """Send what the code makes of the message. Returns whether the call ends with this message."""
@@ -179,12 +180,12 @@ class CallConnection(Accepted):
             self._loop.call_soon_threadsafe(self._send, message)
 
     def _send(self, message: ToFrontEnd) -> None:
-        if isinstance(message, messages.End | Failed):
+        if isinstance(message, End):
             self._jobs.pop(message.call_id, None)
         try:
             self.write(frame(messages.encode(message)))
         except FrameTooLarge as error:
-            self._send(Failed(message.call_id, str(error)))
+            self._send(End(message.call_id, UserCodeFailed(str(error)).info))
 
 
 def describe(error: BaseException) -> str:
