@@ -13,12 +13,9 @@ from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
-from typing import IO, TYPE_CHECKING, Self
+from typing import IO, Self
 
 from lmi.errors import ModelUnusable, SecurityRefused, cause_line
-
-if TYPE_CHECKING:
-    from _typeshed import WriteableBuffer as Buffer
 
 MAX_MEMBERS = 100_000
 COUNTED_BYTES = 256 << 20  # of the unpacked archive, whose members are counted before the first is written
@@ -33,19 +30,6 @@ HEADERS = (
 )
 
 
-class CountedFile(io.FileIO):
-    """A file that reports how many bytes are read."""
-
-    def __init__(self, path: Path, count: Callable[[int], None]) -> None:
-        super().__init__(path)
-        self._count = count
-
-    def readinto(self, buffer: Buffer) -> int | None:
-        num_bytes = super().readinto(buffer)
-        self._count(num_bytes or 0)
-        return num_bytes
-
-
 class Member(tarfile.TarInfo):
     """A member whose header fits in memory."""
 
@@ -58,9 +42,13 @@ class Member(tarfile.TarInfo):
 
 
 class TarStream(io.BufferedIOBase):
-    """The bytes of a tar file, unpacked if gzip, bzip2 or zstd packed them, which remembers how they end."""
+    """The bytes of a tar file, unpacked if gzip, bzip2 or zstd packed them, which remembers how they end.
 
-    def __init__(self, file: io.FileIO) -> None:
+    `count` gets how many bytes of the file each read has taken.
+    """
+
+    def __init__(self, file: io.FileIO, count: Callable[[int], None]) -> None:
+        self._packed, self._count, self._num_counted = file, count, 0
         self._file, self._faults = _unpacked(io.BufferedReader(file, BUFFER_BYTES))
         self._end = b""
 
@@ -69,6 +57,8 @@ class TarStream(io.BufferedIOBase):
             data = self._file.read(-1 if size is None else size)
         except self._faults as error:
             raise tarfile.ReadError(str(error)) from error
+        self._count(self._packed.tell() - self._num_counted)
+        self._num_counted = self._packed.tell()
         self._end = (self._end + data[-BLOCK_BYTES:])[-BLOCK_BYTES:]
         return data
 
@@ -147,7 +137,7 @@ def _opened(
 ) -> Iterator[tuple[TarStream, tarfile.TarFile]]:
     """Open an archive. Raises ModelUnusable if it is broken."""
     try:
-        with CountedFile(archive, count) as file, TarStream(file) as stream:
+        with io.FileIO(archive) as file, TarStream(file, count) as stream:
             with tarfile.open(None, "r|", stream, BUFFER_BYTES, tarinfo=Member) as tar:
                 yield stream, tar
     except ModuleNotFoundError as error:

@@ -15,10 +15,10 @@ import hashlib
 import os
 import re
 from contextlib import suppress
-from dataclasses import dataclass
 from io import BufferedWriter
 from pathlib import Path
 from threading import Event
+from typing import NamedTuple
 
 from huggingface_hub import RepoFile, constants, get_session, hf_raise_for_status
 
@@ -65,8 +65,7 @@ class HubCache:
             new.replace(self._ref)
 
 
-@dataclass(frozen=True, slots=True)
-class HubFile:
+class HubFile(NamedTuple):
     """A file as the hub's listing describes it."""
 
     path: str
