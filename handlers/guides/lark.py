@@ -272,18 +272,3 @@ def rust_regex(pattern: str, *, is_in_json: bool = False) -> str:
         else:
             inside.append(token)
     return "".join(written + inside)
-
-
-def lark_of_regex(pattern: str) -> str:
-    """A grammar of Lark that writes the whole matches of a regular expression."""
-    written = "".join(_in_slashes(token) for token in TOKEN.findall(rust_regex(pattern)))
-    return f"start: /{written}/" if written else 'start: ""'
-
-
-def _in_slashes(token: str) -> str:
-    """A part of a regular expression, as it may stand between slashes on one line."""
-    if token in ("/", "\\/"):
-        return r"\x2f"
-    if token[-1] < " ":  # a control character, with a backslash or without
-        return f"\\x{ord(token[-1]):02x}"
-    return token

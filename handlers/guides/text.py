@@ -14,7 +14,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from handlers.guides.ebnf import read_grammar
 from handlers.guides.json_schemas import ANY_OBJECT, read_schema
-from handlers.guides.lark import lark_of_ebnf, lark_of_regex
+from handlers.guides.lark import lark_of_ebnf, rust_regex
 from lmi.executor import GuidedDecodingConfig, GuidedDecodingParams, GuideType
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ NO_TEXT = "no text of this vocabulary fits it"
 PLACE = re.compile(r"^at \d+\(\d+\): ")  # in Lark, which the client does not know
 BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 WORD = "\u2581"  # marks the begin of a word
+EMPTY = "(?:)"  # a regular expression; two slashes would begin a comment of Lark
 MAX_MASK_S = 0.05  # of processor time
 NUM_TRIED = 4  # masks
 TOO_SLOW = f"to follow it takes more than {MAX_MASK_S * 1000:g} ms for a token"
@@ -96,7 +97,7 @@ def _texts_of(params: GuidedDecodingParams, *, is_compact: bool) -> list[str]:
         schema = ANY_OBJECT if params.guide_type is GuideType.JSON else guide
         return [LLMatcher.grammar_from_json_schema(read_schema(schema), overrides={**JSON_OPTIONS, **spaces})]
     if params.guide_type is GuideType.REGEX:
-        return [LLMatcher.grammar_from_lark(lark_of_regex(guide))]
+        return [LLMatcher.grammar_from_regex(rust_regex(guide) or EMPTY)]
     rules = read_grammar(guide)
     larks = [lark_of_ebnf(rules, has_lexemes=has_lexemes) for has_lexemes in (True, False)]
     return [LLMatcher.grammar_from_lark(lark) for lark in dict.fromkeys(larks)]
