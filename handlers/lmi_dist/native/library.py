@@ -13,7 +13,6 @@ import os
 from array import array
 from collections.abc import Sequence
 from ctypes import POINTER, Structure, c_char_p, c_float, c_int32, c_int64, c_void_p
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -34,7 +33,10 @@ _DTYPES = {np.dtype(np.float32): 0, BFLOAT16: 1, np.dtype(np.float16): 2}
 _OF_PROGRAM = ("num_layers", "num_heads", "num_kv_heads", "head_dim", "vocab_size", "max_length", "num_sites")
 
 
-class _Panels(Structure):
+class Panels(Structure):
+    """A weight (num_out, num_in) in the form that products read, F32, BF16 or INT8."""
+
+    memory: Array  # with what `data` points to
     _fields_ = [(name, c_int32) for name in ("num_out", "num_in", "format", "reserved")] + [("data", c_void_p)]
 
 
@@ -46,14 +48,14 @@ class _Op(Structure):
         ),
         *((name, c_int32) for name in ("num_pairs", "is_wanted", "table_dtype", "site", "low")),
         *((name, c_float) for name in ("eps", "scale", "cap")),
-        *((name, POINTER(_Panels)) for name in ("weight", "gate")),
+        *((name, POINTER(Panels)) for name in ("weight", "gate")),
         *((name, c_void_p) for name in ("bias", "gate_bias", "table", "positions", "norm", "rotations")),
         *((name, c_void_p) for name in ("query_norm", "key_norm")),
     ]
 
 
 class _Site(Structure):
-    _fields_ = [(name, _Panels) for name in ("down", "up", "gate")]
+    _fields_ = [(name, Panels) for name in ("down", "up", "gate")]
 
 
 class _Buffer(Structure):
@@ -130,16 +132,6 @@ class Arena:
         return self._chunk[start : start + num_bytes]
 
 
-@dataclass(frozen=True, slots=True)
-class Panels:
-    """A weight (num_out, num_in) in the form that products read."""
-
-    num_out: int
-    num_in: int
-    format: int  # F32, BF16 or INT8
-    data: Array  # bytes
-
-
 class Library:
     """The functions of one shared library."""
 
@@ -168,7 +160,9 @@ class Library:
         data = (arena or self._arena).take(self._functions.lmi_packed_bytes(num_out, num_in, format))
         dtype = _DTYPES[weight.dtype]
         self._functions.lmi_pack(_address(weight), dtype, num_out, num_in, format, _address(data), num_threads())
-        return Panels(num_out, num_in, format, data)
+        panels = Panels(num_out, num_in, format, 0, _address(data))
+        panels.memory = data
+        return panels
 
     def block_bytes(self, num_layers: int, num_kv_heads: int, head_dim: int) -> int:
         """Bytes of the keys and values of one block of tokens."""
@@ -247,7 +241,7 @@ class NativeModel:
     def put_adapter(self, number: int, adapter: Adapter[Panels]) -> None:
         """Let chunks use an adapter by its number, which is not 0."""
         parts = [(None, None, None) if one is None else (one.down, one.up, one.gate) for one in adapter]
-        sites = (_Site * self._program.num_sites)(*(_Site(*map(_described, part)) for part in parts))
+        sites = (_Site * self._program.num_sites)(*(_Site(*(one or Panels() for one in part)) for part in parts))
         self._adapters[number] = sites, adapter
 
     def drop_adapter(self, number: int) -> None:
@@ -298,8 +292,8 @@ def _op(operation: Operation[Panels]) -> _Op:
         case Linear(input=input, output=output, site=site):
             op = _Op(_LINEAR, input, output, operation.adds, activation=_ACTIVATIONS[operation.activation])
             op.site, op.low = 0 if site is None else site + 1, operation.low
-            op.weight, op.bias = ctypes.pointer(_described(operation.weight)), _address(operation.bias)
-            op.gate = None if operation.gate is None else ctypes.pointer(_described(operation.gate))
+            op.weight, op.bias = ctypes.pointer(operation.weight), _address(operation.bias)
+            op.gate = None if operation.gate is None else ctypes.pointer(operation.gate)
             op.gate_bias = _address(operation.gate_bias)
         case Shrink(input=input, output=output, site=site):
             op = _Op(_SHRINK, input, output, site=site + 1)
@@ -314,12 +308,6 @@ def _op(operation: Operation[Panels]) -> _Op:
         case Cap(buffer=buffer):
             op = _Op(_CAP, buffer, buffer, cap=operation.cap)
     return op
-
-
-def _described(panels: Panels | None) -> _Panels:
-    if panels is None:
-        return _Panels()
-    return _Panels(panels.num_out, panels.num_in, panels.format, 0, _address(panels.data))
 
 
 def _address(array: Array | None) -> int | None:
