@@ -61,7 +61,6 @@ class KvCache:
         self._free_slots = list(range(num_slots))  # a heap: the lowest slot first keeps the active slots dense
         self._empty = list(range(num_blocks - 1, -1, -1))  # a stack: memory that was never used stays so
         self._idle = IdleBlocks(now_s)
-        self._num_promised = 0  # to all slots
         self._num_references = [0] * num_blocks  # tables and copies that need the block
         self._copies: dict[int, tuple[int, int]] = {}  # slot -> from block, to block: in the next step
         self._tree = PrefixTree(tokens_per_block)
@@ -73,7 +72,7 @@ class KvCache:
 
     @property
     def num_free_blocks(self) -> int:
-        return len(self._empty) + len(self._idle) - self._num_promised
+        return len(self._empty) + len(self._idle) - sum([one.num_promised for one in self._holdings])
 
     @property
     def num_used_blocks(self) -> int:
@@ -121,7 +120,6 @@ class KvCache:
         slot = heapq.heappop(self._free_slots)
         num_wanted = self.num_blocks_for(num_tokens)
         self._holdings[slot] = Holding(num_wanted, num_wanted - num_later)
-        self._num_promised += num_wanted - num_later
         self.share(slot, shared)
         return slot
 
@@ -132,7 +130,6 @@ class KvCache:
             self.num_missed_blocks += len(holding.table) < holding.num_wanted
             holding.table.append(self._take())
             holding.num_promised -= 1
-            self._num_promised -= 1
 
     def grow(self, slot: int, num_tokens: int) -> bool:
         """Give the table room for `num_tokens` in all. Returns False and changes nothing if blocks are too few."""
@@ -140,16 +137,13 @@ class KvCache:
         num_more = self.num_blocks_for(num_tokens) - len(holding.table) - holding.num_promised
         if num_more > self.num_free_blocks:
             return False
-        if num_more > 0:
-            holding.num_promised += num_more
-            self._num_promised += num_more
+        holding.num_promised += max(num_more, 0)
         self.cover(slot, num_tokens)
         return True
 
     def free(self, slot: int) -> None:
         self._drop_copy(slot)
         holding, self._holdings[slot] = self._holdings[slot], Holding()
-        self._num_promised -= holding.num_promised
         for block in reversed(holding.table):  # the last first, so that a block is idle before what it lies below
             self._release(block)
         if self._slots is not None:
@@ -171,9 +165,7 @@ class KvCache:
         self._replace(holding.table, blocks)
         if self.reuses_prefixes:
             holding.num_stored = max(holding.num_stored, len(blocks))
-        num_promised = min(holding.num_promised, holding.num_wanted - len(holding.table))
-        self._num_promised -= holding.num_promised - num_promised
-        holding.num_promised = num_promised
+        holding.num_promised = min(holding.num_promised, holding.num_wanted - len(holding.table))
 
     def can_copy(self, block: int) -> bool:
         """Whether a block can be kept until it is copied, at nobody's cost."""

@@ -111,8 +111,7 @@ class Engine:
         assert all(len(table) == len(set(table)) for table in tables)
         assert not held.keys() & set(cache._empty) and not held.keys() & set(cache._idle._idle)
         assert len(held) + len(set(cache._empty) | set(cache._idle._idle)) == cache.num_blocks
-        assert len(cache._empty) + len(cache._idle) == cache.num_free_blocks + cache._num_promised
-        assert cache.num_free_blocks >= 0 and cache._num_promised == sum(one.num_promised for one in cache._holdings)
+        assert cache.num_free_blocks >= 0
         assert set(cache._tree._places) <= held.keys() | set(cache._idle._idle)
         leaves = {block for block in cache._idle._idle if not cache._tree.has_children(block)}
         assert leaves == {block for block, one in cache._idle._idle.items() if one.is_evictable}
