@@ -49,35 +49,31 @@ def declared_names(config: EngineConfig, known: Iterable[str]) -> list[str]:
     return names
 
 
-class Capture:
-    """The rows of the runner's last step."""
+def take_prompt(runner: Runner, sequence: EmbeddedSequence, chunk: Chunk, logits: Array, first: int) -> None:
+    """Keep the rows of a chunk of a prompt, which begin at row `first` of `logits` (num_logits, vocab)."""
+    captured = sequence.captured
+    assert captured is not None
+    for name in captured.context:
+        rows = _rows(runner, name, logits)[first : first + chunk.num_logits]
+        captured.put_context(name, chunk.start, _block(rows))
 
-    def __init__(self, runner: Runner) -> None:
-        self._runner = runner
 
-    def take_prompt(self, sequence: EmbeddedSequence, chunk: Chunk, logits: Array, first: int) -> None:
-        """Keep the rows of a chunk of a prompt, which begin at row `first` of `logits` (num_logits, vocab)."""
-        captured = sequence.captured
-        assert captured is not None
-        for name in captured.context:
-            rows = self._rows(name, logits)[first : first + chunk.num_logits]
-            captured.put_context(name, chunk.start, _block(rows))
+def take_draws(runner: Runner, logits: Array, rows: list[int], sequences: list[EmbeddedSequence]) -> None:
+    """Keep the row of `logits` (num_logits, vocab) from which each sequence draws its next token."""
+    for row, sequence in zip(rows, sequences, strict=True):
+        if (captured := sequence.captured) is None:
+            continue
+        for name, kept in captured.generation.items():
+            block = _block(_rows(runner, name, logits)[row : row + 1])
+            if sequence.request.sampling_config.beam_width > 1:
+                captured.beams[name].put(sequence.token_ids[sequence.num_prompt_tokens :], block)
+            else:
+                kept.put(sequence.num_generated, block)
 
-    def take_draws(self, logits: Array, rows: list[int], sequences: list[EmbeddedSequence]) -> None:
-        """Keep the row of `logits` (num_logits, vocab) from which each sequence draws its next token."""
-        for row, sequence in zip(rows, sequences, strict=True):
-            if (captured := sequence.captured) is None:
-                continue
-            for name, kept in captured.generation.items():
-                block = _block(self._rows(name, logits)[row : row + 1])
-                if sequence.request.sampling_config.beam_width > 1:
-                    captured.beams[name].put(sequence.token_ids[sequence.num_prompt_tokens :], block)
-                else:
-                    kept.put(sequence.num_generated, block)
 
-    def _rows(self, name: str, logits: Array) -> Array:
-        """(num_logits, …)"""
-        return logits if name == LOGITS else self._runner.output(name)
+def _rows(runner: Runner, name: str, logits: Array) -> Array:
+    """The rows of the runner's last step, (num_logits, …)."""
+    return logits if name == LOGITS else runner.output(name)
 
 
 def _block(rows: Array) -> CapturedRows:

@@ -19,7 +19,7 @@ from handlers.base.configuration import AnyConfig, both
 from handlers.base.stepped import Step, SteppedExecutor
 from handlers.guides.compiler import compile_limit_s
 from handlers.lmi_dist.about import MAX_PREFILL_TOKENS, own_options
-from handlers.lmi_dist.captured import Capture
+from handlers.lmi_dist.captured import take_draws, take_prompt
 from handlers.lmi_dist.guides import Guides
 from handlers.lmi_dist.kv_cache import KvCache
 from handlers.lmi_dist.loading import Buffers, describe, load
@@ -93,7 +93,6 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
             drafts = False
         self._scheduler = Scheduler(self._cache, self._pace, drafts=drafts, may_run=may_run, num_express=num_express)
         self._sampler = Sampler(self._runner.vocab_size, processors, num_threads())
-        self._capture = Capture(self._runner)
         folder = None  # of a server's model: guides may read its tokenizer
         if isinstance(model, str | os.PathLike) and isinstance(config, EngineConfig):
             folder = os.fspath(model)
@@ -154,7 +153,7 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
         sequences, rows = _drawing(batch, failed)
         has_beams = bool(sequences) and sequences[0].rows is not None
         if has_beams:
-            self._capture.take_draws(logits, rows, sequences)
+            take_draws(self._runner, logits, rows, sequences)
             outlooks = self._sampler.look_ahead(logits, rows, sequences)
         else:
             draws = self._sample(logits, rows, sequences)
@@ -173,7 +172,7 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
         failed = []
         for chunk, sequence, row in batch.prefilling():
             if sequence.lacks_context:
-                self._capture.take_prompt(sequence, chunk, logits, row)
+                take_prompt(self._runner, sequence, chunk, logits, row)
             own = slice(row, row + chunk.num_logits)
             if sequence.lacks_prompt_log_probs:
                 if not note_prompt(self._sampler.choose, sequence, chunk, logits[own]):
@@ -182,7 +181,7 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
 
     def _sample(self, logits: Floats, rows: list[int], sequences: list[EmbeddedSequence]) -> list[Draw | None]:
         """Draw one token for each sequence from its row of `logits` (num_logits, vocab)."""
-        self._capture.take_draws(logits, rows, sequences)
+        take_draws(self._runner, logits, rows, sequences)
         return self._sampler.sample(logits, rows, sequences) if sequences else []
 
     def _check_drafts(self, batch: Batch, logits: Floats) -> SpecDecodingStats | None:
@@ -300,7 +299,7 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
 
     def _close(self) -> None:
         self._guides.close()
-        del self._runner, self._sampler, self._scheduler, self._cache, self._capture
+        del self._runner, self._sampler, self._scheduler, self._cache
         self._lora = None  # other threads may still ask for it
 
 
