@@ -211,12 +211,12 @@ class ModuleAdapters:
 
     def sites(self) -> tuple[Site, ...]:
         """A site for each linear; adapters can change those that have been called and are regular."""
-        return tuple(self._site(*linear, site) for site, linear in enumerate(self._linears))
-
-    def _site(self, path: str, linear: PackedLinear, site: int) -> Site:
-        num_in, num_out = linear.in_features, linear.out_features
-        module = Module(path, num_in, num_out, (Piece(0, num_out, 0),))
-        return Site(num_in, num_out, (module,) if self._is_regular.get(site, False) else ())
+        sites = []
+        for site, (path, linear) in enumerate(self._linears):
+            num_in, num_out = linear.in_features, linear.out_features
+            module = Module(path, num_in, num_out, (Piece(0, num_out, 0),))
+            sites.append(Site(num_in, num_out, (module,) if self._is_regular.get(site, False) else ()))
+        return tuple(sites)
 
     def _add(self, site: int, linear: PackedLinear, arguments: tuple[Tensor, ...], y: Tensor) -> None:
         """Add to the output (1, rows, out_features) of a linear, which was just called with (1, rows, in_features)."""

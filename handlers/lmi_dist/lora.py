@@ -123,7 +123,7 @@ class _Weights:
 
     def __init__(self, tensors: Mapping[str, Array], own: Own) -> None:
         self._tensors = tensors
-        self._names: dict[tuple[str, str], str] = {}
+        self._names: dict[tuple[str, str], str] = {}  # by path, and A or B
         for name in tensors:
             if match := _NAME.fullmatch(name):
                 self._names[match[1], match[2]] = name
@@ -135,10 +135,7 @@ class _Weights:
                     raise NotUsable(f"it changes {name}, {why}")
             else:
                 raise NotUsable(_why_not(name))
-
-    @property
-    def paths(self) -> set[str]:
-        return {path for path, _ in self._names}
+        self.paths = {path for path, _ in self._names}
 
     def check(self, config: PeftConfig, sites: tuple[Site, ...], max_rank: int) -> None:
         """Raise NotUsable unless they are whole pairs of linears of this model, of ranks that have room."""

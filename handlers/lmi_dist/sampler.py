@@ -12,6 +12,7 @@ them, as in transformers' beam search. The search adds up what is left.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import islice, repeat
 from typing import NamedTuple, TypeAlias
@@ -85,7 +86,8 @@ class Sampler:
         """
         states = [one.sampler_state or self.new_state(one) for one in sequences]
         choices, best = self.fulfil(logits, rows, sequences, states)
-        tops = _tops(states, best) if len(best) else repeat(None)
+        left = iter(best.tolist())
+        tops = [_top(left, state.num_top) if state.num_top else None for state in states] if len(best) else repeat(None)
         draws: list[Draw | None] = list(
             zip(choices["token_id"].tolist(), choices["log_prob"].tolist(), tops, strict=False)
         )
@@ -113,7 +115,7 @@ class Sampler:
         choices, best = self.fulfil(logits, [row_of[beam] for beam in beams], beams, states)
         left, outlooks = iter(best.tolist()), dict[EmbeddedSequence, list[Outlook]]()
         for beam, state, status in zip(beams, states, choices["status"].tolist(), strict=True):
-            top = [TokenLogProb(token_id, log_prob) for token_id, _, log_prob in islice(left, state.num_top)]
+            top = _top(left, state.num_top)
             search = beam.owner.search
             assert search is not None
             candidates = list(islice(left, min(search.num_candidates, self.vocab_size)))
@@ -206,13 +208,9 @@ def append_draws(sequences: list[EmbeddedSequence], draws: list[Draw | None]) ->
             sequence.append(*draw)
 
 
-def _tops(states: list[SamplerState], best: Records) -> list[list[TokenLogProb] | None]:
-    """The alternatives of each sequence that wants them, from those of all."""
-    left = iter(best.tolist())
-    return [
-        [TokenLogProb(one, value) for one, value, _ in islice(left, state.num_top)] if state.num_top else None
-        for state in states
-    ]
+def _top(left: Iterator[AnyCandidate], num: int) -> list[TokenLogProb]:
+    """The next alternatives of those of all sequences."""
+    return [TokenLogProb(token_id, log_prob) for token_id, _, log_prob in islice(left, num)]
 
 
 def prompt_log_probs(choose: Choose, logits: Floats, token_ids: list[int], num_top: int) -> list[PromptLogProb] | None:
@@ -227,11 +225,8 @@ def prompt_log_probs(choose: Choose, logits: Floats, token_ids: list[int], num_t
     choices, best = choose(Sampling(logits, new_wishes(len(token_ids), **columns)))
     if (choices["status"] != CHOSEN).any():
         return None
-    tops = iter(best.tolist())
-    return [
-        PromptLogProb(log_prob, [TokenLogProb(one, value) for one, value, _ in islice(tops, num_top)])
-        for log_prob in choices["log_prob"].tolist()
-    ]
+    left = iter(best.tolist())
+    return [PromptLogProb(log_prob, _top(left, num_top)) for log_prob in choices["log_prob"].tolist()]
 
 
 def note_prompt(choose: Choose, sequence: Sequence, chunk: Chunk, logits: Floats) -> bool:
