@@ -91,7 +91,7 @@ STILL = {
     "lmi.server.routes.invocations": {"lines"},
 }
 # Lines of Python. A room may shrink freely. To grow, it changes its row in the same commit, which says why.
-MAX_LINES_OF_THE_HOUSE = 14_100
+MAX_LINES_OF_THE_HOUSE = 14_070
 MAX_LINES = {
     "lmi/adapters": 810,
     "lmi/apis": 5570,
@@ -111,7 +111,7 @@ MAX_LINES = {
     "lmi/supervisor": 1730,
     "lmi/text": 610,
     "lmi/user_code": 2530,
-    "handlers/base": 1700,
+    "handlers/base": 1670,
     "handlers/driven": 780,
     "handlers/guides": 1850,
     "handlers/lmi_dist": 6750,

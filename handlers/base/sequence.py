@@ -31,8 +31,6 @@ from lmi.executor import (
 
 AnySequence = TypeVar("AnySequence", bound="Sequence")
 
-_GOLDEN = 0x9E3779B97F4A7C15
-_MASK = 2**64 - 1
 _NOT_FINISHED = FinishReason.NOT_FINISHED  # to look it up in its class takes as long as the rest of `is_finished`
 
 
@@ -123,12 +121,6 @@ class Sequence:
     def lacks_prompt_rows(self) -> bool:
         """Whether the rows of all tokens of the prompt are needed, not only of its last one."""
         return self.lacks_prompt_log_probs or self.lacks_context or self.is_pooled_whole
-
-    @property
-    def can_reuse(self) -> bool:
-        """Whether it may take keys and values from the cache now: captured rows of a prompt have no gap."""
-        has_begun = self.captured is not None and self.captured.has_begun and self.num_generated == 0
-        return not (self.lacks_prompt_log_probs or self.is_pooled_whole or has_begun)
 
     def replace_prompt(self, token_ids: list[int], max_sequence_length: int) -> None:
         """Take the tokens that the prompt has with its images. Raises PromptTooLong."""
@@ -236,12 +228,6 @@ class Sequence:
             self.fail("no token can be chosen: every token is banned")
         else:
             self.fail("leaves no token to choose: every token is banned", ErrorKind.INVALID, field)
-
-    def reuse(self, num_tokens: int, num_cached: int) -> None:
-        """Take keys and values of the first `num_tokens` from the cache. `num_cached` more are told to the client."""
-        if self.num_generated == 0:
-            self.count_cached(self.num_cached_tokens + num_cached)
-        self.num_computed = num_tokens
 
     def count_cached(self, num_tokens: int) -> None:
         self.num_cached_tokens = num_tokens
@@ -387,19 +373,3 @@ def _new_search(sequence: Sequence) -> BeamSearch:
         num_end_ids=len(end_ids | sequence.stop_words.keys()),
         reason_after=lambda token_ids: sequence.reason_after(token_ids, len(token_ids)),
     )
-
-
-def uniform(seed: int, position: int) -> float:
-    """A number in [0, 1) with 24 bits, exact in float32. Scaled by any total it stays below that total.
-
-    A token's depends only on its sequence's seed and its index in the output, so neighbours in the batch, preemption
-    and recomputation cannot change it. The mixing function is splitmix64 (Steele, Lea, Flood 2014).
-    """
-    return (_mix(_mix(seed) + position * _GOLDEN) >> 40) * 2.0**-24
-
-
-def _mix(value: int) -> int:
-    value = (value + _GOLDEN) & _MASK
-    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
-    return value ^ (value >> 31)

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from handlers.base.sequence import uniform
 from handlers.lmi_dist.native.sampling import ALL_BANNED, BEST, CHOICE, CHOSEN, NO_NUMBERS, Floats, Fulfilled, Sampling
 
+_GOLDEN, _MASK = 0x9E3779B97F4A7C15, 2**64 - 1
 _LEAST_POWER, _LEAST_DISTANCE = np.float32(-87), np.float32(1e-6)
 
 
@@ -117,3 +117,19 @@ def _tell_best(best: Any, scores: Floats, log_probs: Floats) -> None:
     if len(best):
         order = (-scores).argsort(kind="stable")[: len(best)]  # of equal ones the lower id first
         best["token_id"], best["score"], best["log_prob"] = order, scores[order], log_probs[order]
+
+
+def uniform(seed: int, position: int) -> float:
+    """A number in [0, 1) with 24 bits, exact in float32. Scaled by any total it stays below that total.
+
+    A token's depends only on its sequence's seed and its index in the output, so neighbours in the batch, preemption
+    and recomputation cannot change it. The mixing function is splitmix64 (Steele, Lea, Flood 2014).
+    """
+    return (_mix(_mix(seed) + position * _GOLDEN) >> 40) * 2.0**-24
+
+
+def _mix(value: int) -> int:
+    value = (value + _GOLDEN) & _MASK
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+    return value ^ (value >> 31)

@@ -56,6 +56,18 @@ class EmbeddedSequence(base.Sequence):
         assert self.slot is not None
         return [self.slot] if self.rows is None else self.rows.slots
 
+    @property
+    def can_reuse(self) -> bool:
+        """Whether it may take keys and values from the cache now: captured rows of a prompt have no gap."""
+        has_begun = self.captured is not None and self.captured.has_begun and self.num_generated == 0
+        return not (self.lacks_prompt_log_probs or self.is_pooled_whole or has_begun)
+
+    def reuse(self, num_tokens: int, num_cached: int) -> None:
+        """Take keys and values of the first `num_tokens` from the cache. `num_cached` more are told to the client."""
+        if self.num_generated == 0:
+            self.count_cached(self.num_cached_tokens + num_cached)
+        self.num_computed = num_tokens
+
     def check_room(self, cache: KvCache) -> None:
         """Fail a search that could not even begin: each beam needs one block beside the full blocks of the prompt."""
         if self.search is None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from handlers.base.sequence import Sequence, new_sequences, uniform
+from handlers.base.sequence import Sequence, new_sequences
 from lmi.executor import FinishReason, OutputConfig, PromptLogProb, Request, SamplingConfig
 
 
@@ -86,15 +86,6 @@ def test_what_was_not_sent_is_dropped_when_a_sequence_is_ended_from_outside(stre
     assert last.result is not None and last.is_final
     assert (last.result.output_token_ids, last.result.log_probs) == ([[]], [[]])
     assert last.result.cum_log_probs == [-1.0 if streaming else 0.0]
-
-
-def test_uniform_numbers_depend_on_seed_and_position_alone_and_fill_the_range() -> None:
-    draws = [uniform(seed, position) for seed in range(100) for position in range(100)]
-    assert len(set(draws)) > 9990 and all(0 <= draw < 1 for draw in draws)
-    assert draws == [uniform(seed, position) for seed in range(100) for position in range(100)]
-    for tenth in range(10):
-        assert 900 < sum(tenth / 10 <= draw < (tenth + 1) / 10 for draw in draws) < 1100
-    assert all(draw == float(int(draw * 2**24)) / 2**24 for draw in draws)  # exact in float32
 
 
 def siblings(**fields: Any) -> list[Sequence]:

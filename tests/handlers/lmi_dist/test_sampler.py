@@ -20,10 +20,11 @@ from transformers import (
     TypicalLogitsWarper,
 )
 
-from handlers.base.sequence import sequences_of, uniform
+from handlers.base.sequence import sequences_of
 from handlers.lmi_dist import plain_sampling
 from handlers.lmi_dist.logits_rules import LogitsRules, RuledRow, add_rules, new_rules
 from handlers.lmi_dist.native.sampling import Floats, Fulfilled, Sampling, new_wishes
+from handlers.lmi_dist.plain_sampling import uniform
 from handlers.lmi_dist.sampler import Sampler, filters_of, prompt_log_probs
 from handlers.lmi_dist.sequence import EmbeddedSequence
 from lmi.executor import (
@@ -426,3 +427,12 @@ def test_tokens_of_probability_zero_are_never_drawn() -> None:
     sequences = [sequence(SamplingConfig(seed=seed)) for seed in range(3000)]
     draws = drawn(Sampler(1000), logits.repeat(3000, 0), *sequences)
     assert {draw.token_id % 7 for draw in draws} == {0}
+
+
+def test_uniform_numbers_depend_on_seed_and_position_alone_and_fill_the_range() -> None:
+    draws = [uniform(seed, position) for seed in range(100) for position in range(100)]
+    assert len(set(draws)) > 9990 and all(0 <= draw < 1 for draw in draws)
+    assert draws == [uniform(seed, position) for seed in range(100) for position in range(100)]
+    for tenth in range(10):
+        assert 900 < sum(tenth / 10 <= draw < (tenth + 1) / 10 for draw in draws) < 1100
+    assert all(draw == float(int(draw * 2**24)) / 2**24 for draw in draws)  # exact in float32
