@@ -190,25 +190,24 @@ class _WeightReader(Generic[Packed]):
         name = a.names["embedding"] + ".weight"
         # A checkpoint of the model without its head lacks the first word of each name.
         self._has_prefix = name in checkpoint or name.partition(".")[2] not in checkpoint
-        self._embedding = self._matrix("embedding", (a.vocab_size, a.embedding_size or a.hidden_size))
+        self._embedding = self._take("embedding", (a.vocab_size, a.embedding_size or a.hidden_size))
         self._rotations = {one: place(one.rotations(max_length)) for one in set(a.rotaries) if one is not None}
 
     def embed(self, output: int) -> Embed:
         """Narrow embeddings are projected to the hidden size here, not in every step."""
         a, table = self.architecture, self._embedding
         if "project_in" in a.names:
-            table = as_float32(table) @ as_float32(self._matrix("project_in", (a.hidden_size, a.embedding_size))).T
+            table = as_float32(table) @ as_float32(self._take("project_in", (a.hidden_size, a.embedding_size))).T
         table, positions = self._place(table), None
         if "positions" in a.names:
-            rows = self._matrix("positions", (a.context_length + a.position_offset, a.hidden_size))
+            rows = self._take("positions", (a.context_length + a.position_offset, a.hidden_size))
             positions = self._placed(rows[a.position_offset :][: self._max_length])
         return Embed(output, table, a.embedding_scale, positions)
 
     def norm(self, name: str, input: int, output: int, layer: int | None = None, adds: bool = False) -> Norm:
-        a, path = self.architecture, self._path(name, layer)
-        is_centred = a.norm == "layer"
-        weight = self._checkpoint.take(path + ".weight", (a.hidden_size,))
-        bias = self._checkpoint.take(path + ".bias", (a.hidden_size,)) if is_centred else None
+        a, is_centred = self.architecture, self.architecture.norm == "layer"
+        weight = self._take(name, (a.hidden_size,), layer)
+        bias = self._take(name, (a.hidden_size,), layer, "bias") if is_centred else None
         return Norm(input, output, self._offset(weight), a.norm_eps, self._placed(bias), is_centred, adds)
 
     def qkv(self, layer: int, input: int, output: int) -> Linear[Packed]:
@@ -242,9 +241,7 @@ class _WeightReader(Generic[Packed]):
 
     def _head_norm(self, name: str, layer: int) -> Table | None:
         a = self.architecture
-        if name not in a.names:
-            return None
-        return self._offset(self._checkpoint.take(self._path(name, layer) + ".weight", (a.head_dim,)))
+        return self._offset(self._take(name, (a.head_dim,), layer)) if name in a.names else None
 
     def back(self, name: str, layer: int, input: int, output: int, adds: bool = False) -> Linear[Packed]:
         """The linear from heads, `o`, or from the inside of the feed-forward, `down`, to the hidden size."""
@@ -272,29 +269,28 @@ class _WeightReader(Generic[Packed]):
         """Narrow embeddings are projected from the hidden size here, not in every step."""
         a, weight = self.architecture, self._embedding
         if not a.is_tied:
-            weight = self._matrix("head", weight.shape)
+            weight = self._take("head", weight.shape)
         if "project_out" in a.names:
-            weight = as_float32(weight) @ as_float32(self._matrix("project_out", (a.embedding_size, a.hidden_size)))
+            weight = as_float32(weight) @ as_float32(self._take("project_out", (a.embedding_size, a.hidden_size)))
         return Linear(input, output, self._pack(weight), self._placed(self._bias("head", None, a.vocab_size)))
 
     def _linear(self, name: str, layer: int, num_out: int, num_in: int) -> tuple[Array, Array | None]:
         """The weight (num_out, num_in) as the checkpoint has it, and the bias (num_out,) or None."""
         is_transposed = self.architecture.is_transposed
-        weight = self._matrix(name, (num_in, num_out) if is_transposed else (num_out, num_in), layer)
+        weight = self._take(name, (num_in, num_out) if is_transposed else (num_out, num_in), layer)
         return weight.T if is_transposed else weight, self._bias(name, layer, num_out)
 
     def _bias(self, name: str, layer: int | None, size: int) -> Array | None:
         """The bias (size,), or None if this linear has none."""
         if name not in self.architecture.biases:
             return None
-        return self._checkpoint.take(self._path(name, layer) + ".bias", (size,))
+        return self._take(name, (size,), layer, "bias")
 
-    def _matrix(self, name: str, shape: tuple[int, ...], layer: int | None = None) -> Array:
-        return self._checkpoint.take(self._path(name, layer) + ".weight", shape)
-
-    def _path(self, name: str, layer: int | None) -> str:
+    def _take(self, name: str, shape: tuple[int, ...], layer: int | None = None, part: str = "weight") -> Array:
         path = self.architecture.names[name].format(layer)
-        return path if self._has_prefix or name == "head" else path.partition(".")[2]
+        if not self._has_prefix and name != "head":
+            path = path.partition(".")[2]
+        return self._checkpoint.take(f"{path}.{part}", shape)
 
     def _offset(self, weight: Array) -> Table:
         """The weight of a norm, which a family may keep as a difference from 1."""
