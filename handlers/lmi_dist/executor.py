@@ -22,7 +22,7 @@ from handlers.lmi_dist.about import MAX_PREFILL_TOKENS, own_options
 from handlers.lmi_dist.captured import take_draws, take_prompt
 from handlers.lmi_dist.guides import Guides
 from handlers.lmi_dist.kv_cache import KvCache
-from handlers.lmi_dist.loading import Buffers, describe, load
+from handlers.lmi_dist.loading import describe, in_files, load
 from handlers.lmi_dist.lora import LoraAdapters
 from handlers.lmi_dist.native.library import num_threads
 from handlers.lmi_dist.native.sampling import Floats
@@ -73,8 +73,8 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
             max_request_stats=settings.request_stats_max_iterations,
         )
         processors = new_post_processors(settings, options, model)
-        source = Buffers(model, json_config_str) if isinstance(model, bytes) else model
-        self._runner, limits = load(source, options, progress)
+        with in_files(model, json_config_str) as source:
+            self._runner, limits = load(source, options, progress)
         self._lora = None if self._runner.adapters is None else LoraAdapters(self._runner.adapters)
         self._cache = KvCache(
             limits.num_cache_tokens // self._runner.tokens_per_block,

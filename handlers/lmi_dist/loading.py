@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TypeAlias
 
 from handlers.base.configuration import default_budget
 from handlers.lmi_dist.about import MAX_NUM_SEQUENCES
@@ -29,31 +30,31 @@ from lmi.shared import linux
 
 log = logging.getLogger(__name__)
 
-
-@dataclass(frozen=True, slots=True)
-class Buffers:
-    """The bytes of one safetensors file, and the text of config.json."""
-
-    engine_buffer: bytes
-    json_config_str: str | None
-
-    @contextmanager
-    def as_folder(self) -> Iterator[str]:
-        """A folder with both as files, for as long as the load lasts. Its errors name the arguments."""
-        if self.json_config_str is None:
-            raise broken("json_config_str", "the text of config.json", None)
-        with TemporaryDirectory(prefix="lmi-model-") as folder:
-            weights, config = Path(folder, "model.safetensors"), Path(folder, "config.json")
-            weights.write_bytes(self.engine_buffer)
-            config.write_text(self.json_config_str, encoding="utf-8")
-            try:
-                yield folder
-            except ModelUnusable as error:
-                said = str(error).replace(str(weights), "engine_buffer").replace(str(config), "json_config_str")
-                raise ModelUnusable(said.replace(folder, "engine_buffer")) from error
-
+Model: TypeAlias = str | os.PathLike[str] | Runner  # a folder with a checkpoint, or what has its weights already
 
 SLOTS_PER_EXPRESS_PLACE = 16
+
+
+@contextmanager
+def in_files(model: Model | bytes, json_config_str: str | None) -> Iterator[Model]:
+    """The model as it is, or a folder with its bytes and its config.json, for as long as the load lasts.
+
+    The bytes are those of one safetensors file. Errors name the arguments, not the files.
+    """
+    if not isinstance(model, bytes):
+        yield model
+        return
+    if json_config_str is None:
+        raise broken("json_config_str", "the text of config.json", None)
+    with TemporaryDirectory(prefix="lmi-model-") as folder:
+        weights, config = Path(folder, "model.safetensors"), Path(folder, "config.json")
+        weights.write_bytes(model)
+        config.write_text(json_config_str, encoding="utf-8")
+        try:
+            yield folder
+        except ModelUnusable as error:
+            said = str(error).replace(str(weights), "engine_buffer").replace(str(config), "json_config_str")
+            raise ModelUnusable(said.replace(folder, "engine_buffer")) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,13 +111,8 @@ def choose_limits(
     return Limits(num_slots, max_length, num_cache_tokens, num_slots // SLOTS_PER_EXPRESS_PLACE if is_lazy else 0)
 
 
-def load(
-    model: str | os.PathLike[str] | Buffers | Runner, config: EngineConfig, progress: Progress
-) -> tuple[Runner, Limits]:
+def load(model: Model, config: EngineConfig, progress: Progress) -> tuple[Runner, Limits]:
     """The runner of a model and the limits: that of a checkpoint is native, or of torch where that cannot run it."""
-    if isinstance(model, Buffers):
-        with model.as_folder() as folder:
-            return load(folder, config, progress)
     if not isinstance(model, str | os.PathLike):
         return model, choose_limits(config, model.context_length, model.tokens_per_block, token_bytes=1)
     facts = read_facts(os.fspath(model))
