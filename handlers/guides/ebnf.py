@@ -20,7 +20,6 @@ TOKEN = re.compile(
 )
 ESCAPE = re.compile(r"\\(?:x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|(.))|([^\\])", re.DOTALL)
 ESCAPED = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "v": "\v", "a": "\a", "b": "\b", "e": "\x1b", "0": "\0"}
-WANTED = {"name": "rule's name", "define": "::="}
 COUNTS = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 
 Ranges = tuple[tuple[int, int], ...]
@@ -77,8 +76,8 @@ class _GrammarReader:
         rules: dict[str, Node] = {}
         used: dict[str, int] = {"root": 0}
         while self._kind != "end":
-            name, at = self._take("name"), self._at
-            self._take("define")
+            name, at = self._take("name", "rule's name"), self._at
+            self._take("::=")
             if name in rules:
                 raise self._fault(at, f'rule "{name}" is there twice')
             rules[name] = self._either(used)
@@ -91,10 +90,11 @@ class _GrammarReader:
         self._next += 1
         self._kind, self._written, self._at = self._tokens[self._next]
 
-    def _take(self, kind: str) -> str:
+    def _take(self, wanted: str, title: str = "") -> str:
+        """Go on behind a token that is of a kind, or is written so."""
         written = self._written
-        if self._kind != kind:
-            raise self._fault(self._at, f"{written} where a {WANTED[kind]} must stand")
+        if wanted not in (self._kind, written):
+            raise self._fault(self._at, f"{written} where a {title or wanted} must stand")
         self._go_on()
         return written
 
@@ -133,9 +133,7 @@ class _GrammarReader:
         if self._level > MAX_LEVELS:
             raise self._fault(at, f"more than {MAX_LEVELS} parentheses stand in each other")
         node = self._either(used)
-        if self._written != ")":
-            raise self._fault(self._at, f"{self._written} where a ) must stand")
-        self._go_on()
+        self._take(")")
         self._level -= 1
         return node
 
