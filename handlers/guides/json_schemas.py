@@ -118,12 +118,8 @@ class _SchemaReader:
             raise _fault(f"more than {MAX_OPTIONAL} properties that are not required", where)
         if len(patterns) > MAX_PATTERN_PROPERTIES:
             raise _fault(f"patternProperties with more than {MAX_PATTERN_PROPERTIES} names", where)
-        if (
-            more is None
-            and "properties" in schema
-            and is_alone
-            and not schema.keys() & {*COMBINED, "patternProperties"}
-        ):
+        is_all = "properties" in schema and is_alone and not schema.keys() & {*COMBINED, "patternProperties"}
+        if more is None and is_all:
             more = False
             properties = {**properties, **{name: True for name in required if name not in properties}}
         least = out.get("minProperties", 0)
@@ -178,13 +174,10 @@ class _SchemaReader:
                 self._schema(one, f"{where}/{name}/{number}", is_alone=is_alone and is_single)
                 for number, one in enumerate(given)
             ]
-            if name == "allOf":
-                together += parts
-            elif name == "anyOf":
-                together.append({"anyOf": parts})
-            else:
+            if name == "oneOf":
                 absent = self._absent(given, out, where, is_alone=is_alone)
-                together.append({"anyOf": [_without(names, part) for names, part in zip(absent, parts, strict=True)]})
+                parts = [_without(names, part) for names, part in zip(absent, parts, strict=True)]
+            together += parts if name == "allOf" else [{"anyOf": parts}]
         for keyword in DEPENDENT:
             for name, needed in schema.get(keyword, {}).items():
                 needs: Schema | bool
