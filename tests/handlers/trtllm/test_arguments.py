@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar
@@ -16,7 +17,7 @@ from handlers.lmi_trtllm.about import Profile, of_version
 from lmi.errors import BadConfiguration, ModelUnusable, SecurityRefused
 from lmi.settings.config import EngineConfig
 from tests.handlers.trtllm import facts
-from tests.handlers.trtllm.published import arguments_module
+from tests.handlers.trtllm.double import loaded
 
 LINES = dict(
     zip(
@@ -39,9 +40,9 @@ def line(published: str) -> Profile:
 
 
 @pytest.fixture
-def arguments(published: str, tmp_path: Path) -> Iterator[ModuleType]:
-    with arguments_module(tmp_path / "site", published) as module:
-        yield module
+def arguments(published: str) -> Iterator[ModuleType]:
+    with loaded(published):
+        yield import_module("handlers.lmi_trtllm.arguments")
 
 
 @pytest.fixture
@@ -128,10 +129,10 @@ def test_priorities_have_an_effect_where_requests_may_have_them(
     given = arguments.llm_arguments(config(), str(folder), line)
     assert ("scheduler_config" in given) == line.takes_priority
     if line.takes_priority:
-        assert given["scheduler_config"].waiting_queue_policy.name == "PRIORITY"
+        assert given["scheduler_config"].waiting_queue_policy == "priority"
         own = config({"scheduler_config": '{"waiting_queue_policy": "fcfs"}'})
         found = arguments.llm_arguments(own, str(folder), line)["scheduler_config"]
-        assert found.waiting_queue_policy.name == "FCFS"
+        assert found.waiting_queue_policy == "fcfs"
 
 
 def test_parts_of_blocks_are_shared_only_where_the_operator_says_so(

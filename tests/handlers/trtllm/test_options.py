@@ -26,7 +26,7 @@ from lmi.settings.handler import announced
 from lmi.settings.resolve import Resolved
 from lmi.supervisor.environment import of_engine
 from tests.handlers.trtllm import facts
-from tests.handlers.trtllm.published import write_package
+from tests.handlers.trtllm.double import write_double
 from tests.settings.settling import FOUR_GPUS, faults, settle
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -137,7 +137,8 @@ IGNORED = set(EVERY_NAME) - MEANS.keys() - REFUSED.keys()
 def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder, named as the line, with the line's argument classes, which can be read and not run."""
     folder = tmp_path_factory.mktemp("site") / str(request.param)
-    write_package(folder, request.param, "raise RuntimeError('imported by the supervisor')")
+    write_double(folder, request.param)
+    (folder / "tensorrt_llm" / "__init__.py").write_text("raise RuntimeError('imported by the supervisor')")
     return folder
 
 

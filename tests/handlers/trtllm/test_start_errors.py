@@ -13,7 +13,6 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from handlers.lmi_trtllm.about import explained
 from lmi.errors import BadConfiguration, ModelUnusable, NoMemory
 from lmi.settings.config import EngineConfig
-from tests.handlers.trtllm.published import write_package
 
 ROOT = Path(__file__).resolve().parents[3]
 OUT_OF_MEMORY = """\
@@ -156,7 +155,8 @@ except StartError as error:
 def test_a_package_that_cannot_be_imported_is_explained_by_the_entry_point(
     prelude: str, advice: str, tmp_path: Path
 ) -> None:
-    write_package(tmp_path, "main-2026-08", prelude)
+    (tmp_path / "tensorrt_llm").mkdir()
+    (tmp_path / "tensorrt_llm" / "__init__.py").write_text(prelude)
     environ = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
     done = subprocess.run([sys.executable, "-c", LOAD], env=environ, capture_output=True, text=True, timeout=60)
     assert advice in done.stdout, done.stderr
