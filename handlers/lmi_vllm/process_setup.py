@@ -70,7 +70,6 @@ def prepare(config: EngineConfig | None = None) -> None:
     if (settings := lmi.shared.log.settings()) is not None:
         os.environ[LOG_NAME] = json.dumps(settings)
     _start_tracker()
-    vllm_log.new_file(vllm_log.CAUSES)
     vllm_log.listen()
     _set_levels()
 
