@@ -36,16 +36,13 @@ _runner = asyncio.Runner()  # one event loop for all calls: locks and clients th
 class UserAnswers:
     """The answers to one body, by prompt. `media_type` "" means no content type, as in the reference."""
 
-    def __init__(
-        self, formatter: Callable[..., Any], opened: Open, request: Any, model_name: str, tokenizer: Any
-    ) -> None:
-        """`request` is the object that the input formatter returned, None if it returned a dict or there is none."""
-        self._open = set(range(len(opened.prompts)))
+    def __init__(self, formatter: Callable[..., Any], opened: Open, requests: list[Any], model_name: str) -> None:
+        """`requests` are those for the output formatter, by prompt."""
+        self._open = set(range(len(requests)))
         self.media_type, kind = "", TokenAnswer
         if takes_responses(formatter):
             self.media_type, kind = JSONLINES if opened.is_streaming else JSON, ResponseAnswer
-        inputs = [request_input(request, opened, prompt, tokenizer) for prompt in opened.prompts]
-        self._all = [kind(formatter, opened, each, model_name) for each in inputs]
+        self._all = [kind(formatter, opened, each, model_name) for each in requests]
 
     @property
     def are_over(self) -> bool:
@@ -181,7 +178,7 @@ def format_response(formatter: Callable[..., Any], response: str | bytes, reques
     return written if not written or written.endswith(b"\n") else written + b"\n"
 
 
-def request_input(request: Any, opened: Open, prompt: str, tokenizer: Any) -> Any:
+def request_input(request: Any, opened: Open, request_id: int, prompt: str, tokenizer: Any) -> Any:
     """Return the request for an output formatter: the input formatter's object, with its empty fields filled in.
 
     Without such an object it is a TextInput, with unknown fields of the body as attributes.
@@ -194,7 +191,7 @@ def request_input(request: Any, opened: Open, prompt: str, tokenizer: Any) -> An
             if name not in BODY_FIELDS and getattr(request, name, None) is None:
                 setattr(request, name, value)
     request = copy.copy(request)
-    request.request_id = opened.call_id if request.request_id is None else request.request_id
+    request.request_id = request_id if request.request_id is None else request.request_id
     request.input_text = prompt
     if getattr(request, "tokenizer", None) is None:
         request.tokenizer = tokenizer

@@ -6,7 +6,7 @@ The calls of a lost worker end with `EngineLost`. A call that is closed before i
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from itertools import count
 
 from lmi.errors import EngineLost, LmiError, MalformedRequest, Unavailable, from_info
@@ -20,13 +20,13 @@ class Call:
     """One call. Its messages are taken in order. Always `close` it."""
 
     def __init__(self, connection: WorkerConnection, call_id: int) -> None:
-        self.id = call_id
+        self._id = call_id
         self._connection = connection
         self.inbox: asyncio.Queue[ToFrontEnd | LmiError] = asyncio.Queue()
 
     def send(self, message: ToWorker) -> None:
         """Send a message. Raises MalformedRequest if it does not fit in a frame."""
-        self._connection.send(message)
+        self._connection.send(self._id, message)
 
     async def take(self) -> Head | BodyChunk | None:
         """Wait for the next message. Returns None after the last. Raises the LmiError that ended the call."""
@@ -38,7 +38,7 @@ class Call:
                 raise from_info(item.error)
             return None
         if isinstance(item, BodyChunk):
-            self._connection.send(messages.Taken(self.id))
+            self.send(messages.Taken())
         return item
 
     async def head(self) -> Head:
@@ -58,7 +58,7 @@ class Call:
             yield chunk.data
 
     def close(self) -> None:
-        self._connection.drop(self.id)
+        self._connection.drop(self._id)
 
 
 class WorkerConnection(Connection):
@@ -75,25 +75,25 @@ class WorkerConnection(Connection):
     def num_calls(self) -> int:
         return len(self._calls)
 
-    def begin(self, first: Callable[[int], ToWorker]) -> Call:
-        call = Call(self, next(self._ids))
-        self.send(first(call.id))
-        self._calls[call.id] = call
+    def begin(self, first: ToWorker) -> Call:
+        call_id = next(self._ids)
+        self.send(call_id, first)
+        call = self._calls[call_id] = Call(self, call_id)
         return call
 
-    def send(self, message: ToWorker) -> None:
+    def send(self, call_id: int, message: ToWorker) -> None:
         try:
-            self.write(frame(messages.encode(message)))
+            self.write(frame(messages.encode((call_id, message))))
         except FrameTooLarge as error:
             raise MalformedRequest(f"the request does not fit on the way to the model's code: {error}") from None
 
     def drop(self, call_id: int) -> None:
         if self._calls.pop(call_id, None) is not None:
-            self.send(messages.Drop(call_id))
+            self.send(call_id, messages.Drop())
 
     def take(self, payload: bytes) -> None:
-        message = messages.decode_to_front_end(payload)
-        call = (self._calls.pop if isinstance(message, End) else self._calls.get)(message.call_id, None)
+        call_id, message = messages.decode_to_front_end(payload)
+        call = (self._calls.pop if isinstance(message, End) else self._calls.get)(call_id, None)
         if call is not None:  # else it was dropped a moment ago
             call.inbox.put_nowait(message)
 
@@ -110,8 +110,8 @@ class UserCodeWorkers(Connections[WorkerConnection]):
     def __init__(self, sockets: Sequence[str], records: Sequence[EngineRecord]) -> None:
         super().__init__(WorkerConnection, sockets, records)
 
-    async def begin(self, first: Callable[[int], ToWorker]) -> Call:
-        """Begin a call with the message that `first` makes of its id. Raises Unavailable if no worker is connected."""
+    async def begin(self, first: ToWorker) -> Call:
+        """Begin a call with this message. Raises Unavailable if no worker is connected."""
         await self.wait_for(lambda: self.alive)
         if not self.alive:
             raise Unavailable("the model's code is not ready: " + self.describe())

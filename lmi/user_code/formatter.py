@@ -5,7 +5,6 @@ A Delta is sent to the code's process only if the model has an output formatter 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -58,14 +57,14 @@ class OutputFormatter(CallFormatter):
         prompts = [each.prompt for each in self._parsed.requests]
         fields = {name: value for name, value in message.fields.items() if name != "inputs"}
         settings = request.is_streaming, message.format.details, request.return_full_text
-        await self._code.ask(lambda call_id: Open(call_id, prompts, fields, *settings))
+        await self._code.ask(Open(prompts, fields, *settings))
 
     async def feed(self, delta: Delta) -> list[bytes]:
         return [await self._written(delta)]
 
     async def _written(self, delta: Delta) -> bytes:
         """Return what the code writes for a Delta."""
-        call = await self._code.ask(lambda call_id: feed(call_id, delta))
+        call = await self._code.ask(feed(delta))
         if not self._has_begun:
             self._has_begun, head = True, await call.head()
             self.media_type = self.media_type or head.media_type
@@ -114,7 +113,7 @@ class ResponseFormatter(CallFormatter):
         body = line.removeprefix(EVENT)
         if not body.startswith(b"{"):
             return line
-        call = await self._code.ask(lambda call_id: Respond(call_id, body))
+        call = await self._code.ask(Respond(body))
         written = await call.chunk()
         if body == line:
             return written
@@ -122,9 +121,9 @@ class ResponseFormatter(CallFormatter):
         return b"".join((each if each.startswith(EVENT) else EVENT + each) + b"\n" for each in lines)
 
 
-def feed(call_id: int, delta: Delta) -> Feed:
+def feed(delta: Delta) -> Feed:
     ids = list(delta.prompt_token_ids) if delta.num_prompt_tokens else None
-    return Feed(call_id, delta.index, delta.tokens, delta.finish_reason, delta.stop_reason, ids, delta.prefill)
+    return Feed(delta.index, delta.tokens, delta.finish_reason, delta.stop_reason, ids, delta.prefill)
 
 
 def as_json(written: bytes) -> bytes:
@@ -170,7 +169,7 @@ class UserFormatters:
             return body, content_type
         given = properties(self._exchange) | ({} if content_type is None else {"Content-Type": content_type})
         with nullcontext() if self._is_admitted else self._service.admitted():
-            call = await self.ask(lambda call_id: ReadInput(call_id, given, body))
+            call = await self.ask(ReadInput(given, body))
             try:
                 return await call.chunk(), JSON
             except UserCodeFailed as error:
@@ -197,13 +196,13 @@ class UserFormatters:
         requests = tuple(replace(request, needs_log_probs=True) for request in parsed.requests)
         return kind(self, message, parsed), replace(parsed, requests=requests)
 
-    async def ask(self, message: Callable[[int], ToWorker]) -> Call:
-        """Send the message that is made of the call's id, the first one of a new call if there is none."""
+    async def ask(self, message: ToWorker) -> Call:
+        """Send the message, the first one of a new call if there is none."""
         if self._call is None:
             assert self._service.user_code is not None
             self._call = await self._service.user_code.begin(message)
         else:
-            self._call.send(message(self._call.id))
+            self._call.send(message)
         return self._call
 
     def close(self) -> None:

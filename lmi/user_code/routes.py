@@ -46,7 +46,7 @@ async def call_handler(exchange: Exchange, service: Service, body: bytes) -> Non
     given, asked = properties(exchange), exchange.query
     try:
         async with exchange.deadline(service.config.server.predict_timeout_s):
-            with closing(await service.user_code.begin(lambda call_id: Handle(call_id, given, asked, body))) as call:
+            with closing(await service.user_code.begin(Handle(given, asked, body))) as call:
                 await send_response(exchange, call, is_ascii=service.config.server.ascii_streams)
     except LmiError as error:
         if not exchange.status:

@@ -18,13 +18,13 @@ from email.parser import HeaderParser
 from functools import cached_property
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from lmi.settings.config import UserCodeConfig
 from lmi.settings.kinds import is_built_in
 from lmi.user_code import answer
 from lmi.user_code.answer import UserAnswers, as_bytes, call, synchronous
-from lmi.user_code.messages import Open
+from lmi.user_code.messages import Head, Open
 
 if TYPE_CHECKING:
     from djl_python import Input, Output
@@ -37,15 +37,6 @@ HEADER_NAME, HEADER_VALUE = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"), re.compi
 WITHOUT_BODY = (204, 205, 304)
 
 log = logging.getLogger(__name__)
-
-
-class ResponseHead(NamedTuple):
-    """Status and headers. `media_type` is "" if there is no body."""
-
-    status: int
-    media_type: str
-    headers: dict[str, str]
-    is_streaming: bool = False
 
 
 class UserCode:
@@ -88,7 +79,7 @@ class UserCode:
     @contextmanager
     def handle(
         self, properties: Mapping[str, str], query: Mapping[str, str], body: bytes
-    ) -> Iterator[tuple[ResponseHead, Iterator[bytes]]]:
+    ) -> Iterator[tuple[Head, Iterator[bytes]]]:
         """Yield the response's head, and its pieces as they are made. Leaving the block closes the generators."""
         assert self._handle is not None
         result = call(self._handle, _input(properties, body, query))
@@ -96,7 +87,7 @@ class UserCode:
             outputs = map(self._checked, results)
             first = next(outputs, None)
             if first is None:
-                yield ResponseHead(204, "", {}), iter(())
+                yield Head(204, "", {}), iter(())
                 return
             head = read_head(first, is_streaming=hasattr(result, "__aiter__") or isinstance(result, Generator))
             with closing(_all_pieces(first, outputs)) as pieces:
@@ -132,10 +123,13 @@ class UserCode:
             return None, json.dumps(request).encode()
         return request, json.dumps(_request_fields(request)).encode()
 
-    def answers(self, opened: Open, request: Any) -> UserAnswers:
-        """Return the answers to one body. `request` is the object that `read_input` returned."""
+    def answers(self, opened: Open, request: Any, request_id: int) -> UserAnswers:
+        """Return the answers to one body. `request` is the object that `read_input` returned, None without one."""
         assert self._output_formatter is not None
-        return UserAnswers(self._output_formatter, opened, request, self._name, self._tokenizer)
+        asked = [
+            answer.request_input(request, opened, request_id, prompt, self._tokenizer) for prompt in opened.prompts
+        ]
+        return UserAnswers(self._output_formatter, opened, asked, self._name)
 
     def respond(self, body: bytes, request: Any) -> bytes:
         """Rewrite a response of another API. It stays as it is if the output formatter reads tokens."""
@@ -214,7 +208,7 @@ def read_results(result: Any) -> Generator[object]:
                 return
 
 
-def read_head(output: Output, *, is_streaming: bool) -> ResponseHead:
+def read_head(output: Output, *, is_streaming: bool) -> Head:
     """Return the head of an Output's response. Raises ValueError for values that HTTP cannot carry."""
     headers = {str(name): str(value) for name, value in output.properties.items()}
     given = next((value for name, value in headers.items() if name.lower() == "content-type"), None)
@@ -228,7 +222,7 @@ def read_head(output: Output, *, is_streaming: bool) -> ResponseHead:
             raise ValueError(f"an Output's property must have a header's name, given {name!r}")
         if not HEADER_VALUE.fullmatch(value):
             raise ValueError(f"an Output's property {name} must be one line of Latin-1 characters, given {value!r}")
-    return ResponseHead(status, media_type, others, is_streaming)
+    return Head(status, media_type, others, is_streaming)
 
 
 def read_pieces(output: Output) -> Iterator[bytes]:

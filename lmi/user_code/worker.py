@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from lmi.errors import ModelUnusable, OutOfMemory, UserCodeFailed, is_out_of_memory, writable
@@ -28,7 +29,7 @@ from lmi.shared.log import follow
 from lmi.shared.state import EngineRecord, Phase
 from lmi.user_code import messages, runner
 from lmi.user_code.answer import UserAnswers
-from lmi.user_code.messages import MAX_CHUNK_BYTES, WINDOW, BodyChunk, End, ToFrontEnd, Work
+from lmi.user_code.messages import MAX_CHUNK_BYTES, WINDOW, BodyChunk, End, Head, ToFrontEnd, Work
 from lmi.user_code.runner import UserCode
 
 ENDING = (signal.SIGTERM, signal.SIGINT)
@@ -67,12 +68,12 @@ class Job:
             return
         try:
             if self._is_last(message):
-                self._send(End(self._id))
+                self._send(End())
         except BaseException as error:
             log.error("the model's code failed", exc_info=error)
             self._is_over.set()
             kind = OutOfMemory if is_out_of_memory(error) else UserCodeFailed
-            self._send(End(self._id, kind(describe(error)).info))
+            self._send(End(kind(describe(error)).info))
 
     def _is_last(self, message: Work) -> bool:
         """Send what the code makes of the message. Returns whether the call ends with this message."""
@@ -82,27 +83,27 @@ class Job:
                 return True
             case messages.ReadInput():
                 self._request, body = self._user_code.read_input(message.properties, message.body)
-                self._send(BodyChunk(self._id, body))
+                self._send(BodyChunk(body))
             case messages.Respond():
-                self._send(BodyChunk(self._id, self._user_code.respond(message.body, self._request)))
+                self._send(BodyChunk(self._user_code.respond(message.body, self._request)))
             case messages.Open():
-                self._answers = self._user_code.answers(message, self._request)
-                self._send(messages.Head(self._id, 200, self._answers.media_type, {}, message.is_streaming))
+                self._answers = self._user_code.answers(message, self._request, self._id)
+                self._send(Head(200, self._answers.media_type, {}, message.is_streaming))
             case messages.Feed():
                 assert self._answers is not None, "Feed came before Open"
-                self._send(BodyChunk(self._id, self._answers.feed(message)))
+                self._send(BodyChunk(self._answers.feed(message)))
                 return self._answers.are_over
         return False
 
     def _handle(self, message: messages.Handle) -> None:
         with self._user_code.handle(message.properties, message.query, message.body) as (head, chunks):
-            self._send(messages.Head(self._id, *head))
+            self._send(head)
             for chunk in chunks:
                 for start in range(0, len(chunk) or 1, MAX_CHUNK_BYTES):  # an empty chunk is one empty message
                     self._room.acquire()
                     if self._is_over.is_set():
                         return
-                    self._send(BodyChunk(self._id, chunk[start : start + MAX_CHUNK_BYTES]))
+                    self._send(BodyChunk(chunk[start : start + MAX_CHUNK_BYTES]))
 
 
 class CodeThread:
@@ -156,16 +157,16 @@ class CallConnection(Accepted):
         self._jobs: dict[int, Job] = {}
 
     def take(self, payload: bytes) -> None:
-        message = messages.decode_to_worker(payload)
-        job = self._jobs.get(message.call_id)
+        call_id, message = messages.decode_to_worker(payload)
+        job = self._jobs.get(call_id)
         if job is None:
             if isinstance(message, messages.Taken | messages.Drop | messages.Feed):
                 return  # the call has ended
-            job = self._jobs[message.call_id] = Job(message.call_id, self._user_code, self._send_from_thread)
+            job = self._jobs[call_id] = Job(call_id, self._user_code, partial(self._send_from_thread, call_id))
         if isinstance(message, messages.Taken):
             job.add_room()
         elif isinstance(message, messages.Drop):
-            del self._jobs[message.call_id]
+            del self._jobs[call_id]
             job.drop()
         else:
             self._thread.put(job, message)
@@ -175,17 +176,17 @@ class CallConnection(Accepted):
         for job in self._jobs.values():
             job.drop()
 
-    def _send_from_thread(self, message: ToFrontEnd) -> None:
+    def _send_from_thread(self, call_id: int, message: ToFrontEnd) -> None:
         with suppress(RuntimeError):  # the loop is closed: the process is stopping
-            self._loop.call_soon_threadsafe(self._send, message)
+            self._loop.call_soon_threadsafe(self._send, call_id, message)
 
-    def _send(self, message: ToFrontEnd) -> None:
+    def _send(self, call_id: int, message: ToFrontEnd) -> None:
         if isinstance(message, End):
-            self._jobs.pop(message.call_id, None)
+            self._jobs.pop(call_id, None)
         try:
-            self.write(frame(messages.encode(message)))
+            self.write(frame(messages.encode((call_id, message))))
         except FrameTooLarge as error:
-            self._send(End(message.call_id, UserCodeFailed(str(error)).info))
+            self._send(call_id, End(UserCodeFailed(str(error)).info))
 
 
 def describe(error: BaseException) -> str:

@@ -22,11 +22,11 @@ def opened(
     loaded: UserCode, request_id: int = 0, prompt: str = "", request: object = None, **fields: Any
 ) -> UserAnswers:
     """Open an answer that is streamed."""
-    return loaded.answers(Open(request_id, [prompt], fields, True, False, False), request)
+    return loaded.answers(Open([prompt], fields, True, False, False), request, request_id)
 
 
 def feed(answers: UserAnswers, tokens: list[tuple[int, str, float | None]], finish_reason: str | None = None) -> bytes:
-    return answers.feed(Feed(0, 0, [Token(*each) for each in tokens], finish_reason))
+    return answers.feed(Feed(0, [Token(*each) for each in tokens], finish_reason))
 
 
 def test_a_formatter_is_called_once_for_each_token_and_told_the_last() -> None:

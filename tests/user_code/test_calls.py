@@ -15,7 +15,6 @@ from lmi.errors import EngineLost, MalformedRequest, Unavailable, UserCodeFailed
 from lmi.shared.state import Block, Phase
 from lmi.user_code.client import Call, UserCodeWorkers
 from lmi.user_code.messages import MAX_CHUNK_BYTES, WINDOW, BodyChunk, Feed, Handle, Head, Open
-from lmi.user_code.runner import ResponseHead
 from lmi.user_code.worker import CallConnection, CodeThread
 
 
@@ -30,13 +29,13 @@ class CountingModel:
     @contextmanager
     def handle(
         self, properties: Mapping[str, str], query: Mapping[str, str], body: bytes
-    ) -> Iterator[tuple[ResponseHead, Iterator[bytes]]]:
+    ) -> Iterator[tuple[Head, Iterator[bytes]]]:
         self.thread = threading.current_thread()
         if body == b"large":
-            yield ResponseHead(200, "", {}), iter([b"x" * (2 * MAX_CHUNK_BYTES + 1)])
+            yield Head(200, "", {}), iter([b"x" * (2 * MAX_CHUNK_BYTES + 1)])
             return
         try:
-            yield ResponseHead(200, "a/b", {"x": "y"}, True), self._numbers(int(body))
+            yield Head(200, "a/b", {"x": "y"}, True), self._numbers(int(body))
         finally:
             self.num_closed += 1
 
@@ -45,7 +44,7 @@ class CountingModel:
             self.num_made += 1
             yield b"%d " % number
 
-    def answers(self, opened: Open, request: Any) -> Any:
+    def answers(self, opened: Open, request: Any, request_id: int) -> Any:
         raise KeyError(opened.prompts[0])
 
 
@@ -65,8 +64,8 @@ async def working(folder: Path) -> AsyncIterator[tuple[UserCodeWorkers, Counting
         server.close()
 
 
-def handle(body: bytes) -> Any:
-    return lambda call_id: Handle(call_id, {}, {}, body)
+def handle(body: bytes) -> Handle:
+    return Handle({}, {}, body)
 
 
 async def all_of(call: Call) -> list[Head | BodyChunk]:
@@ -87,7 +86,7 @@ def test_calls_come_back_whole_and_are_worked_on_one_after_the_other(tmp_path: P
         async with working(tmp_path) as (workers, model, _):
             calls = [await workers.begin(handle(b"100")) for _ in range(3)]
             head, *pieces = await all_of(calls[0])
-            assert head == Head(calls[0].id, 200, "a/b", {"x": "y"}, True)
+            assert head == Head(200, "a/b", {"x": "y"}, True)
             assert len(pieces) == 100
             assert model.num_made <= 100 + WINDOW + 1, "the second waits for its reader, the third for the second"
             assert len(await all_of(calls[1])) == len(await all_of(calls[2])) == 101
@@ -126,8 +125,8 @@ def test_what_the_code_raises_ends_the_call_and_what_was_sent_after_it_is_ignore
 ) -> None:
     async def scenario() -> None:
         async with working(tmp_path) as (workers, _, _):
-            call = await workers.begin(lambda call_id: Open(call_id, ["p"], {}, False, False, False))
-            call.send(Feed(call.id, 0, [], "length"))
+            call = await workers.begin(Open(["p"], {}, False, False, False))
+            call.send(Feed(0, [], "length"))
             with pytest.raises(UserCodeFailed, match="KeyError: 'p'"):
                 await call.take()
             with pytest.raises(UserCodeFailed, match="ValueError"):

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from lmi.settings.config import UserCodeConfig
-from lmi.user_code.runner import ResponseHead, UserCode
+from lmi.user_code.messages import Head
+from lmi.user_code.runner import UserCode
 
 FILES = Path(__file__).parent / "files"
 
@@ -24,7 +25,7 @@ def model(tmp_path: Path, source: str, **properties: str) -> UserCode:
     return user_code(tmp_path / "model.py", properties)
 
 
-def answer(loaded: UserCode, body: bytes = b"{}", **properties: str) -> tuple[ResponseHead, list[bytes]]:
+def answer(loaded: UserCode, body: bytes = b"{}", **properties: str) -> tuple[Head, list[bytes]]:
     with loaded.handle(properties, {}, body) as (head, pieces):
         return head, list(pieces)
 
@@ -159,7 +160,7 @@ def test_an_asynchronous_handler_answers_whole(tmp_path: Path) -> None:
     loaded = model(tmp_path, STREAMED)
     loaded.begin()
     head, pieces = answer(loaded, '{"text": "ä"}'.encode())
-    assert head == ResponseHead(200, "application/json", {"x-a": "b"}) and pieces == ['{"text": "ä"}\n'.encode()]
+    assert head == Head(200, "application/json", {"x-a": "b"}) and pieces == ['{"text": "ä"}\n'.encode()]
     head, pieces = answer(loaded, b'{"error": "no luck", "code": 429}')
     assert head.status == 429 and [json.loads(piece) for piece in pieces] == [{"error": "no luck", "code": 429}]
     assert answer(loaded, b'{"error": "no luck"}')[0].status == 424
@@ -168,7 +169,7 @@ def test_an_asynchronous_handler_answers_whole(tmp_path: Path) -> None:
 def test_an_asynchronous_generator_of_outputs_is_a_stream_until_the_last(tmp_path: Path) -> None:
     loaded = model(tmp_path, STREAMED)
     head, pieces = answer(loaded, b'{"words": ["a", "b", "c", "d"]}')
-    assert head == ResponseHead(200, "application/jsonlines", {}, is_streaming=True)
+    assert head == Head(200, "application/jsonlines", {}, is_streaming=True)
     assert pieces == [b'{"token": "a"}\n', b'{"token": "b"}\n', b'{"token": "c"}\n']
     assert answer(loaded, b'{"words": ["a", "b"], "keeps": 1}')[1] == [b'["a"]\n', b'["a", "b"]\n']
     _, (first, last) = answer(loaded, b'{"words": ["a", "bad", "c"]}')
@@ -187,7 +188,7 @@ ended = []
         ended.append(text)
 """
     loaded = model(tmp_path, source)
-    assert answer(loaded) == (ResponseHead(200, "text/plain", {}, is_streaming=True), [b"a", b"b", b"c"])
+    assert answer(loaded) == (Head(200, "text/plain", {}, is_streaming=True), [b"a", b"b", b"c"])
     with loaded.handle({}, {}, b"") as (_, pieces):
         next(pieces)
     assert loaded._handle.__globals__["ended"] == ["c", "a"], "a client that left ends it"
@@ -247,4 +248,4 @@ def test_a_handler_for_a_service_of_the_reference_loads_in_the_first_call_and_an
 def test_a_handler_that_goes_through_a_batch_answers_its_one_request() -> None:
     loaded = user_code(FILES / "batch" / "model.py", {})
     loaded.begin()
-    assert answer(loaded, b'{"inputs": "a"}') == (ResponseHead(200, "text/plain; charset=utf-8", {"num": "1"}), [b"A"])
+    assert answer(loaded, b'{"inputs": "a"}') == (Head(200, "text/plain; charset=utf-8", {"num": "1"}), [b"A"])

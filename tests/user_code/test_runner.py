@@ -11,14 +11,15 @@ import pytest
 from hypothesis import given, strategies as st
 
 from lmi.settings.config import UserCodeConfig
-from lmi.user_code.runner import ResponseHead, UserCode, is_multipart, read_parts
+from lmi.user_code.messages import Head
+from lmi.user_code.runner import UserCode, is_multipart, read_parts
 from tests.user_code.written import model
 
 ROOT = Path(__file__).parents[2]
 FILES = Path(__file__).parent / "files"
 
 
-def answer(model: UserCode, body: bytes = b"{}", **properties: str) -> tuple[ResponseHead, bytes]:
+def answer(model: UserCode, body: bytes = b"{}", **properties: str) -> tuple[Head, bytes]:
     with model.handle(properties, {"q": "1"}, body) as (head, pieces):
         return head, b"".join(pieces)
 
