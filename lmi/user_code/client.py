@@ -13,7 +13,7 @@ from lmi.errors import EngineLost, LmiError, MalformedRequest, Unavailable, from
 from lmi.ipc import Connection, Connections, FrameTooLarge, frame
 from lmi.shared.state import EngineRecord
 from lmi.user_code import messages
-from lmi.user_code.messages import BodyChunk, End, Head, ToFrontEnd, ToWorker
+from lmi.user_code.messages import End, Head, ToFrontEnd, ToWorker
 
 
 class Call:
@@ -28,7 +28,7 @@ class Call:
         """Send a message. Raises MalformedRequest if it does not fit in a frame."""
         self._connection.send(self._id, message)
 
-    async def take(self) -> Head | BodyChunk | None:
+    async def take(self) -> Head | bytes | None:
         """Wait for the next message. Returns None after the last. Raises the LmiError that ended the call."""
         item = await self.inbox.get()
         if isinstance(item, LmiError):
@@ -37,7 +37,7 @@ class Call:
             if item.error is not None:
                 raise from_info(item.error)
             return None
-        if isinstance(item, BodyChunk):
+        if isinstance(item, bytes):
             self.send(messages.Taken())
         return item
 
@@ -48,14 +48,14 @@ class Call:
 
     async def chunk(self) -> bytes:
         chunk = await self.take()
-        assert isinstance(chunk, BodyChunk)
-        return chunk.data
+        assert isinstance(chunk, bytes)
+        return chunk
 
     async def chunks(self) -> AsyncGenerator[bytes]:
         """Yield every chunk up to the end of the call."""
         while (chunk := await self.take()) is not None:
-            assert isinstance(chunk, BodyChunk)
-            yield chunk.data
+            assert isinstance(chunk, bytes)
+            yield chunk
 
     def close(self) -> None:
         self._connection.drop(self._id)

@@ -31,14 +31,14 @@ class Handle(_Message, frozen=True, tag="handle"):
 
 
 class ReadInput(_Message, frozen=True, tag="read_input"):
-    """Run the input formatter. One BodyChunk comes back, the body that it made. The call stays open for an Open."""
+    """Run the input formatter. One chunk comes back, the body that it made. The call stays open for an Open."""
 
     properties: dict[str, str]
     body: bytes
 
 
 class Open(_Message, frozen=True, tag="open"):
-    """Begin the answers, one for each prompt. A Head comes back, then one BodyChunk for each Feed.
+    """Begin the answers, one for each prompt. A Head comes back, then one chunk for each Feed.
 
     `fields` is the request's body without the prompt. `details` and `return_full_text` have their defaults applied.
     """
@@ -66,13 +66,13 @@ class Feed(_Message, frozen=True, tag="feed"):
 
 
 class Respond(_Message, frozen=True, tag="respond"):
-    """Rewrite an object or chunk of another API's response, given as JSON. One BodyChunk comes back."""
+    """Rewrite an object or chunk of another API's response, given as JSON. One chunk comes back."""
 
     body: bytes
 
 
 class Taken(_Message, frozen=True, tag="taken"):
-    """The front end took one BodyChunk."""
+    """The front end took one chunk."""
 
 
 class Drop(_Message, frozen=True, tag="drop"):
@@ -88,10 +88,6 @@ class Head(_Message, frozen=True, tag="head"):
     is_streaming: bool = False  # send the chunks on as they arrive
 
 
-class BodyChunk(_Message, frozen=True, tag="chunk"):
-    data: bytes
-
-
 class End(_Message, frozen=True, tag="end"):
     """Nothing follows. The error is what the code raised."""
 
@@ -100,7 +96,7 @@ class End(_Message, frozen=True, tag="end"):
 
 Work = Handle | ReadInput | Open | Feed | Respond  # what the code works on
 ToWorker = Work | Taken | Drop
-ToFrontEnd = Head | BodyChunk | End
+ToFrontEnd = Head | bytes | End  # bytes are a chunk of a body
 
 encode: Callable[[tuple[int, ToWorker | ToFrontEnd]], bytes] = msgspec.msgpack.Encoder().encode
 # They raise msgspec.DecodeError or ValidationError for any other bytes.

@@ -29,7 +29,7 @@ from lmi.shared.log import follow
 from lmi.shared.state import EngineRecord, Phase
 from lmi.user_code import messages, runner
 from lmi.user_code.answer import UserAnswers
-from lmi.user_code.messages import MAX_CHUNK_BYTES, WINDOW, BodyChunk, End, Head, ToFrontEnd, Work
+from lmi.user_code.messages import MAX_CHUNK_BYTES, WINDOW, End, Head, ToFrontEnd, Work
 from lmi.user_code.runner import UserCode
 
 ENDING = (signal.SIGTERM, signal.SIGINT)
@@ -83,15 +83,15 @@ class Job:
                 return True
             case messages.ReadInput():
                 self._request, body = self._user_code.read_input(message.properties, message.body)
-                self._send(BodyChunk(body))
+                self._send(body)
             case messages.Respond():
-                self._send(BodyChunk(self._user_code.respond(message.body, self._request)))
+                self._send(self._user_code.respond(message.body, self._request))
             case messages.Open():
                 self._answers = self._user_code.answers(message, self._request, self._id)
                 self._send(Head(200, self._answers.media_type, {}, message.is_streaming))
             case messages.Feed():
                 assert self._answers is not None, "Feed came before Open"
-                self._send(BodyChunk(self._answers.feed(message)))
+                self._send(self._answers.feed(message))
                 return self._answers.are_over
         return False
 
@@ -103,7 +103,7 @@ class Job:
                     self._room.acquire()
                     if self._is_over.is_set():
                         return
-                    self._send(BodyChunk(chunk[start : start + MAX_CHUNK_BYTES]))
+                    self._send(chunk[start : start + MAX_CHUNK_BYTES])
 
 
 class CodeThread:

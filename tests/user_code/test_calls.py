@@ -14,7 +14,7 @@ import pytest
 from lmi.errors import EngineLost, MalformedRequest, Unavailable, UserCodeFailed
 from lmi.shared.state import Block, Phase
 from lmi.user_code.client import Call, UserCodeWorkers
-from lmi.user_code.messages import MAX_CHUNK_BYTES, WINDOW, BodyChunk, Feed, Handle, Head, Open
+from lmi.user_code.messages import MAX_CHUNK_BYTES, WINDOW, Feed, Handle, Head, Open
 from lmi.user_code.worker import CallConnection, CodeThread
 
 
@@ -68,7 +68,7 @@ def handle(body: bytes) -> Handle:
     return Handle({}, {}, body)
 
 
-async def all_of(call: Call) -> list[Head | BodyChunk]:
+async def all_of(call: Call) -> list[Head | bytes]:
     messages = []
     while (message := await call.take()) is not None:
         messages.append(message)
@@ -113,7 +113,7 @@ def test_a_large_piece_is_cut_and_a_body_that_fits_in_no_frame_is_refused(tmp_pa
     async def scenario() -> None:
         async with working(tmp_path) as (workers, _, _):
             _, *pieces = await all_of(await workers.begin(handle(b"large")))
-            assert [len(piece.data) for piece in pieces if isinstance(piece, BodyChunk)] == [MAX_CHUNK_BYTES] * 2 + [1]
+            assert [len(piece) for piece in pieces if isinstance(piece, bytes)] == [MAX_CHUNK_BYTES] * 2 + [1]
             with pytest.raises(MalformedRequest, match="does not fit"):
                 await workers.begin(handle(bytes(65 << 20)))
 
