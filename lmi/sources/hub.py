@@ -51,24 +51,29 @@ class HubFetch:
         self._tries_to_connect = False  # an id may be a mistyped path until the hub answers
 
     def fetch(self) -> Path:
-        """Return the snapshot's folder."""
-        is_pinned = COMMIT.fullmatch(self._revision) is not None
-        if (is_pinned or constants.is_offline_mode()) and (cached := self._cached()) is not None:
+        """Return the snapshot's folder: as the hub has it now, or the cached one if no hub can be reached."""
+        commit = self._cache.commit()
+        cached = commit if commit is not None and self._lack(commit) is None else None
+        is_offline, is_pinned = constants.is_offline_mode(), COMMIT.fullmatch(self._revision) is not None
+        if cached is not None and (is_offline or is_pinned):
             return self._cache.snapshot(cached)
-        if constants.is_offline_mode():
-            raise self._offline()
+        if is_offline:
+            raise self._offline(commit)
         # The client's own HTTP client has no time limit for some requests.
         hooks = {"request": [_limit_silence]}
         client.set_client_factory(lambda: httpx2.Client(event_hooks=hooks, follow_redirects=True))
         disable_progress_bars()
-        return self._cache.snapshot(self._current_commit())
-
-    # What is there.
-
-    def _cached(self) -> str | None:
-        """Return the commit of the revision if its snapshot is whole in the cache."""
-        commit = self._cache.commit()
-        return commit if commit is not None and self._lack(commit) is None else None
+        self._tries_to_connect = cached is not None
+        try:
+            # With a commit in the cache one try is enough.
+            commit, listed = attempt(self._explained()(self._list), self._model, () if cached else self._job.delays_s)
+            self._complete(commit, listed)
+        except SourceUnreachable as error:
+            if cached is None:
+                raise
+            commit, cause = cached, error.__cause__
+            log.warning("%s: the hub cannot be reached (%s), the cached commit %s is used", self._model, cause, cached)
+        return self._cache.snapshot(commit)
 
     def _lack(self, commit: str) -> str | None:
         """Return what keeps a cached snapshot from being whole, or None."""
@@ -78,22 +83,6 @@ class HubFetch:
         with suppress(CachedRepoTreeNotFoundError):  # another client may have filled the cache
             listed = self._chosen(file.path for file in client.get_cached_repo_tree(self._model.id, revision=commit))
         return next((f"has no {name}" for name in listed if not (folder / name).is_file()), None)
-
-    def _current_commit(self) -> str:
-        """Bring the cache up to date and return the revision's commit, or the cached one if no hub can be reached."""
-        cached = self._cached()
-        self._tries_to_connect |= cached is not None
-        try:
-            # With a commit in the cache one try is enough.
-            commit, listed = attempt(self._explained()(self._list), self._model, () if cached else self._job.delays_s)
-            self._complete(commit, listed)
-            return commit
-        except SourceUnreachable as error:
-            if cached is None:
-                raise
-            cause = error.__cause__
-            log.warning("%s: the hub cannot be reached (%s), the cached commit %s is used", self._model, cause, cached)
-            return cached
 
     def _list(self) -> tuple[str, dict[str, HubFile]]:
         """Return the commit of the revision, and its files by path."""
@@ -218,9 +207,8 @@ class HubFetch:
             return f"{self._model}: no such folder below the model's; as an id of a hub"
         return f"no folder {self._model} here; as an id of a hub"
 
-    def _offline(self) -> StartError:
+    def _offline(self, commit: str | None) -> StartError:
         [variable, *_] = [*filter(os.environ.get, OFFLINE_VARIABLES), OFFLINE_VARIABLES[0]]
-        commit = self._cache.commit()
         lack = f"it is not in the cache {self._cache.folder}"
         if commit is not None:
             lack = f"its snapshot {self._cache.snapshot(commit)} {self._lack(commit)}"

@@ -12,7 +12,6 @@ documentation of the hub's cache, and huggingface_hub 2.4.
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 from contextlib import suppress
 from io import BufferedWriter
@@ -23,6 +22,7 @@ from typing import NamedTuple
 from huggingface_hub import RepoFile, constants, get_session, hf_raise_for_status
 
 from lmi.errors import shorten
+from lmi.shared.files import write_whole
 from lmi.sources.job import Damaged, Progress, Stopped
 from lmi.sources.place import size_of
 
@@ -60,9 +60,7 @@ class HubCache:
             if self.commit() == commit:
                 return
             self._ref.parent.mkdir(parents=True, exist_ok=True)
-            new = self._ref.with_name(f"{self._ref.name}.{os.getpid()}")
-            new.write_text(commit)
-            new.replace(self._ref)
+            write_whole(self._ref, commit.encode())
 
 
 class HubFile(NamedTuple):
