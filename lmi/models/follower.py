@@ -75,8 +75,8 @@ class RunningModels:
             return
         try:
             runtime = self._runtime.model(entry).with_environ()
-            stage = requirements(runtime.config, runtime)  # which a server of one model has before there is a model
-            self._models[entry.folder] = RunningModel(runtime, first=None if stage is None else stage.child)
+            first = requirements(runtime.config, runtime)  # which a server of one model has before there is a model
+            self._models[entry.folder] = RunningModel(runtime, first=first)
         except Exception:  # its folder cannot be read or mapped; without it front ends see that the load failed
             log.exception("model %s cannot be started", entry.name)
             self._discard(entry.folder)

@@ -12,7 +12,6 @@ import shutil
 import signal
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -22,8 +21,8 @@ from lmi.runtime import ServerRuntime
 from lmi.settings.config import ServerConfig
 from lmi.shared import linux
 from lmi.sources.fetches import FAILURE, REQUEST, FetchRequest, read, write
-from lmi.supervisor.child import Child, Failure
-from lmi.supervisor.stages import fetch_kind
+from lmi.supervisor.child import Failure
+from lmi.supervisor.stages import Stage, fetch_words
 
 MAX_AT_ONCE = 4  # the others wait, the oldest is next
 
@@ -37,7 +36,7 @@ class FetchProcesses:
         self._folder, self._config = runtime.fetches(), runtime.config
         self._fetches: dict[Path, Fetch] = {}  # the oldest first
 
-    def __iter__(self) -> Iterator[Child]:
+    def __iter__(self) -> Iterator[Fetch]:
         return iter([fetch for fetch in self._fetches.values() if fetch.is_open][:MAX_AT_ONCE])
 
     def look(self) -> None:
@@ -58,30 +57,21 @@ class FetchProcesses:
     def _meet(self, folder: Path) -> None:
         """Note a new request."""
         try:
-            request = read(folder / REQUEST, FetchRequest)
+            if (request := read(folder / REQUEST, FetchRequest)) is not None:
+                self._fetches[folder] = Fetch(folder, request, self._config)
+                return
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
             log.error("%s cannot be read: %s", folder / REQUEST, error)
-            request = None
-        if request is not None:
-            self._fetches[folder] = Fetch(folder, request, self._config)
-        else:  # nobody waits any more; where one does, this shows that nobody works on it
-            shutil.rmtree(folder, ignore_errors=True)
-
-    def ended(self, child: Child, failure: Failure | None) -> None:
-        """Pass the failure of a process, if it has one, to the front end that waits."""
-        if failure is not None and isinstance(child, Fetch):
-            child.fail(failure)
+        # Nobody waits any more. Where one does, this shows that nobody works on it.
+        shutil.rmtree(folder, ignore_errors=True)
 
 
-class Fetch(Child):
-    """One fetch, from its request until nobody waits for it. It starts again only if a signal ended it."""
+class Fetch(Stage):
+    """One fetch, from its request until nobody waits for it."""
 
     def __init__(self, folder: Path, request: FetchRequest, config: ServerConfig) -> None:
-        kind = fetch_kind("fetch process", folder, config, "--no-bar")
-        super().__init__(
-            replace(kind, fatal=lambda code, why: StartError(f"fetch process {why}") if code > 0 else None)
-        )
-        self._folder, self._writer = folder, request.writer
+        super().__init__("fetch process", folder, config, *fetch_words(folder), "--no-bar")
+        self._writer = request.writer
         self._sources = ", ".join(shorten(wanted.source, 300) for wanted in request.sources)
         log.info("fetching %s for a client", self._sources)
 
@@ -92,16 +82,19 @@ class Fetch(Child):
 
     @property
     def is_wanted(self) -> bool:
-        return (self._folder / REQUEST).exists() and linux.is_alive(self._writer)
+        return (self.folder / REQUEST).exists() and linux.is_alive(self._writer)
+
+    def fatal(self, code: int, why: str) -> StartError | None:
+        return StartError(f"fetch process {why}") if code > 0 else None  # a signal may have ended it
 
     def fail(self, failure: Failure) -> None:
         """Leave the reason for the front end, unless the process itself did."""
         self.is_retired = True
-        if (self._folder / FAILURE).exists():
+        if (self.folder / FAILURE).exists():
             return
         said = StartError(f"{self._sources}: {failure.message}")
         try:
-            write(self._folder / FAILURE, said.info)
+            write(self.folder / FAILURE, said.info)
         except OSError as error:  # the disk is full, or nobody waits
             log.error("%s; this cannot be passed on: %s", said, error)
-            shutil.rmtree(self._folder, ignore_errors=True)
+            shutil.rmtree(self.folder, ignore_errors=True)

@@ -8,8 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from lmi.errors import StartError
@@ -33,13 +32,27 @@ Settle = Callable[[Fetched], Resolved]
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """One child and the folder that it reports in."""
+class Stage(Child):
+    """A child that does one thing and reports in `folder`. It has the secrets. `words` are its module and command."""
 
-    name: str
-    child: Child
-    folder: Path
+    def __init__(self, title: str, folder: Path, config: ServerConfig, *words: str) -> None:
+        log_words = ["--log-level", config.log_level, "--log-format", config.log_format]
+        kind = ChildKind(
+            title=title,
+            argv=lambda slot: [sys.executable, "-P", "-m", *words, *log_words],
+            environ=lambda slot: environment.of_child(os.environ) | {SUPERVISOR_PID: str(os.getpid())},
+            output_logger="libraries",
+            restarts=lambda: RestartTable(MAX_DEATHS, window_s=float("inf")),
+            fatal=self.fatal,
+            lost_label=StartError.label,
+            is_one_shot=True,
+        )
+        super().__init__(kind)
+        self.folder = folder
+
+    def fatal(self, code: int, why: str) -> StartError | None:
+        """Return the error that an exit means if another start cannot mend it."""
+        return fetches.failure(self.folder)
 
     def show_in(self, record: SupervisorRecord) -> None:
         """Write how far the stage is to where `/ping` reads it."""
@@ -70,13 +83,12 @@ def download(request: FetchRequest, config: Config, runtime: ServerRuntime) -> S
     folder = _new_folder(runtime, "download")
     fetches.write(folder / fetches.REQUEST, request)
     log.info("fetching %s", ", ".join(wanted.source for wanted in request.sources))
-    return Stage("download", Child(fetch_kind("download", folder, config.server)), folder)
+    return Stage("download", folder, config.server, *fetch_words(folder))
 
 
-def fetch_kind(title: str, folder: Path, config: ServerConfig, *words: str) -> ChildKind:
-    """Return the kind of a process that fetches what the request in `folder` names. `words` are for its command."""
-    argv = ["lmi.sources.worker", str(folder / fetches.REQUEST), str(folder), *_log_words(config), *words]
-    return _kind(title, argv, folder)
+def fetch_words(folder: Path) -> tuple[str, ...]:
+    """Return the module and the command of a process that fetches what the request in a folder names."""
+    return "lmi.sources.worker", str(folder / fetches.REQUEST), str(folder)
 
 
 def requirements(config: Config, runtime: ServerRuntime | Runtime) -> Stage | None:
@@ -85,14 +97,9 @@ def requirements(config: Config, runtime: ServerRuntime | Runtime) -> Stage | No
     if wanted is None or wanted.are_installed:
         return None
     folder = _new_folder(runtime, "requirements")
-    places = ["--file", wanted.file, "--folder", wanted.folder, "--state", str(folder), *_log_words(config.server)]
+    places = ["--file", wanted.file, "--folder", wanted.folder, "--state", str(folder)]
     log.info("installing what %s names", wanted.file)
-    child = Child(_kind("requirements", ["lmi.user_code.requirements", *places], folder))
-    return Stage("requirements", child, folder)
-
-
-def _log_words(config: ServerConfig) -> list[str]:
-    return ["--log-level", config.log_level, "--log-format", config.log_format]
+    return Stage("requirements", folder, config.server, "lmi.user_code.requirements", *places)
 
 
 def say(resolved: Resolved) -> None:
@@ -103,20 +110,6 @@ def say(resolved: Resolved) -> None:
         log.info("%s", note)
     for warning in resolved.warnings:
         log.warning("%s", warning)
-
-
-def _kind(title: str, argv: Sequence[str], folder: Path) -> ChildKind:
-    """Return the kind of a process that does one thing and reports in `folder`. It has the secrets."""
-    return ChildKind(
-        title=title,
-        argv=lambda slot: [sys.executable, "-P", "-m", *argv],
-        environ=lambda slot: environment.of_child(os.environ) | {SUPERVISOR_PID: str(os.getpid())},
-        output_logger="libraries",
-        restarts=lambda: RestartTable(MAX_DEATHS, window_s=float("inf")),
-        fatal=lambda code, why: fetches.failure(folder),
-        lost_label=StartError.label,
-        is_one_shot=True,
-    )
 
 
 def _new_folder(runtime: ServerRuntime | Runtime, name: str) -> Path:

@@ -32,7 +32,7 @@ from lmi.shared.files import write_whole
 from lmi.shared.log import count_dropped_in, follow
 from lmi.shared.pauses import Pauses
 from lmi.shared.state import Block, Phase
-from lmi.sources.processes import FetchProcesses
+from lmi.sources.processes import Fetch, FetchProcesses
 from lmi.supervisor import banner, kinds
 from lmi.supervisor.child import Child, Failure
 from lmi.supervisor.environment import divided_cores
@@ -111,7 +111,7 @@ class Supervisor:
     def _workers(self) -> list[Child]:
         """The children that are no front ends."""
         of_models = (child for model in self._models for child in model.children)
-        stages = [] if self._stage is None else [self._stage.child]
+        stages = [] if self._stage is None else [self._stage]
         return [*stages, *self._gateways, *self._fetches, *of_models]
 
     def _advance(self) -> None:
@@ -162,7 +162,7 @@ class Supervisor:
             self._fetches.look()
             if self._stage is not None:
                 self._stage.show_in(self._block.supervisor)
-                if self._stage.child.is_done:
+                if self._stage.is_done:
                     self._advance()
             for child in self._children:
                 child.look(now, self._pauses)
@@ -206,8 +206,8 @@ class Supervisor:
         is_ending = self._is_ending or child.is_retired
         failure = child.exited(code, now, is_ending=is_ending)
         model = next((model for model in self._models if child in model.children), None)
-        if child in self._fetches:
-            self._fetches.ended(child, failure)
+        if failure is not None and isinstance(child, Fetch):
+            child.fail(failure)
         elif failure is not None:
             self._fail(failure, model)
         elif model is not None and not is_ending and not child.is_done:

@@ -86,7 +86,7 @@ def test_a_failure_is_left_for_the_front_end_and_the_next_request_has_its_turn(
     fetches.look()
     first, *_ = fetches
     folder = next(folder for folder in folders if folder.name == folder_of(first))
-    fetches.ended(first, LOST)
+    first.fail(LOST)
     fetches.look()
     assert first not in fetches and len(list(fetches)) == MAX_AT_ONCE
     said = failure(folder)
@@ -100,7 +100,7 @@ def test_the_reason_that_the_process_itself_gave_stays(asker: Asker, fetches: Fe
     folder = asker.ask("gated")
     fetches.look()
     write(folder / FAILURE, ModelUnusable("writers/gated: accept its licence").info)
-    fetches.ended(next(iter(fetches)), LOST)
+    next(iter(fetches)).fail(LOST)
     assert type(failure(folder)) is ModelUnusable
 
 
@@ -111,7 +111,7 @@ def test_a_failure_that_nobody_waits_for_is_only_logged(asker: Asker, fetches: F
     for file in folder.iterdir():
         file.unlink()
     folder.rmdir()
-    fetches.ended(child, LOST)
+    child.fail(LOST)
     fetches.look()
     assert list(fetches) == []
 
