@@ -33,30 +33,13 @@ BODY_FIELDS = ("inputs", "parameters", "stream")
 _runner = asyncio.Runner()  # one event loop for all calls: locks and clients that the code keeps belong to it
 
 
-class UserAnswers:
-    """The answers to one body, by prompt. `media_type` "" means no content type, as in the reference."""
-
-    def __init__(self, formatter: Callable[..., Any], opened: Open, requests: list[Any], model_name: str) -> None:
-        """`requests` are those for the output formatter, by prompt."""
-        self._open = set(range(len(requests)))
-        self.media_type, kind = "", TokenAnswer
-        if takes_responses(formatter):
-            self.media_type, kind = JSONLINES if opened.is_streaming else JSON, ResponseAnswer
-        self._all = [kind(formatter, opened, each, model_name) for each in requests]
-
-    @property
-    def are_over(self) -> bool:
-        return not self._open
-
-    def feed(self, step: Feed) -> bytes:
-        """Return what the formatter writes for this step of one answer."""
-        if step.finish_reason is not None:
-            self._open.discard(step.index)
-        return self._all[step.index].feed(step)
-
-
 class TokenAnswer:
-    """One answer by a formatter that reads tokens: the first and the second kind of parameters."""
+    """One answer by a formatter that reads tokens: the first and the second kind of parameters.
+
+    `media_type` "" means no content type, as in the reference.
+    """
+
+    media_type = ""
 
     def __init__(self, formatter: Callable[..., Any], opened: Open, request: Any, model_name: str) -> None:
         from djl_python.request_io import Sequence, TextGenerationOutput
@@ -65,6 +48,10 @@ class TokenAnswer:
         self._is_legacy = num_required(formatter) == NUM_LEGACY_PARAMETERS
         self._sequence = Sequence()
         self._output = TextGenerationOutput(request.request_id, request, sequences={0: self._sequence})
+
+    @property
+    def is_over(self) -> bool:
+        return self._output.finished
 
     def feed(self, step: Feed) -> bytes:
         """Add the step to what the formatter may read. Returns what it writes."""
@@ -115,6 +102,7 @@ class ResponseAnswer(TokenAnswer):
 
     def __init__(self, formatter: Callable[..., Any], opened: Open, request: Any, model_name: str) -> None:
         super().__init__(formatter, opened, request, model_name)
+        self.media_type = JSONLINES if opened.is_streaming else JSON
         self._head = {
             "id": f"cmpl-{uuid.uuid4().hex}",
             "object": "text_completion",
@@ -136,7 +124,7 @@ class ResponseAnswer(TokenAnswer):
 
     def _response(self, step: Feed) -> dict[str, Any]:
         tokens, is_streaming = self._sequence.tokens, self._opened.is_streaming
-        whole = self._prompt + _text(tokens)
+        whole = "" if step.finish_reason is None else self._prompt + _text(tokens)
         choice = {
             "index": 0,
             "text": _text(step.tokens) if is_streaming else whole,

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from lmi.settings.config import UserCodeConfig
 from lmi.settings.kinds import is_built_in
 from lmi.user_code import answer
-from lmi.user_code.answer import UserAnswers, as_bytes, call, synchronous
+from lmi.user_code.answer import ResponseAnswer, TokenAnswer, as_bytes, call, synchronous
 from lmi.user_code.messages import Head, Open
 
 if TYPE_CHECKING:
@@ -123,13 +123,13 @@ class UserCode:
             return None, json.dumps(request).encode()
         return request, json.dumps(_request_fields(request)).encode()
 
-    def answers(self, opened: Open, request: Any, request_id: int) -> UserAnswers:
-        """Return the answers to one body. `request` is the object that `read_input` returned, None without one."""
-        assert self._output_formatter is not None
-        asked = [
-            answer.request_input(request, opened, request_id, prompt, self._tokenizer) for prompt in opened.prompts
-        ]
-        return UserAnswers(self._output_formatter, opened, asked, self._name)
+    def answers(self, opened: Open, request: Any, request_id: int) -> list[TokenAnswer]:
+        """Return the answer to each prompt. `request` is the object that `read_input` returned, None without one."""
+        formatter = self._output_formatter
+        assert formatter is not None
+        kind = ResponseAnswer if answer.takes_responses(formatter) else TokenAnswer
+        asked = (answer.request_input(request, opened, request_id, each, self._tokenizer) for each in opened.prompts)
+        return [kind(formatter, opened, each, self._name) for each in asked]
 
     def respond(self, body: bytes, request: Any) -> bytes:
         """Rewrite a response of another API. It stays as it is if the output formatter reads tokens."""

@@ -28,7 +28,7 @@ from lmi.shared.cores import keep as keep_to_cores
 from lmi.shared.log import follow
 from lmi.shared.state import EngineRecord, Phase
 from lmi.user_code import messages, runner
-from lmi.user_code.answer import UserAnswers
+from lmi.user_code.answer import TokenAnswer
 from lmi.user_code.messages import MAX_CHUNK_BYTES, WINDOW, End, Head, ToFrontEnd, Work
 from lmi.user_code.runner import UserCode
 
@@ -50,7 +50,7 @@ class Job:
         self._user_code = user_code
         self._send = send
         self._request: Any = None  # what the input formatter returned
-        self._answers: UserAnswers | None = None
+        self._answers: list[TokenAnswer] = []  # by prompt
         self._is_over = threading.Event()
         self._room = threading.Semaphore(WINDOW)  # chunks of `handle` that may still be sent
 
@@ -88,11 +88,10 @@ class Job:
                 self._send(self._user_code.respond(message.body, self._request))
             case messages.Open():
                 self._answers = self._user_code.answers(message, self._request, self._id)
-                self._send(Head(200, self._answers.media_type, {}, message.is_streaming))
+                self._send(Head(200, self._answers[0].media_type, {}, message.is_streaming))
             case messages.Feed():
-                assert self._answers is not None, "Feed came before Open"
-                self._send(self._answers.feed(message))
-                return self._answers.are_over
+                self._send(self._answers[message.index].feed(message))
+                return all(each.is_over for each in self._answers)
         return False
 
     def _handle(self, message: messages.Handle) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from lmi.settings.config import UserCodeConfig
 from lmi.types import Token
-from lmi.user_code.answer import UserAnswers
+from lmi.user_code.answer import TokenAnswer
 from lmi.user_code.messages import Feed, Open
 from lmi.user_code.runner import UserCode
 from tests.user_code.written import model
@@ -20,13 +20,14 @@ FILES = Path(__file__).parent / "files"
 
 def opened(
     loaded: UserCode, request_id: int = 0, prompt: str = "", request: object = None, **fields: Any
-) -> UserAnswers:
+) -> TokenAnswer:
     """Open an answer that is streamed."""
-    return loaded.answers(Open([prompt], fields, True, False, False), request, request_id)
+    [answer] = loaded.answers(Open([prompt], fields, True, False, False), request, request_id)
+    return answer
 
 
-def feed(answers: UserAnswers, tokens: list[tuple[int, str, float | None]], finish_reason: str | None = None) -> bytes:
-    return answers.feed(Feed(0, [Token(*each) for each in tokens], finish_reason))
+def feed(answer: TokenAnswer, tokens: list[tuple[int, str, float | None]], finish_reason: str | None = None) -> bytes:
+    return answer.feed(Feed(0, [Token(*each) for each in tokens], finish_reason))
 
 
 def test_a_formatter_is_called_once_for_each_token_and_told_the_last() -> None:
