@@ -1,12 +1,12 @@
 """Fetches a prefix or an archive of S3 to its place below `download_dir`.
 
-    H/model/…       links to the objects, under their names; of an archive, what was in it
     H/blobs/ID      the bytes of an object, whole and checked; those of an archive that was unpacked are gone
-    H.part/         the same two while they are filled
-    H.lock          one process fills at a time
+    H/model/…       links to the objects, under their names; of an archive, what was in it
+    H/model.new/    the next one while it is made
+    H.lock          one process fetches at a time
 
-H is sha256 of endpoint and URL, ID that of an object's key, size and ETag. H.part is renamed to H when it is whole. A
-process that dies leaves every object that has its ID to the next one.
+H is sha256 of endpoint and URL, ID that of an object's key, size and ETag. A process that dies leaves every object that
+has its ID to the next one.
 """
 
 from __future__ import annotations
@@ -26,8 +26,6 @@ from lmi.sources.bucket import Bucket, StoredObject
 from lmi.sources.job import FetchJob, attempt
 from lmi.sources.place import Place, link, size_of
 from lmi.sources.source import S3Model, check, check_inside, check_listing, chosen, descended, warn_of_properties
-
-MODEL, BLOBS = "model", "blobs"
 
 log = logging.getLogger(__name__)
 
@@ -57,12 +55,12 @@ class S3Fetch:
             needed_bytes = sum(each.size for each in missing)
             self._place.check_room(needed_bytes, self._source)
             self._job.progress.begin(self._source, needed_bytes, len(missing))
-            self._bucket.fetch(missing, self._store.part / BLOBS, self._job.progress)
+            self._bucket.fetch(missing, self._store.blobs, self._job.progress)
             if self._source.is_archive:
-                self._unpack(self._store.part / BLOBS / objects[0].id)
+                self._unpack(self._store.blobs / objects[0].id)
             else:
                 self._store.name(objects)
-            self._store.finish()
+            self._store.finish(objects)
 
     def _objects(self) -> list[StoredObject]:
         """Return the archive, or the objects that are taken, from one listing."""
@@ -91,7 +89,7 @@ class S3Fetch:
 
     def _unpack(self, archive: Path) -> None:
         """Unpack the archive beside itself, check the model in it and empty the archive. What fails leaves nothing."""
-        name, folder, wanted = str(self._source), self._store.part / MODEL, self._job.wanted
+        name, folder, wanted = str(self._source), self._store.new, self._job.wanted
         self._job.progress.begin(self._source, archive.stat().st_size, 1, stage="unpack")
         place = Place(self._place.folder, self._place.variable, spare_bytes=0)
         folder.mkdir()
@@ -101,7 +99,11 @@ class S3Fetch:
             model = descended(folder)
             check(model, name=name, allow_pickle=wanted.allow_pickle, is_adapter=wanted.is_adapter)
         except BaseException:
-            shutil.rmtree(self._store.part, ignore_errors=True)
+            shutil.rmtree(folder, ignore_errors=True)
+            archive.unlink()
+            for emptied in archive.parents[:2]:
+                with suppress(OSError):  # an older model is in it
+                    emptied.rmdir()
             raise
         os.truncate(archive, 0)
         warn_of_properties(name, (path.name for path in model.iterdir()))
@@ -109,49 +111,37 @@ class S3Fetch:
 
 class Store:
     def __init__(self, download_dir: Path, endpoint: str, url: str) -> None:
-        name = hashlib.sha256(f"{endpoint} {url}".encode()).hexdigest()
-        ends = ("", ".part", ".lock", ".old")
-        self.whole, self.part, self.lock, self._old = (download_dir / f"{name}{end}" for end in ends)
-
-    @property
-    def model(self) -> Path:
-        """The folder with the model's files."""
-        return self.whole / MODEL
+        folder = download_dir / hashlib.sha256(f"{endpoint} {url}".encode()).hexdigest()
+        self.lock = folder.with_suffix(".lock")
+        self.blobs, self.model, self.new = (folder / name for name in ("blobs", "model", "model.new"))
 
     def num_whole(self) -> int:
-        """Return how many objects H.part has."""
-        return sum(not path.suffix for path in (self.part / BLOBS).glob("*"))
+        """Return how many objects are here."""
+        return sum(not path.suffix for path in self.blobs.glob("*"))
 
     def is_current(self, objects: Sequence[StoredObject], *, is_unpacked: bool = False) -> bool:
-        """Return whether H holds exactly these objects."""
-        held = {path.name for path in (self.whole / BLOBS).glob("*")}
+        """Return whether the model has exactly these objects."""
+        held = {path.name for path in self.blobs.glob("*")}
         if held != {each.id for each in objects} or not self.model.is_dir():
             return False
         return is_unpacked or all(size_of(self.model / each.path) == each.size for each in objects)
 
     def missing(self, objects: Sequence[StoredObject]) -> list[StoredObject]:
-        """Prepare H.part with the objects that are known already. Returns those that must be fetched."""
-        blobs = self.part / BLOBS
-        for folder in (self._old, self.part / MODEL):
-            shutil.rmtree(folder, ignore_errors=True)
-        blobs.mkdir(parents=True, exist_ok=True)
-        sizes = {each.id: each.size for each in objects}
-        for path in blobs.iterdir():
-            if size_of(path) != sizes.get(path.name):
-                path.unlink()  # part of a file, or an object that changed
-        for id in sizes:
-            with suppress(OSError):  # it is not there, or it is here already, or the file system has no links
-                os.link(self.whole / BLOBS / id, blobs / id)
-        return [each for each in objects if size_of(blobs / each.id) != each.size]
+        """Remove what another process left unfinished. Returns the objects that must be fetched."""
+        shutil.rmtree(self.new, ignore_errors=True)
+        self.blobs.mkdir(parents=True, exist_ok=True)
+        for part in self.blobs.glob("*.*"):
+            part.unlink()
+        return [each for each in objects if size_of(self.blobs / each.id) != each.size]
 
     def name(self, objects: Sequence[StoredObject]) -> None:
-        """Give the objects of H.part their names in the model."""
+        """Give the objects their names in the new model."""
         for each in objects:
-            link(self.part / BLOBS / each.id, self.part / MODEL / each.path)
+            link(self.blobs / each.id, self.new / each.path)
 
-    def finish(self) -> None:
-        """Let H.part become H."""
-        with suppress(FileNotFoundError):
-            self.whole.rename(self._old)
-        self.part.rename(self.whole)
-        shutil.rmtree(self._old, ignore_errors=True)
+    def finish(self, objects: Sequence[StoredObject]) -> None:
+        """Let the new model take the place of the one before. Other objects than its own go."""
+        shutil.rmtree(self.model, ignore_errors=True)
+        self.new.rename(self.model)
+        for path in {*self.blobs.iterdir()} - {self.blobs / each.id for each in objects}:
+            path.unlink()

@@ -1,11 +1,12 @@
 """What is kept and what is fetched again, whenever a process dies."""
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 from lmi.sources.bucket import StoredObject
-from lmi.sources.s3 import BLOBS, Store
+from lmi.sources.s3 import Store
 
 A = StoredObject("p/a", 1, "e1", "a")
 B = StoredObject("p/b", 2, "e2", "sub/b")
@@ -18,21 +19,21 @@ def store(tmp_path: Path) -> Store:
 
 def fetch(store: Store, *objects: StoredObject) -> None:
     for each in objects:
-        (store.part / BLOBS / each.id).write_bytes(bytes(each.size))
+        (store.blobs / each.id).write_bytes(bytes(each.size))
 
 
 def fill(store: Store, *objects: StoredObject) -> None:
     fetch(store, *store.missing(objects))
     store.name(objects)
-    store.finish()
+    store.finish(objects)
 
 
 def test_nothing_counts_as_whole_before_the_last_step(store: Store) -> None:
     fetch(store, *store.missing([A, B]))
     store.name([A, B])
-    assert not store.whole.exists()
+    assert not store.model.exists()
     assert not store.is_current([A, B])
-    store.finish()
+    store.finish([A, B])
     assert store.is_current([A, B])
 
 
@@ -46,15 +47,15 @@ def test_an_object_that_is_whole_is_not_fetched_again(store: Store) -> None:
 def test_an_object_that_is_not_checked_or_changed_or_is_torn_is_fetched_again(store: Store) -> None:
     store.missing([A, B])
     fetch(store, A)
-    (store.part / BLOBS / f"{B.id}.new").write_bytes(bytes(2))
-    (store.part / BLOBS / f"{B.id}.new.Ab12Cd34").write_bytes(b"part of a file")
+    (store.blobs / f"{B.id}.new").write_bytes(bytes(2))
+    (store.blobs / f"{B.id}.new.Ab12Cd34").write_bytes(b"part of a file")
     assert store.num_whole() == 1
     assert store.missing([A, B]) == [B]
-    assert [path.name for path in (store.part / BLOBS).iterdir()] == [A.id]
+    assert [path.name for path in store.blobs.iterdir()] == [A.id]
     newer = StoredObject("p/a", 1, "e9", "a")
     assert store.missing([newer, B]) == [newer, B]
     fetch(store, newer)
-    (store.part / BLOBS / newer.id).write_bytes(b"")
+    (store.blobs / newer.id).write_bytes(b"")
     assert store.missing([newer, B]) == [newer, B]
 
 
@@ -66,7 +67,7 @@ def test_a_new_version_shares_what_did_not_change(store: Store) -> None:
     assert store.is_current([A, B]), "the old one is whole until the new one is"
     fetch(store, newer)
     store.name([A, newer])
-    store.finish()
+    store.finish([A, newer])
     assert store.is_current([A, newer])
     assert (store.model / "a").stat().st_ino == inode
     assert (store.model / "sub/b").stat().st_size == 3
@@ -74,14 +75,17 @@ def test_a_new_version_shares_what_did_not_change(store: Store) -> None:
 
 def test_a_process_that_dies_between_the_two_versions_leaves_the_new_one_to_the_next(store: Store) -> None:
     fill(store, A)
-    fetch(store, *store.missing([A, B]))
-    store.name([A, B])
-    store.whole.rename(f"{store.whole}.old")  # the first half of the last step
-    assert store.missing([A, B]) == []
-    store.name([A, B])
-    store.finish()
-    assert store.is_current([A, B])
-    assert {path.name for path in store.whole.parent.iterdir()} == {store.whole.name}
+    fetch(store, *store.missing([B]))
+    store.name([B])
+    shutil.rmtree(store.model)  # the first part of the last step
+    assert not store.is_current([A]) and not store.is_current([B])
+    assert store.missing([B]) == []
+    store.name([B])
+    store.new.rename(store.model)  # the second one
+    assert not store.is_current([B]), "the objects of the old version are still there"
+    fill(store, B)
+    assert store.is_current([B])
+    assert [path.name for path in store.blobs.iterdir()] == [B.id]
 
 
 def test_a_file_that_is_missing_or_cut_in_a_whole_folder_is_fetched_again(store: Store) -> None:
@@ -93,12 +97,12 @@ def test_a_file_that_is_missing_or_cut_in_a_whole_folder_is_fetched_again(store:
 
 def test_an_archive_that_was_unpacked_needs_no_bytes(store: Store) -> None:
     fetch(store, *store.missing([A]))
-    (store.part / "model").mkdir()
-    (store.part / BLOBS / A.id).write_bytes(b"")
-    store.finish()
+    store.new.mkdir()
+    (store.blobs / A.id).write_bytes(b"")
+    store.finish([A])
     assert store.is_current([A], is_unpacked=True) and not store.is_current([B], is_unpacked=True)
 
 
 def test_sources_with_another_url_or_endpoint_have_another_place(tmp_path: Path) -> None:
-    places = [Store(tmp_path, *where).whole for where in (("e", "u"), ("e", "v"), ("f", "u"))]
+    places = [Store(tmp_path, *where).model for where in (("e", "u"), ("e", "v"), ("f", "u"))]
     assert len(set(places)) == 3
