@@ -48,7 +48,7 @@ class FetchRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     writer: int = 0  # the front end that waits for the result; 0: the process that starts the fetch
 
 
-class FetchReport(msgspec.Struct, frozen=True, kw_only=True):
+class FetchReport(msgspec.Struct, kw_only=True):
     """How far a fetch is."""
 
     stage: str = "download"  # or "unpack"
