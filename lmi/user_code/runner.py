@@ -12,7 +12,7 @@ import os
 import re
 import sys
 from collections.abc import AsyncIterable, Callable, Generator, Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from email.message import Message
 from email.parser import HeaderParser
 from functools import cached_property
@@ -76,22 +76,18 @@ class UserCode:
                 raise
             log.error("the first call of %s, without content, failed", self._handler_name, exc_info=error)
 
-    @contextmanager
-    def handle(
-        self, properties: Mapping[str, str], query: Mapping[str, str], body: bytes
-    ) -> Iterator[tuple[Head, Iterator[bytes]]]:
-        """Yield the response's head, and its pieces as they are made. Leaving the block closes the generators."""
+    def handle(self, properties: Mapping[str, str], query: Mapping[str, str], body: bytes) -> Generator[Head | bytes]:
+        """Yield the response's head, then its pieces as they are made. Closing it closes the code's generators."""
         assert self._handle is not None
-        result = call(self._handle, _input(properties, body, query))
+        result, head = call(self._handle, _input(properties, body, query)), None
+        is_streaming = hasattr(result, "__aiter__") or isinstance(result, Generator)
         with closing(read_results(result)) as results:
-            outputs = map(self._checked, results)
-            first = next(outputs, None)
-            if first is None:
-                yield Head(204, "", {}), iter(())
-                return
-            head = read_head(first, is_streaming=hasattr(result, "__aiter__") or isinstance(result, Generator))
-            with closing(_all_pieces(first, outputs)) as pieces:
-                yield head, pieces
+            for output in map(self._checked, results):
+                if head is None:
+                    yield (head := read_head(output, is_streaming=is_streaming))
+                yield from read_pieces(output)
+        if head is None:
+            yield Head(204, "", {})
 
     def _checked(self, result: object) -> Output:
         from djl_python import Output
@@ -244,12 +240,6 @@ def _status(code: Any) -> int:
         if 200 <= int(code) <= 599:
             return int(code)
     raise ValueError(f"an Output's code must be an HTTP status from 200 to 599, given {code!r}")
-
-
-def _all_pieces(first: Output, others: Iterator[Output]) -> Generator[bytes]:
-    yield from read_pieces(first)
-    for output in others:
-        yield from read_pieces(output)
 
 
 class LazyTokenizer:

@@ -14,7 +14,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -95,14 +95,16 @@ class Job:
         return False
 
     def _handle(self, message: messages.Handle) -> None:
-        with self._user_code.handle(message.properties, message.query, message.body) as (head, chunks):
-            self._send(head)
-            for chunk in chunks:
-                for start in range(0, len(chunk) or 1, MAX_CHUNK_BYTES):  # an empty chunk is one empty message
+        with closing(self._user_code.handle(message.properties, message.query, message.body)) as pieces:
+            for piece in pieces:
+                if isinstance(piece, Head):
+                    self._send(piece)
+                    continue
+                for start in range(0, len(piece) or 1, MAX_CHUNK_BYTES):  # an empty piece is one empty message
                     self._room.acquire()
                     if self._is_over.is_set():
                         return
-                    self._send(chunk[start : start + MAX_CHUNK_BYTES])
+                    self._send(piece[start : start + MAX_CHUNK_BYTES])
 
 
 class CodeThread:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Generator, Iterator, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +26,15 @@ class CountingModel:
         self.num_closed = 0
         self.thread: threading.Thread | None = None
 
-    @contextmanager
-    def handle(
-        self, properties: Mapping[str, str], query: Mapping[str, str], body: bytes
-    ) -> Iterator[tuple[Head, Iterator[bytes]]]:
+    def handle(self, properties: Mapping[str, str], query: Mapping[str, str], body: bytes) -> Generator[Head | bytes]:
         self.thread = threading.current_thread()
         if body == b"large":
-            yield Head(200, "", {}), iter([b"x" * (2 * MAX_CHUNK_BYTES + 1)])
+            yield Head(200, "", {})
+            yield b"x" * (2 * MAX_CHUNK_BYTES + 1)
             return
         try:
-            yield Head(200, "a/b", {"x": "y"}, True), self._numbers(int(body))
+            yield Head(200, "a/b", {"x": "y"}, True)
+            yield from self._numbers(int(body))
         finally:
             self.num_closed += 1
 

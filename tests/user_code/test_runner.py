@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -20,8 +21,8 @@ FILES = Path(__file__).parent / "files"
 
 
 def answer(model: UserCode, body: bytes = b"{}", **properties: str) -> tuple[Head, bytes]:
-    with model.handle(properties, {"q": "1"}, body) as (head, pieces):
-        return head, b"".join(pieces)
+    head, *pieces = model.handle(properties, {"q": "1"}, body)
+    return head, b"".join(pieces)
 
 
 def test_djl_python_is_importable_nowhere_else() -> None:
@@ -94,8 +95,8 @@ def handle(inputs):
     return Output().add_stream_content(iter("abc"), None).finalize(done.append, len(done))
 """
     loaded = model(tmp_path, source, handler="handle")
-    with loaded.handle({}, {}, b"") as (_, pieces):
-        next(pieces)
+    with closing(loaded.handle({}, {}, b"")) as pieces:
+        assert [next(pieces), next(pieces)][1] == b"a"
     answer(loaded)
     assert sys.modules["model"].done == [0, 1]
 
