@@ -35,12 +35,13 @@ ANNEXES = {
     "adapters": ("lmi.adapters", "handlers.base.adapters"),
     "models": ("lmi.models",),
     "sessions": ("lmi.sessions",),
-    "user_code": ("lmi.user_code",),
+    "user_code": ("lmi.user_code", "lmi.supervisor.code"),
     "sources": ("lmi.sources", "lmi.supervisor.stages"),
     "tracing": ("lmi.tracing",),
     "secure_mode": ("lmi.settings.secure_mode",),
     "commands": ("lmi.commands", "lmi.flags"),
     "choice": ("lmi.settings.engine_choice", "lmi.settings.model_choice", "lmi.settings.ports"),
+    "cores": ("lmi.supervisor.cores",),
     "preconditions": ("lmi.supervisor.preconditions",),
     "other_names": ("lmi.settings.other_names",),
     "welcome": ("lmi.supervisor.banner",),
@@ -50,7 +51,11 @@ ANNEXES = {
     "lmi_dist": ("handlers.lmi_dist",),
     "lmi_vllm": ("handlers.lmi_vllm",),
 }
-BESIDE = {"client": ("lmi.client",), "gateway": ("lmi.gateway",), "lmi_trtllm": ("handlers.lmi_trtllm",)}
+BESIDE = {
+    "client": ("lmi.client",),
+    "gateway": ("lmi.gateway", "lmi.supervisor.gateway"),
+    "lmi_trtllm": ("handlers.lmi_trtllm",),
+}
 ARROWS = {
     "adapters": {"description", "models", "openai", "secure_mode", "sources"},
     "anthropic": {"description", "guides", "openai"},  # both answer chats
@@ -75,7 +80,7 @@ ARROWS = {
     "tgi": {"description", "guides"},
     "tracing": {"metrics"},
     "triton": {"description", "guides"},
-    "user_code": {"choice", "sources"},
+    "user_code": {"choice", "cores", "sources"},
     "welcome": {"choice"},
 }
 # What names the annexes: the tuples of APIs and routes, the table of options, and the words of the start.
@@ -91,7 +96,7 @@ STILL = {
     "lmi.server.routes.invocations": {"lines"},
 }
 # Lines of Python. A room may shrink freely. To grow, it changes its row in the same commit, which says why.
-MAX_LINES_OF_THE_HOUSE = 14_070
+MAX_LINES_OF_THE_HOUSE = 13_800
 MAX_LINES = {
     "lmi/adapters": 810,
     "lmi/apis": 5570,
@@ -102,7 +107,7 @@ MAX_LINES = {
     "lmi/executor": 880,
     "lmi/gateway": 2120,
     "lmi/http": 1050,
-    "lmi/models": 940,
+    "lmi/models": 1050,
     "lmi/server": 2490,
     "lmi/sessions": 360,
     "lmi/settings": 2900,

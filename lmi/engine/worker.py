@@ -28,8 +28,7 @@ from lmi.executor import Executor, Progress, Response
 from lmi.ipc import listen
 from lmi.runtime import LoadReport, Runtime
 from lmi.settings.config import EngineConfig
-from lmi.shared import slot_process
-from lmi.shared.cores import keep as keep_to_cores
+from lmi.shared import linux, slot_process
 from lmi.shared.sink import stream
 from lmi.shared.state import EngineRecord, Phase
 
@@ -217,7 +216,7 @@ def run(slot: int, load_with: str) -> int:
         executor, report = load(runtime, record, load_with)
         with executor:
             runtime.write_report(slot, report)
-            keep_to_cores()  # only now, because compilers of a model may use all cores
+            linux.keep_to_cores()  # only now, because compilers of a model may use all cores
             asyncio.run(serve(executor, record, runtime, slot))
 
     return slot_process.live(record, f"engine {slot}", server.log_level, server.log_format, body)

@@ -7,18 +7,28 @@ nobody. The model that a server is started for is one of them, which the supervi
 from __future__ import annotations
 
 import logging
+import os
 import shutil
+import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from itertools import chain
+from pathlib import Path
 
 from lmi.models.folder import ModelFolder
-from lmi.runtime import MODELS, ServerRuntime
+from lmi.runtime import ENVIRONMENT_NAME, MODELS, Runtime, ServerRuntime
+from lmi.shared import linux
 from lmi.shared.desired_state import Model, State
+from lmi.shared.state import Phase
+from lmi.supervisor.child import Child
 from lmi.supervisor.model import RunningModel
 from lmi.supervisor.stages import requirements
 
 ORPHAN_S = 2.0  # that a new folder may be without an entry
+UNLOAD_S = 30.0  # for requests that run when their model is unloaded
+NOTICE_S = 0.2  # for a request that a front end took just before it saw that the model is gone
+KILL_S = 3.0  # for a process that was told to end
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +47,8 @@ class RunningModels:
     def add(self, model: RunningModel) -> None:
         """Run the model that the server was started for, and tell the front ends that it is here."""
         self._models[model.runtime.path.name] = model
-        self._folder.add(model.entry())
+        name, folder = model.config.model.name, model.runtime.path.name
+        self._folder.add(Model(name=name, state=State.READY, folder=folder))
 
     def look(self, now: float) -> None:
         """Start the models that should be there, end those that should not, and note which are ready."""
@@ -47,9 +58,8 @@ class RunningModels:
             for folder in wanted.keys() - self._models.keys():
                 self._start(wanted[folder])
             for folder, model in list(self._models.items()):
-                model.look(now, is_wanted=folder in wanted or model.ends_server)
+                model.look(now, is_wanted=folder in wanted)
                 if model.is_over:
-                    model.close()
                     del self._models[folder]
             self._tidy(entries)
 
@@ -76,9 +86,108 @@ class RunningModels:
         try:
             runtime = self._runtime.model(entry).with_environ()
             first = requirements(runtime.config, runtime)  # which a server of one model has before there is a model
-            self._models[entry.folder] = RunningModel(runtime, first=first)
+            self._models[entry.folder] = PassingModel(runtime, first=first)
         except Exception:  # its folder cannot be read or mapped; without it front ends see that the load failed
             log.exception("model %s cannot be started", entry.name)
             self._discard(entry.folder)
             return
         log.info("model %s loads from %s", entry.name, entry.url)
+
+
+class PassingModel(RunningModel):
+    """One of several models, from its load to the end of its processes.
+
+    When these have ended, its folder is removed, which shows front ends that it is gone.
+    """
+
+    def __init__(self, runtime: Runtime, first: Child | None = None) -> None:
+        """Its processes start after the child `first` is done."""
+        super().__init__(runtime)
+        self.groups: set[int] = set()  # of its processes that were told to end
+        self._strays: set[int] = set()  # that those processes started, also in sessions of their own
+        self._started_s = time.monotonic()
+        self._unwanted_s: float | None = None  # when its entry was gone
+        self._ended_s: float | None = None  # when its processes were told to end
+        for child in self.children:
+            child.waits_for = first
+        if first is not None:
+            self.children.insert(0, first)
+        for child in self.children:
+            child.name = f"{child.name} of {self.config.model.name}"
+
+    def look(self, now: float, *, is_wanted: bool) -> None:
+        if not is_wanted and self._unwanted_s is None:
+            self._unwanted_s = now
+            self._retire()
+        if self._ended_s is not None:
+            self._kill_late(self._ended_s, now)
+        elif self._unwanted_s is not None:
+            self._end_when_idle(self._unwanted_s, now)
+        elif self._phase == Phase.LOADING and self.is_ready:
+            log.info("model %s is ready after %.1f s", self.config.model.name, now - self._started_s)
+            self._enter(Phase.READY)
+        if self.is_over:
+            self._close()
+
+    def give_up(self, reason: str, now: float) -> bool:
+        """End its processes after a failure. The other models and the server go on."""
+        log.error("model %s failed: %s", self.config.model.name, reason)
+        self._enter(Phase.FAILED, reason)
+        self._end(now)
+        return True
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is left of it: no process, no process that one of its processes started, and no entry."""
+        is_ended = self._ended_s is not None and not any(child.pid for child in self.children)
+        return is_ended and self._unwanted_s is not None and not self.groups and not self._strays
+
+    def _close(self) -> None:
+        for child in self.children:
+            child.close()
+        self.runtime.remove()
+        log.info("model %s is unloaded", self.config.model.name)
+
+    def _retire(self) -> None:
+        for child in self.children:
+            child.is_retired = True
+
+    def _end_when_idle(self, since_s: float, now: float) -> None:
+        """End the processes when no front end has a request for them, or after UNLOAD_S."""
+        using = [record for record in self.block.frontends if record.pid and linux.is_alive(record.pid)]
+        is_idle = now - since_s >= NOTICE_S and not any(record.num_in_flight for record in using)
+        if is_idle or self._phase != Phase.READY or now - since_s >= UNLOAD_S:
+            self._end(now)
+
+    def _end(self, now: float) -> None:
+        self._retire()
+        self._ended_s = now
+        self.groups = {child.pid for child in self.children if child.pid is not None}
+        self._strays = self._find_strays(chain.from_iterable(map(linux.descendants, self.groups)))
+        for child in self.children:
+            child.send(signal.SIGTERM)
+
+    def _kill_late(self, ended_s: float, now: float) -> None:
+        # The system uses the numbers of the others again.
+        self.groups = {group for group in self.groups if linux.is_alive(group, is_group=True)}
+        self._strays = self._find_strays(self._strays)
+        if now - ended_s >= KILL_S:
+            for child in self.children:
+                child.send(signal.SIGKILL)
+            for group in self.groups:
+                linux.send(group, signal.SIGKILL, to_group=True)
+            for pid in self._strays:
+                linux.send(pid, signal.SIGKILL)
+
+    def _find_strays(self, known: Iterable[int]) -> set[int]:
+        """Return which of the known processes are left, and those whose environment shows that they are the model's."""
+        known, variable = set(known), f"{ENVIRONMENT_NAME}={self.runtime.path}"
+        ours = linux.descendants(os.getpid())
+        return {pid for pid in ours if pid in known or _has_variable(pid, variable)}
+
+
+def _has_variable(pid: int, variable: str) -> bool:
+    """Return whether a process was started with `NAME=TEXT` in its environment."""
+    with suppress(OSError):  # it has ended
+        return variable.encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    return False

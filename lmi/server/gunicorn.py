@@ -31,7 +31,6 @@ from lmi.http.protocol import GuardedProtocol, Refusal
 from lmi.runtime import ServerRuntime
 from lmi.server.front_end import describe, explain
 from lmi.shared import linux
-from lmi.shared.cores import keep as keep_to_cores
 from lmi.shared.pauses import Pauses
 from lmi.shared.sink import guard_streams
 from lmi.shared.state import FrontEndRecord, Phase
@@ -203,7 +202,7 @@ class FrontEndWorker(UvicornWorker):  # type: ignore[misc]
 
 def begin(server: Arbiter) -> None:
     linux.set_title("lmi-gunicorn")
-    keep_to_cores()
+    linux.keep_to_cores()
 
 
 def take_slot(server: Arbiter, worker: FrontEndWorker) -> None:

@@ -21,6 +21,7 @@ EXIT_EXEC_FAILED = 127
 IOLBF = 1  # of stdio.h
 LOG_FD_NAME = "LMI_LOG_FD"
 SUPERVISOR_PID = "LMI_SUPERVISOR_PID"  # the variable that names the supervisor to its children
+CORES = "LMI_CORES"  # the variable that names its cores to a process
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -230,13 +231,6 @@ def descendants(pid: int) -> list[int]:
     return found[1:]
 
 
-def has_variable(pid: int, variable: str) -> bool:
-    """Return whether a process was started with `NAME=TEXT` in its environment."""
-    with suppress(OSError):  # it has ended
-        return variable.encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    return False
-
-
 def _children() -> dict[int, list[int]]:
     """Return the pids of every process's children. The kernel's own list of them misses some while others end."""
     children: dict[int, list[int]] = {}
@@ -271,6 +265,12 @@ def bind_threads(cores: Sequence[int], pid: int | None = None) -> None:
         for task in os.listdir(f"/proc/{pid or 'self'}/task"):
             with suppress(OSError):
                 os.sched_setaffinity(int(task), cores)
+
+
+def keep_to_cores() -> None:
+    """Bind every thread of this process, and those that they start, to the cores that its environment names."""
+    if named := os.environ.get(CORES):
+        bind_threads([int(core) for core in named.split(",")])
 
 
 def memory_bytes() -> int:

@@ -9,18 +9,17 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from lmi.errors import BadConfiguration, ModelUnusable, PortUnavailable, SecurityRefused, StartError
-from lmi.gateway import argv
+from lmi.errors import BadConfiguration, ModelUnusable, SecurityRefused, StartError
 from lmi.runtime import ENVIRONMENT_NAME, Runtime, ServerRuntime
-from lmi.settings.config import Config, ServerConfig
+from lmi.settings.config import Config
 from lmi.settings.handler import USER_CODE, announced
 from lmi.settings.server_config import User
-from lmi.shared.cores import Cores, variable
 from lmi.shared.linux import SUPERVISOR_PID
 from lmi.shared.state import Block, Phase
 from lmi.supervisor import environment
 from lmi.supervisor.child import Child, ChildKind, Hang
-from lmi.supervisor.restarts import RestartTable, code_hang, hang
+from lmi.supervisor.cores import Cores, of_cores, of_threads
+from lmi.supervisor.restarts import RestartTable, hang
 
 APP = "lmi.server.app:create_app()"
 FAILED_NOTICE_S = 2.0
@@ -33,6 +32,8 @@ FRONT_END_ERRORS: dict[int, type[StartError]] = {3: StartError, 4: ModelUnusable
 
 def of_model(runtime: Runtime, block: Block, cores: Cores | None = None) -> list[Child]:
     """Return the children of one model. `cores` are the cores that its processes are bound to."""
+    from lmi.supervisor.code import user_code
+
     code = user_code(runtime, cores)
     model = code if runtime.config.is_user_code else engine(runtime, cores)
     replicas = [Child(model, slot, record) for slot, record in enumerate(block.engines)]
@@ -46,11 +47,11 @@ def engine(runtime: Runtime, cores: Cores | None = None) -> ChildKind:
     handler = announced().get(config.engine.handler, USER_CODE)
 
     def environ(slot: int) -> dict[str, str]:
-        kept = variable(cores.engines[slot]) if cores else {}
-        inherited = environment.of_server(_environ(runtime.path))
+        kept = of_cores(cores.engines[slot] if cores else ()) | of_threads(config, os.environ)
+        inherited = environment.of_server(environ_of(runtime.path))
         return inherited | kept | environment.of_engine(config, os.environ, slot, folder)
 
-    return _worker(
+    return worker(
         config,
         title="engine {slot}",
         module="lmi.engine.worker",
@@ -61,21 +62,7 @@ def engine(runtime: Runtime, cores: Cores | None = None) -> ChildKind:
     )
 
 
-def user_code(runtime: Runtime, cores: Cores | None = None) -> ChildKind:
-    config, kept = runtime.config, variable(cores.others) if cores else {}
-    user = config.server.user
-    return _worker(
-        config,
-        user=user,
-        title="code {slot}",
-        module="lmi.user_code.worker",
-        output_logger="model.py",
-        environ=lambda slot: environment.of_user_code(config, _environ(runtime.path, user), slot) | kept,
-        hang=lambda record, *times: code_hang(record, config, *times),
-    )
-
-
-def _worker(
+def worker(
     config: Config,
     title: str,
     module: str,
@@ -120,9 +107,7 @@ def front_end(
     return ChildKind(
         title="front end",
         argv=lambda slot: command,
-        environ=lambda slot: (
-            environment.of_front_end(_environ(runtime.path, user)) | (variable(cores()) if cores() else {})
-        ),
+        environ=lambda slot: environment.of_front_end(environ_of(runtime.path, user)) | of_cores(cores()),
         user=user,
         inherited_fds=fds,
         folder=str(runtime.path),  # gunicorn imports from its working directory, and a model folder is not trusted
@@ -134,30 +119,7 @@ def front_end(
     )
 
 
-def gateway(config: ServerConfig, port: int, key: str) -> ChildKind:
-    """Return the kind of the gateway in front of this server, which listens on `port` and takes `key`."""
-    assert config.gateway_port is not None
-    words = argv(config.gateway_port, config.host, port, config.log_level, config.log_format)
-    return ChildKind(
-        title="gateway",
-        argv=lambda slot: [sys.executable, "-P", "-m", "lmi", *words],
-        environ=lambda slot: (  # with secrets: it uses S3
-            environment.of_child(os.environ) | (config.user.environ if config.user else {}) | {"LMI_API_KEY": key}
-        ),
-        user=config.user,
-        restarts=lambda: RestartTable(MAX_FRONT_END_DEATHS, 600.0),
-        fatal=partial(_gateway_error, config.gateway_port),
-        lost_label="gateway_lost",
-    )
-
-
-def _gateway_error(port: int, code: int, why: str) -> StartError | None:
-    if code == PortUnavailable.exit_code:
-        return PortUnavailable(f"the gateway cannot listen on port {port} (with_gateway)")
-    return BadConfiguration("the gateway cannot start, see the log above") if code == 2 else None
-
-
-def _environ(folder: Path, user: User | None = None) -> dict[str, str]:
+def environ_of(folder: Path, user: User | None = None) -> dict[str, str]:
     """Return the environment that every child gets. `folder` is the server's or the model's."""
     own = {ENVIRONMENT_NAME: str(folder), SUPERVISOR_PID: str(os.getpid())}
     return environment.of_child(os.environ) | (user.environ if user else {}) | own

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
 
-from lmi.settings.config import Config, EngineConfig
+from lmi.settings.config import EngineConfig
 from lmi.shared.pauses import NO_PAUSES, Pauses
 from lmi.shared.state import EngineRecord, Phase
 
@@ -59,46 +58,26 @@ class RestartTable:
 
 
 def hang(
-    record: EngineRecord, config: EngineConfig, spawned_s: float, now: float, pauses: Pauses = NO_PAUSES
-) -> str | None:
-    """Return why a live engine counts as hung, or None.
-
-    A busy engine hangs if it makes no step, an idle one if it gives no sign of life, and a loading one if it takes too
-    long. A long prompt or a compilation advances the step counter in small parts, so its engine does not count as hung.
-    """
-    limit_s = config.step_timeout_s if record.step else config.first_step_timeout_s
-    busy = ("made no step though work waits", limit_s) if record.num_running + record.num_waiting else None
-    return _hang(record, config, spawned_s, now, pauses, busy)
-
-
-def code_hang(
-    record: EngineRecord, config: Config, spawned_s: float, now: float, pauses: Pauses = NO_PAUSES
-) -> str | None:
-    """Return why a live process of user code counts as hung, or None.
-
-    A handler has `predict_timeout` for one request, or no limit without that option. A formatter has `step_timeout` for
-    one part of an answer.
-    """
-    limit_s = config.server.predict_timeout_s if config.is_user_code else config.engine.step_timeout_s
-    busy = ("worked on one request", math.inf if limit_s is None else limit_s) if record.num_running else None
-    return _hang(record, config.engine, spawned_s, now, pauses, busy)
-
-
-def _hang(
     record: EngineRecord,
     config: EngineConfig,
     spawned_s: float,
     now: float,
-    pauses: Pauses,
-    busy: tuple[str, float] | None,
+    pauses: Pauses = NO_PAUSES,
+    work: tuple[str, float] | None = None,
 ) -> str | None:
-    """Return why a process counts as hung. `busy` says what one that works did too long, and how long it may."""
+    """Return why a live process counts as hung, or None.
+
+    A busy engine hangs if it makes no step, an idle one if it gives no sign of life, and a loading one if it takes too
+    long. A long prompt or a compilation advances the step counter in small parts, so its engine does not count as hung.
+    `work` says of another process what it did too long when it is busy, and how long it may.
+    """
     if record.phase in (Phase.STARTING, Phase.LOADING):
         since_s, what, limit_s = spawned_s, "did not finish loading", config.model_loading_timeout_s
     elif record.phase != Phase.READY:
         return None
-    elif busy is not None:
-        since_s, (what, limit_s) = record.step_s, busy
+    elif record.num_running + record.num_waiting:
+        since_s, limit_s = record.step_s, config.step_timeout_s if record.step else config.first_step_timeout_s
+        what, limit_s = work or ("made no step though work waits", limit_s)
     else:
         since_s, what, limit_s = record.beat_s, "gave no sign of life", IDLE_BEAT_S
     waited_s = pauses.ran_s(since_s, now)

@@ -10,13 +10,13 @@ from __future__ import annotations
 import logging
 import math
 import os
-import secrets
 import signal
 import socket
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
+from functools import partial
 
 from lmi.errors import StartError
 from lmi.gateway import local_url
@@ -24,18 +24,16 @@ from lmi.http.listener import bind
 from lmi.models.follower import RunningModels
 from lmi.runtime import ServerRuntime, remove_leftovers
 from lmi.settings.config import Config
-from lmi.settings.kinds import digest
 from lmi.settings.resolve import Resolved
 from lmi.shared import linux
-from lmi.shared.cores import claimed, usable
-from lmi.shared.files import write_whole
 from lmi.shared.log import count_dropped_in, follow
 from lmi.shared.pauses import Pauses
 from lmi.shared.state import Block, Phase
 from lmi.sources.processes import Fetch, FetchProcesses
 from lmi.supervisor import banner, kinds
 from lmi.supervisor.child import Child, Failure
-from lmi.supervisor.environment import divided_cores
+from lmi.supervisor.cores import Cores, claimed, usable
+from lmi.supervisor.gateway import gateways
 from lmi.supervisor.model import RunningModel
 from lmi.supervisor.preconditions import check_certificate, check_user, raise_file_limit
 from lmi.supervisor.restarts import DRAIN_CUT_S, DRAIN_END_S, LATE_TURN_S, drain_notice_s
@@ -75,7 +73,7 @@ class Supervisor:
         self._claims = ExitStack()
         self._cores: Sequence[int] = ()  # of the front ends; none: all
         self._front_end = Child(kinds.front_end(runtime, block, listeners, lambda: self._cores))
-        self._gateways = gateways(runtime, listeners[0])
+        self._gateways = gateways(runtime, listeners[0].getsockname()[1])
         self._fetches = FetchProcesses(runtime)
         self._pauses = Pauses(LATE_TURN_S)
         self._throughput = banner.Throughput(self._config.throughput_interval_s, time.monotonic())
@@ -126,11 +124,11 @@ class Supervisor:
 
     def _add_model(self, config: Config) -> None:
         self._block.supervisor.stage = ""
-        cores = self._claims.enter_context(claimed(divided_cores(config, os.environ, usable())))
+        cores = self._claims.enter_context(claimed(Cores.of(config, os.environ, usable())))
         self._cores = cores.others if cores else ()
         for pid in self._front_end_pids() if cores else ():
             linux.bind_threads(self._cores, pid)
-        self._models.add(RunningModel(self._runtime.add_model(config), cores))
+        self._models.add(RunningModel(self._runtime.add_model(config), partial(kinds.of_model, cores=cores)))
 
     def _enter(self, phase: Phase, reason: str = "") -> None:
         self._phase, self._phase_s = phase, time.monotonic()
@@ -215,11 +213,9 @@ class Supervisor:
 
     def _fail(self, failure: Failure, model: RunningModel | None = None) -> None:
         """End the server, or only the model if others may be served."""
-        if model is not None and not model.ends_server:
-            model.fail(failure.message, time.monotonic())
-            return
-        self._failure = failure
-        self._enter(Phase.FAILED, failure.message)
+        if model is None or not model.give_up(failure.message, time.monotonic()):
+            self._failure = failure
+            self._enter(Phase.FAILED, failure.message)
 
     def _announce(self) -> None:
         """Print the banner once, when the server can give its first answer."""
@@ -301,15 +297,6 @@ class Supervisor:
         while is_so() and time.monotonic() < deadline_s:
             self._wait(0.02)
             linux.reap()
-
-
-def gateways(runtime: ServerRuntime, listener: socket.socket) -> list[Child]:
-    """Return the gateway in front of this server, if it has one. It gets a key, of which front ends find the digest."""
-    if runtime.config.gateway_port is None:
-        return []
-    key = secrets.token_urlsafe(32)
-    write_whole(runtime.gateway_key(), digest(key).encode())
-    return [Child(kinds.gateway(runtime.config, listener.getsockname()[1], key))]
 
 
 def _failed_start(error: Exception) -> Failure:

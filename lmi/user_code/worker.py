@@ -23,8 +23,7 @@ from lmi.errors import ModelUnusable, OutOfMemory, UserCodeFailed, is_out_of_mem
 from lmi.ipc import Accepted, FrameTooLarge, frame, listen
 from lmi.runtime import LoadReport, Runtime
 from lmi.settings.config import ModelConfig, UserCodeConfig
-from lmi.shared import slot_process
-from lmi.shared.cores import keep as keep_to_cores
+from lmi.shared import linux, slot_process
 from lmi.shared.log import follow
 from lmi.shared.state import EngineRecord, Phase
 from lmi.user_code import messages, runner
@@ -249,7 +248,7 @@ def run(slot: int) -> int:
         if code.handler is not None:
             runtime.write_report(slot, LoadReport(engine="model.py", stages_s={"load": time.monotonic() - started_s}))
         record.stage = ""
-        keep_to_cores()
+        linux.keep_to_cores()
         asyncio.run(serve(user_code, record, runtime.user_code_socket(slot)))
 
     return slot_process.live(record, f"code {slot}", server.log_level, server.log_format, live)

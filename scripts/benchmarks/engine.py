@@ -29,7 +29,7 @@ from lmi.ipc import frame
 from lmi.settings.config import EngineConfig
 from lmi.settings.model_choice import demo_folder
 from lmi.shared import linux
-from lmi.supervisor.environment import num_engine_threads
+from lmi.supervisor.cores import num_engine_threads
 from scripts.benchmarks import servers
 from scripts.benchmarks.load import LMI, ask_all, invocation, run_round
 

@@ -19,6 +19,7 @@ from lmi.runtime import ServerRuntime
 from lmi.server.front_end import FrontEnd
 from lmi.server.models import WATCH_S, Models
 from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig
+from lmi.shared.desired_state import Model, State
 from lmi.shared.state import Phase
 from lmi.supervisor.model import RunningModel
 from tests.scripted import Host, host
@@ -78,7 +79,7 @@ async def follow_a_model(runtime: ServerRuntime, folder: Path) -> None:
     late = ModelConfig(path=str(folder), name="late")
     config = Config(server=runtime.config, model=late, engine=EngineConfig())
     model = RunningModel(runtime.add_model(config))
-    runtime.models().add(model.entry())
+    runtime.models().add(Model(name="late", state=State.READY, folder=model.runtime.path.name))
     async with models.running():
         await asyncio.sleep(3 * WATCH_S)
         assert models.only is None and not model.has_front_end  # its folder has no tokenizer

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -15,16 +14,12 @@ from lmi.settings.config import (
     ServerConfig,
     UserCodeConfig,
 )
-from lmi.shared.cores import Cores
+from lmi.supervisor.code import of_user_code
 from lmi.supervisor.environment import (
-    divided_cores,
-    num_engine_threads,
     of_child,
     of_engine,
     of_front_end,
     of_server,
-    of_threads,
-    of_user_code,
     without_secrets,
 )
 
@@ -98,39 +93,9 @@ def test_what_a_requirements_txt_names_comes_first_on_the_path_of_the_models_own
     assert of_engine(config(None, trust_remote_code=True), {}, slot=0)["PYTHONPATH"] == "/installed"
 
 
-def test_a_small_model_leaves_a_core_to_the_front_end_and_a_big_one_takes_all(tmp_path: Path) -> None:
-    weights = tmp_path / "model.safetensors"
-    weights.write_bytes(b"small")
-    assert num_engine_threads(EngineConfig(), str(tmp_path), num_cores=8) == 7
-    with open(weights, "ab") as file:
-        file.truncate(65 << 20)
-    assert num_engine_threads(EngineConfig(), str(tmp_path), num_cores=8) == 8
-    assert num_engine_threads(EngineConfig(num_engines=3), str(tmp_path), num_cores=8) == 2
-    assert num_engine_threads(EngineConfig(num_threads=5), str(tmp_path), num_cores=8) == 5
-    assert num_engine_threads(EngineConfig(num_engines=3), str(tmp_path), num_cores=1) == 1
-
-
-def test_threads_of_kernels_spin_shortly_and_an_operator_may_set_their_number(tmp_path: Path) -> None:
-    def config(num_threads: int | None) -> Config:
-        model = ModelConfig(path=str(tmp_path), name="m")
-        return Config(server=ServerConfig(), model=model, engine=EngineConfig(num_threads=num_threads))
-
-    assert of_threads(config(3), {"OMP_NUM_THREADS": "5"}) == {"GOMP_SPINCOUNT": "1000", "OMP_NUM_THREADS": "3"}
-    assert of_threads(config(None), {"OMP_NUM_THREADS": "5", "GOMP_SPINCOUNT": "7"}) == {"GOMP_SPINCOUNT": "7"}
-    assert int(of_threads(config(None), {})["OMP_NUM_THREADS"]) >= 1
-
-
-def test_the_ranks_of_all_engines_share_the_cores(tmp_path: Path) -> None:
-    (tmp_path / "model.safetensors").touch()
-    os.truncate(tmp_path / "model.safetensors", 65 << 20)
-    assert num_engine_threads(EngineConfig(handler="vllm"), str(tmp_path), num_cores=8) == 8
-    assert num_engine_threads(EngineConfig(handler="vllm", num_engines=2), str(tmp_path), num_cores=8) == 4
-    assert num_engine_threads(EngineConfig(handler="vllm", tensor_parallel_degree=4), str(tmp_path), num_cores=8) == 2
-
-
 def test_other_engines_get_none_of_vllm_s_variables() -> None:
     other = Config(server=ServerConfig(), model=ModelConfig(path="/m", name="m"), engine=EngineConfig(num_threads=1))
-    assert of_engine(other, {}, slot=0) == of_threads(other, {})
+    assert of_engine(other, {}, slot=0) == {}
 
 
 @pytest.mark.parametrize("handler", ["lmi-dist", "vllm"])
@@ -154,22 +119,3 @@ def test_user_code_has_the_variables_of_option_env(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["GUNICORN_CMD_ARGS", "GUNICORN_FD", "LISTEN_FDS", "WEB_CONCURRENCY"])
 def test_what_would_change_how_gunicorn_starts_is_left_out(name: str) -> None:
     assert set(of_child({name: "x", "PATH": "/bin"})) == {"PATH", "SPT_NOENV"}
-
-
-def test_a_small_model_on_two_cores_keeps_its_engine_off_the_core_of_the_front_end(tmp_path: Path) -> None:
-    def config(engine: EngineConfig) -> Config:
-        return Config(server=ServerConfig(), model=ModelConfig(path=str(tmp_path), name="m"), engine=engine)
-
-    small = config(EngineConfig(num_threads=1))
-    assert divided_cores(small, {}, [4, 7]) == Cores(((7,),), (4,))
-    assert divided_cores(small, {"OMP_NUM_THREADS": "2"}, [4, 7]) == Cores(((7,),), (4,))
-    for engine in (
-        EngineConfig(num_threads=2),
-        EngineConfig(num_threads=1, bind_cores=False),
-        EngineConfig(num_threads=1, device_ids=("0",)),
-        EngineConfig(num_threads=1, tensor_parallel_degree=2),
-        EngineConfig(environ={"OMP_NUM_THREADS": "2"}),
-    ):
-        assert divided_cores(config(engine), {}, [4, 7]) is None
-    assert divided_cores(config(EngineConfig()), {"OMP_NUM_THREADS": "1"}, [4, 7]) is None
-    assert divided_cores(small, {}, []) is None

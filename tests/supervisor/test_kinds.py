@@ -8,10 +8,10 @@ from pathlib import Path
 
 from lmi.runtime import Runtime
 from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig, UserCodeConfig
-from lmi.shared.cores import Cores
 from lmi.shared.pauses import Pauses
 from lmi.shared.state import Phase
 from lmi.supervisor import kinds
+from lmi.supervisor.cores import Cores
 
 FORMATTER = "def write(output):\n    return b''\n"
 

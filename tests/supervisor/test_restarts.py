@@ -10,7 +10,8 @@ import pytest
 from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig, UserCodeConfig
 from lmi.shared.pauses import Pauses
 from lmi.shared.state import Block, EngineRecord, Phase
-from lmi.supervisor.restarts import RestartTable, code_hang, drain_notice_s, hang
+from lmi.supervisor.code import code_hang
+from lmi.supervisor.restarts import RestartTable, drain_notice_s, hang
 
 CONFIG = EngineConfig(step_timeout_s=60.0, first_step_timeout_s=300.0, model_loading_timeout_s=1200.0)
 

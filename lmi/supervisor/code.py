@@ -1,0 +1,59 @@
+"""How the supervisor starts the processes of user code, and when one counts as hung."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from lmi.runtime import Runtime
+from lmi.settings.config import Config
+from lmi.shared.pauses import NO_PAUSES, Pauses
+from lmi.shared.state import EngineRecord
+from lmi.supervisor.child import ChildKind
+from lmi.supervisor.cores import Cores, of_cores, of_threads
+from lmi.supervisor.environment import with_installed, without_secrets
+from lmi.supervisor.kinds import environ_of, worker
+from lmi.supervisor.restarts import hang
+
+NOTHING_BESIDE_CODE = {"PYTHONDONTWRITEBYTECODE": "1"}  # a model's folder is never written to
+
+
+def user_code(runtime: Runtime, cores: Cores | None = None) -> ChildKind:
+    config, kept = runtime.config, of_cores(cores.others if cores else ())
+    user = config.server.user
+    return worker(
+        config,
+        user=user,
+        title="code {slot}",
+        module="lmi.user_code.worker",
+        output_logger="model.py",
+        environ=lambda slot: of_user_code(config, environ_of(runtime.path, user), slot) | kept,
+        hang=lambda record, *times: code_hang(record, config, *times),
+    )
+
+
+def of_user_code(config: Config, environ: Mapping[str, str], slot: int) -> dict[str, str]:
+    """Return the environment of a process that runs user code. It has no secrets except those of option.env.
+
+    What its requirements.txt names comes first on its path. If user code is the model, each process sees only its GPUs.
+    """
+    inherited = without_secrets(environ) | config.engine.environ
+    inherited |= with_installed(config, inherited) | NOTHING_BESIDE_CODE
+    if not config.is_user_code:
+        return inherited
+    num_each = len(config.engine.device_ids) // config.engine.num_engines
+    gpus = config.engine.device_ids[slot * num_each : (slot + 1) * num_each]
+    return inherited | of_threads(config, inherited) | ({"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {})
+
+
+def code_hang(
+    record: EngineRecord, config: Config, spawned_s: float, now: float, pauses: Pauses = NO_PAUSES
+) -> str | None:
+    """Return why a live process of user code counts as hung, or None.
+
+    A handler has `predict_timeout` for one request, or no limit without that option. A formatter has `step_timeout` for
+    one part of an answer.
+    """
+    limit_s = config.server.predict_timeout_s if config.is_user_code else config.engine.step_timeout_s
+    work = "worked on one request", math.inf if limit_s is None else limit_s
+    return hang(record, config.engine, spawned_s, now, pauses, work)

@@ -1,0 +1,112 @@
+"""Which cores and how many threads each process of a server gets.
+
+Otherwise a front end that wakes up interrupts the engine in the middle of a step, and an engine that moves to another
+core finds cold caches. `scripts/bench vllm` measures the gain.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from lmi.settings.config import Config, EngineConfig
+from lmi.settings.machine import num_ranks_here
+from lmi.shared import linux
+
+CLAIM = "\0lmi.cores"  # an abstract socket: the kernel frees the name when its process ends
+SMALL_MODEL_BYTES = 64 << 20  # weights that nearly fit a cache gain nothing from the last core
+
+
+@dataclass(frozen=True, slots=True)
+class Cores:
+    """The cores of each engine, by slot, and the cores of all other processes."""
+
+    engines: tuple[tuple[int, ...], ...]
+    others: tuple[int, ...]
+
+    @classmethod
+    def of(cls, config: Config, environ: Mapping[str, str], cores: Sequence[int]) -> Cores | None:
+        """Return which of the cores each process gets, or None if all processes share all cores.
+
+        An engine with several ranks is not bound, because its library binds the ranks. No engine is bound if the
+        operator arranges the threads with OMP_NUM_THREADS, in the environment or in option.env.
+        """
+        engine = config.engine
+        is_arranged = "OMP_NUM_THREADS" in {**environ, **engine.environ} and engine.num_threads is None
+        is_shared = not engine.bind_cores or bool(engine.device_ids) or config.is_user_code
+        if is_shared or is_arranged or _num_local_ranks(engine) > 1:
+            return None
+        num_threads = num_engine_threads(engine, config.model.path, len(cores))
+        return cls.divide(cores, engine.num_engines, num_threads, config.server.frontend_workers)
+
+    @classmethod
+    def divide(cls, cores: Sequence[int], num_engines: int, num_threads: int, num_others: int) -> Cores | None:
+        """Divide the cores: `num_threads` for each engine, the others for `num_others` processes.
+
+        Returns None unless the engines leave one core for each other process, and at least one.
+        """
+        first = len(cores) - num_engines * num_threads
+        if first < max(1, num_others):
+            return None
+        starts = range(first, len(cores), num_threads)
+        return cls(tuple(tuple(cores[start : start + num_threads]) for start in starts), tuple(cores[:first]))
+
+
+def usable() -> list[int]:
+    """Return the cores of this process, or none if a quota bounds its time: other containers then use them too."""
+    cores = sorted(os.sched_getaffinity(0))
+    return cores if linux.num_usable_cores() == len(cores) else []
+
+
+@contextmanager
+def claimed(cores: Cores | None, name: str = CLAIM) -> Iterator[Cores | None]:
+    """Yield `cores`, or None while another server of this machine holds the claim with this name.
+
+    Two servers that choose the same core for their engines would each be half as fast.
+    """
+    with closing(socket.socket(socket.AF_UNIX)) as claim:
+        try:
+            if cores is not None:
+                claim.bind(name)
+        except OSError:
+            cores = None
+        yield cores
+
+
+def of_cores(cores: Sequence[int]) -> dict[str, str]:
+    """Return the environment of a child that keeps to these cores, or to none in particular if there are none."""
+    return {linux.CORES: ",".join(map(str, cores))} if cores else {}
+
+
+def of_threads(config: Config, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that set how many threads an engine's kernels use, and how long these spin.
+
+    Threads that spin while they wait take the cores that a front end needs, so they spin only briefly. The numbers were
+    measured on two cores beside one busy process.
+    """
+    environ = {**environ, **config.engine.environ}
+    threads = {"GOMP_SPINCOUNT": environ.get("GOMP_SPINCOUNT", "1000")}
+    if config.engine.num_threads is not None or "OMP_NUM_THREADS" not in environ:
+        threads["OMP_NUM_THREADS"] = str(num_engine_threads(config.engine, config.model.path, linux.num_usable_cores()))
+    return threads
+
+
+def num_engine_threads(engine: EngineConfig, model_path: str, num_cores: int) -> int:
+    """Return option.num_threads, or each rank's share of the cores, less one core in all for a small model.
+
+    A small model loses more time waiting for one more thread than the thread saves.
+    """
+    if engine.num_threads is not None:
+        return engine.num_threads
+    weights = [file for pattern in ("*.safetensors", "*.bin") for file in Path(model_path).glob(pattern)]
+    if sum(file.stat().st_size for file in weights) <= SMALL_MODEL_BYTES:
+        num_cores -= 1  # the front end needs it more
+    return max(1, num_cores // (engine.num_engines * _num_local_ranks(engine)))
+
+
+def _num_local_ranks(engine: EngineConfig) -> int:
+    return num_ranks_here(engine.tensor_parallel_degree, engine.options.get("nnodes", ""))

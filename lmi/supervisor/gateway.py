@@ -1,0 +1,47 @@
+"""The gateway as a child of the supervisor, in front of its server."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+
+from lmi.errors import BadConfiguration, PortUnavailable, StartError
+from lmi.gateway import argv
+from lmi.runtime import ServerRuntime
+from lmi.settings.kinds import digest
+from lmi.shared.files import write_whole
+from lmi.supervisor import environment
+from lmi.supervisor.child import Child, ChildKind
+from lmi.supervisor.kinds import MAX_FRONT_END_DEATHS
+from lmi.supervisor.restarts import RestartTable
+
+
+def gateways(runtime: ServerRuntime, port: int) -> list[Child]:
+    """Return the gateway of the server that listens on `port`, if it has one.
+
+    The gateway gets a key, of which front ends find the digest.
+    """
+    config, gateway_port = runtime.config, runtime.config.gateway_port
+    if gateway_port is None:
+        return []
+    key = secrets.token_urlsafe(32)
+    write_whole(runtime.gateway_key(), digest(key).encode())
+    words = argv(gateway_port, config.host, port, config.log_level, config.log_format)
+    own = (config.user.environ if config.user else {}) | {"LMI_API_KEY": key}
+
+    def fatal(code: int, why: str) -> StartError | None:
+        if code == PortUnavailable.exit_code:
+            return PortUnavailable(f"the gateway cannot listen on port {gateway_port} (with_gateway)")
+        return BadConfiguration("the gateway cannot start, see the log above") if code == 2 else None
+
+    kind = ChildKind(
+        title="gateway",
+        argv=lambda slot: [sys.executable, "-P", "-m", "lmi", *words],
+        environ=lambda slot: environment.of_child(os.environ) | own,  # with secrets: it uses S3
+        user=config.user,
+        restarts=lambda: RestartTable(MAX_FRONT_END_DEATHS, 600.0),
+        fatal=fatal,
+        lost_label="gateway_lost",
+    )
+    return [Child(kind)]
