@@ -12,7 +12,7 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import count
@@ -24,12 +24,11 @@ import msgspec
 from lmi.errors import StartError
 from lmi.settings.config import Config, ServerConfig
 from lmi.settings.server_config import User
-from lmi.shared.desired_state import Adapter, Folder, Model, State, key
 from lmi.shared.files import write_whole
 from lmi.shared.state import Block, EngineRecord
 
 ENVIRONMENT_NAME = "LMI_RUNTIME_DIR"
-URL, MODELS = "url", "models"
+URL, MODEL = "url", "model"
 
 log = logging.getLogger(__name__)
 C = TypeVar("C", Config, ServerConfig)
@@ -58,7 +57,9 @@ class RuntimeFolder(Generic[C]):
     settings: ClassVar[str]  # the name of their file
 
     @classmethod
-    def create(cls, config: C, path: Path | None = None) -> Self:
+    def create(
+        cls, config: C, path: Path | None = None, prepare: Callable[[Self], None] = lambda runtime: None
+    ) -> Self:
         """Fill an empty folder, or a new one. Raises StartError if it cannot be written, as on a full disk."""
         try:
             runtime = cls(path or Path(tempfile.mkdtemp(prefix="lmi-")), config)
@@ -66,6 +67,7 @@ class RuntimeFolder(Generic[C]):
             raise StartError(f"no folder for temporary files (TMPDIR) can be written to: {error.strerror}") from error
         try:
             runtime._fill()
+            prepare(runtime)
             Block.create(runtime.path / "state", *runtime.num_records)
             runtime._share()
         except OSError as error:
@@ -152,12 +154,17 @@ class ServerRuntime(RuntimeFolder[ServerConfig]):
         """Return the folder of the sources that front ends wait for. It may not be there yet."""
         return self.path / "fetches"
 
-    def models(self) -> Folder[Model]:
-        """Return the folder of the models that should be loaded."""
-        return Folder(self.path / MODELS, Model)
+    def show_model(self, model: Runtime) -> None:
+        """Let front ends find the model that this server was started for. Its folder is whole now."""
+        (self.path / MODEL).symlink_to(model.path.name)
 
-    def add_model(self, config: Config) -> Runtime:
-        """Make the folder of a model. Raises StartError if it cannot be written."""
+    def shown_model(self) -> Runtime | None:
+        """Return the model that this server was started for, or None while it is not here."""
+        folder = self.path / MODEL
+        return Runtime.at(folder.resolve()) if folder.is_symlink() else None
+
+    def add_model(self, config: Config, prepare: Callable[[Runtime], None] = lambda model: None) -> Runtime:
+        """Make the folder of a model, where `prepare` writes too. Raises StartError if it cannot be written."""
         for number in count(1):
             path = self.path / str(number)
             try:
@@ -166,15 +173,8 @@ class ServerRuntime(RuntimeFolder[ServerConfig]):
                 continue
             except OSError as error:
                 raise cannot_write(path, error) from error
-            return Runtime.create(config, path)
+            return Runtime.create(config, path, prepare)
         raise AssertionError("count never ends")
-
-    def model(self, entry: Model) -> Runtime:
-        """Return the folder of a model that should be loaded. Raises OSError if it has just been removed."""
-        return Runtime.at(self.path / entry.folder)
-
-    def has_folder(self, entry: Model) -> bool:
-        return (self.path / entry.folder).is_dir()
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,15 +191,6 @@ class Runtime(RuntimeFolder[Config]):
     @property
     def user(self) -> User | None:
         return self.config.server.user
-
-    def keep_environ(self) -> None:
-        """Write option.env for the supervisor, if it is not this process that reads it from the settings."""
-        (self.path / "environ.json").write_bytes(msgspec.json.encode(self.config.engine.environ))
-
-    def with_environ(self) -> Runtime:
-        """Return this folder with the option.env that `keep_environ` wrote."""
-        environ = msgspec.json.decode((self.path / "environ.json").read_bytes(), type=dict[str, str])
-        return replace(self, config=replace(self.config, engine=replace(self.config.engine, environ=environ)))
 
     def user_code_records(self, block: Block) -> list[EngineRecord]:
         """Return the records of the processes that run user code, which are the engines' if it is the model."""
@@ -219,25 +210,14 @@ class Runtime(RuntimeFolder[Config]):
     def read_report(self, slot: int) -> LoadReport:
         return msgspec.json.decode((self.path / f"engine-{slot}.json").read_bytes(), type=LoadReport)
 
-    def adapters(self) -> Folder[Adapter]:
-        """Return the folder of the model's adapters that should be loaded."""
-        return Folder(self.path / "adapters" / key(self.config.model.name), Adapter)
-
     @property
     def sessions_path(self) -> Path:
         return Path(self.config.server.sessions_path or self.path / "sessions")
 
     def _fill(self) -> None:
-        """Write the settings without option.env, which only the model's processes need, in their environment.
-
-        The adapters beside the model are registered, so every engine loads them before it is ready.
-        """
+        """Write the settings without option.env, which only the model's processes need, in their environment."""
         bare = replace(self.config, engine=replace(self.config.engine, environ={}))
         (self.path / self.settings).write_bytes(msgspec.json.encode(bare))
-        folder = self.adapters()
-        for name, path in self.config.model.adapters.items():
-            src = "/".join(Path(path).parts[-2:])  # as the model's author knows it
-            folder.add(Adapter(name=name, path=path, src=src, is_static=True, state=State.READY))
 
 
 def remove_leftovers() -> None:

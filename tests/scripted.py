@@ -38,6 +38,7 @@ import msgspec
 import uvicorn
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from lmi.adapters.folder import Adapter
 from lmi.adapters.keeper import AdapterKeeper
 from lmi.adapters.registry import AdapterRegistry
 from lmi.engine.client import Engines
@@ -71,7 +72,7 @@ from lmi.server.models import Models
 from lmi.server.service import Service
 from lmi.sessions.folder import Sessions
 from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig, UserCodeConfig
-from lmi.shared.desired_state import Adapter, Folder
+from lmi.shared.desired_state import Folder
 from lmi.shared.state import Block, Phase
 from lmi.text import tokenizer as lmi_tokenizer
 from lmi.user_code.client import UserCodeWorkers

@@ -32,6 +32,7 @@ ANNEXES = {
     "access": ("lmi.server.access", "lmi.http.browsers"),
     "overload": ("lmi.engine.overload",),
     "prefixes": ("lmi.engine.prefixes",),
+    "desired_state": ("lmi.shared.desired_state",),
     "adapters": ("lmi.adapters", "handlers.base.adapters"),
     "models": ("lmi.models",),
     "sessions": ("lmi.sessions",),
@@ -57,7 +58,7 @@ BESIDE = {
     "lmi_trtllm": ("handlers.lmi_trtllm",),
 }
 ARROWS = {
-    "adapters": {"description", "models", "openai", "secure_mode", "sources"},
+    "adapters": {"description", "desired_state", "models", "openai", "secure_mode", "sources"},
     "anthropic": {"description", "guides", "openai"},  # both answer chats
     "choice": {"sources"},
     "commands": {"client", "gateway", "other_names"},
@@ -70,7 +71,7 @@ ARROWS = {
     "lines": {"sessions"},
     "lmi_dist": {"adapters", "beams", "engines", "guides", "other_names"},
     "lmi_vllm": {"adapters", "engines", "guides"},
-    "models": {"choice", "description", "openai", "other_names", "secure_mode", "sources"},
+    "models": {"adapters", "choice", "description", "desired_state", "openai", "other_names", "secure_mode", "sources"},
     "openai": {"description", "guides"},
     "other_names": {"choice"},
     "pages": {"description", "metrics"},
@@ -96,9 +97,9 @@ STILL = {
     "lmi.server.routes.invocations": {"lines"},
 }
 # Lines of Python. A room may shrink freely. To grow, it changes its row in the same commit, which says why.
-MAX_LINES_OF_THE_HOUSE = 13_800
+MAX_LINES_OF_THE_HOUSE = 13_520
 MAX_LINES = {
-    "lmi/adapters": 810,
+    "lmi/adapters": 850,
     "lmi/apis": 5570,
     "lmi/chats": 970,
     "lmi/client": 1040,
@@ -107,7 +108,7 @@ MAX_LINES = {
     "lmi/executor": 880,
     "lmi/gateway": 2120,
     "lmi/http": 1050,
-    "lmi/models": 1050,
+    "lmi/models": 1190,
     "lmi/server": 2490,
     "lmi/sessions": 360,
     "lmi/settings": 2900,

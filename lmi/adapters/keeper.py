@@ -10,11 +10,12 @@ import asyncio
 import logging
 from contextlib import suppress
 
+from lmi.adapters.folder import Adapter
 from lmi.engine.messages import AdapterOutcome, refusal
 from lmi.engine.server import Dispatcher
 from lmi.errors import ErrorInfo, LmiError, ModelUnusable, cause_line, from_info
 from lmi.executor import Executor
-from lmi.shared.desired_state import Adapter, Folder, State, Version, is_abandoned
+from lmi.shared.desired_state import Folder, State, Version, is_abandoned
 
 log = logging.getLogger(__name__)
 

@@ -14,9 +14,10 @@ from contextlib import suppress
 
 import msgspec
 
+from lmi.adapters.folder import Adapter
 from lmi.engine.client import Engines, Outcomes
 from lmi.errors import DeadlineExceeded, LmiError, ModelUnusable, OutOfMemory, Unavailable, from_info, without_paths
-from lmi.shared.desired_state import Adapter, Folder, State, is_abandoned
+from lmi.shared.desired_state import Folder, State, is_abandoned
 
 log = logging.getLogger(__name__)
 
@@ -86,12 +87,12 @@ class AdapterRegistry:
         """Give a registered adapter new settings on every engine, or on none. Raises what `register` raises."""
         old = self._changeable(entry.name, said)
         new = msgspec.structs.replace(entry, stamp=time.monotonic_ns())
-        if not self._folder.change(old, new):
+        if not self._folder.swap(old, new):
             raise NameTaken(f"Adapter {said or entry.name} is being changed")
         try:
             await self._load(new)
         except LmiError:
-            if self._folder.change(new, old):
+            if self._folder.swap(new, old):
                 with suppress(LmiError):
                     await self._load(old)
             raise

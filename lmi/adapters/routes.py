@@ -16,6 +16,7 @@ from starlette.exceptions import HTTPException
 from lmi import errors
 from lmi.adapters.choice import ALIAS, alias
 from lmi.adapters.files import is_enabled
+from lmi.adapters.folder import Adapter
 from lmi.adapters.registry import AdapterRegistry, AdapterUnusable, NameTaken, NotRegistered
 from lmi.apis.base.readers import JSON_SCHEMAS, Reader, boolean, read_object, refused, text
 from lmi.apis.openai.api import OPENAI_CHAT
@@ -25,7 +26,7 @@ from lmi.http.exchange import Exchange
 from lmi.models.routes import PAGE, page
 from lmi.server.service import Service
 from lmi.settings.config import Config
-from lmi.shared.desired_state import NAME_PATTERN, Adapter, State, check_name
+from lmi.shared.desired_state import NAME_PATTERN, State, check_name
 
 TEXT = "text/plain; charset=utf-8"
 SCRIPT = "model.py"

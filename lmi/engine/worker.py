@@ -20,6 +20,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Self, cast
 
 import lmi.shared.log
+from lmi.adapters.folder import adapters_of
 from lmi.adapters.keeper import AdapterKeeper
 from lmi.engine.overload import LearningQueue
 from lmi.engine.server import Dispatcher, FrontEndConnection
@@ -203,7 +204,7 @@ def load(runtime: Runtime, record: EngineRecord, function: str) -> tuple[Executo
 async def serve(executor: Executor, record: EngineRecord, runtime: Runtime, slot: int) -> None:
     engine, server = runtime.config.engine, runtime.config.server
     dispatcher = Dispatcher(executor, record, engine.model_loading_timeout_s, server.max_queue_wait_s, LearningQueue)
-    worker = Worker(executor, record, dispatcher, AdapterKeeper(executor, runtime.adapters(), dispatcher))
+    worker = Worker(executor, record, dispatcher, AdapterKeeper(executor, adapters_of(runtime), dispatcher))
     await worker.serve(runtime.engine_socket(slot), server.user.uid if server.user else None)
 
 

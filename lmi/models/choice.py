@@ -1,4 +1,4 @@
-"""Which of several models a request means.
+"""The models of one front end where several come and go, and which one a request means.
 
 A path may name it. Else the query's `model_name` does, else `model_name=` in Custom-Attributes, else the `model` of a
 body in OpenAI's form, which may be the name of an adapter. A request without any of them means the only loaded model.
@@ -6,6 +6,11 @@ body in OpenAI's form, which may be the name of an adapter. A request without an
 
 from __future__ import annotations
 
+import asyncio
+import gc
+import logging
+import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,22 +20,34 @@ from lmi.apis.openai.schema import UNNAMED
 from lmi.apis.table import BY_FIELD
 from lmi.errors import InvalidRequest, Overloaded, StartError, Unavailable, UnknownModel, shorten, without_paths
 from lmi.http.exchange import Exchange
+from lmi.models.folder import Model, ModelFolder
 from lmi.server.front_end import FrontEnd
 from lmi.server.models import UNKNOWN, Models
 from lmi.server.service import Service
 from lmi.settings.config import Config, EngineConfig
 from lmi.settings.kinds import local_path
-from lmi.shared.desired_state import Model, State, is_abandoned
+from lmi.shared.desired_state import State, Version, is_abandoned
 from lmi.shared.state import Block, Phase
 
 NAME = "model_name"
 OPENAI_PATHS = OPENAI_CHAT.prefixes
+LOOK_S = 0.02  # between two looks at a model that loads or ends
+CLOSE_S = 40.0  # for requests of a model that is unloaded; the supervisor ends those that are left after 30 s
+
+log = logging.getLogger(__name__)
 
 
 class SeveralModels(Models):
     """Models that come and go. Each request reads its model's entry, so all front ends agree at once."""
 
     keeps_one = False
+
+    def __init__(self, front_end: FrontEnd) -> None:
+        super().__init__(front_end)
+        self.folder = ModelFolder(self.runtime)
+        self._seen: Version | None = None  # of the folder, as it was last followed
+        self._loads: dict[str, asyncio.Task[Service]] = {}  # that run in this front end, by the model's folder
+        self._closings: set[asyncio.Task[None]] = set()
 
     @property
     def config(self) -> Config:
@@ -117,13 +134,106 @@ class SeveralModels(Models):
         service = self.services.get(entry.name)
         if service is not None and service.folder == entry.folder:
             return service.block
-        return self.runtime.model(entry).attach()
+        return self.folder.files(entry).attach()
 
     async def listed(self) -> list[Service]:
         """Return every model that is ready, by name."""
         await self.refresh()
         ready = [entry.name for entry in self.folder.entries() if entry.state is State.READY]
         return [self.services[name] for name in ready if name in self.services]
+
+    # What is here.
+
+    def load(self) -> None:
+        """Load the models that are ready. None keeps a front end from its start."""
+        for entry in self.folder.entries():
+            if entry.state is State.READY:
+                try:
+                    self.add(self._read(entry))
+                except (StartError, OSError) as error:
+                    log.error("model %s cannot be used here: %s", entry.name, error)
+
+    async def follow(self) -> None:
+        """Follow every change of the folder. Raises why a model cannot be used here."""
+        if (version := self.folder.version()) != self._seen:
+            if failures := await self.refresh():
+                raise failures[0]
+            self._seen = version
+
+    async def refresh(self) -> list[Exception]:
+        """Load the models that are ready, and let go of those that are gone. Returns why others cannot be used here."""
+        for service in list(self.services.values()):
+            if not self._is_wanted(service):
+                self._let_go(service)
+        failures: list[Exception] = []
+        for entry in self.folder.entries():
+            if entry.state is State.READY:
+                try:
+                    await self.here(entry)
+                except UnknownModel:  # it was unloaded a moment ago
+                    pass
+                except Exception as error:  # `pick` reports it to those who ask for the model
+                    failures.append(error)
+        return failures
+
+    async def here(self, entry: Model) -> Service:
+        """Return a model as this front end serves it, which loads it if it is missing.
+
+        Raises StartError, or UnknownModel if it was unloaded a moment ago.
+        """
+        service = self.services.get(entry.name)
+        if service is not None and service.folder == entry.folder:
+            return service
+        task = self._loads.get(entry.folder)
+        if task is None:
+            task = self._loads[entry.folder] = asyncio.create_task(self._load(entry))
+            task.add_done_callback(lambda task: self._loads.pop(entry.folder, None))
+        return await asyncio.shield(task)
+
+    async def _load(self, entry: Model) -> Service:
+        try:
+            service = await asyncio.to_thread(self._read, entry)
+        except OSError:
+            raise UnknownModel(f"the model {entry.name!r} has just been unloaded") from None
+        await service.start()
+        if (older := self.services.get(entry.name)) is not None:
+            self._let_go(older)
+        self.add(service)
+        gc.freeze()
+        if not self._is_wanted(service):
+            self._let_go(service)
+        return service
+
+    def _read(self, entry: Model) -> Service:
+        """Load a model's tokenizer. Raises StartError, or OSError if the model has just been removed."""
+        return Service.load(self.folder.files(entry), self.front_end)
+
+    def _is_wanted(self, service: Service) -> bool:
+        entry = self.folder.read(service.config.model.name)
+        return entry is not None and entry.folder == service.folder and entry.state is not State.FAILED
+
+    def _let_go(self, service: Service) -> None:
+        """Take no more requests for a model, and close its connections when the last request has ended."""
+        name = service.config.model.name
+        if self.services.get(name) is service:
+            del self.services[name]
+        task = asyncio.create_task(self._close_when_idle(service))
+        self._closings.add(task)
+        task.add_done_callback(self._closings.discard)
+
+    async def _close_when_idle(self, service: Service) -> None:
+        await until(lambda: not service.record.num_in_flight, CLOSE_S)
+        await service.close()
+
+
+async def until(is_so: Callable[[], bool], timeout_s: float) -> bool:
+    """Wait until something is so. Returns whether it is."""
+    deadline_s = time.monotonic() + timeout_s
+    while not is_so():
+        if time.monotonic() > deadline_s:
+            return False
+        await asyncio.sleep(LOOK_S)
+    return True
 
 
 async def name_in_body(exchange: Exchange, front_end: FrontEnd) -> str | None:

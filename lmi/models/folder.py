@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 import fcntl
+import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 
 import msgspec
 
-from lmi.shared.desired_state import Folder, Model, State, check_name, is_abandoned
+from lmi.adapters.folder import register_beside
+from lmi.runtime import Runtime, ServerRuntime
+from lmi.settings.config import Config
+from lmi.shared.desired_state import Entry, Folder, State, is_abandoned
 
 MAX_FAILED = 64  # entries that only say why a load failed
+ENVIRON = "environ.json"
+
+
+class Model(Entry, frozen=True, kw_only=True):
+    folder: str  # the folder of its processes, below the server's
+    url: str = ""  # where a client says that it is
+    reason: str = ""  # why it is FAILED
+    cause: str = ""  # the label of that error
+    need_bytes: int = 0  # of memory, while it loads
+    settled_s: float = 0.0  # since the epoch: when its load ended
 
 
 class ModelFolder(Folder[Model]):
@@ -22,45 +37,38 @@ class ModelFolder(Folder[Model]):
     shared block of the model says what is.
     """
 
-    def register(self, make: Callable[[list[Model]], Model]) -> Model:
+    def __init__(self, server: ServerRuntime) -> None:
+        super().__init__(server.path / "models", Model)
+        self._server = server
+
+    def register(self, name: str, make: Callable[[list[Model]], Model]) -> Model:
         """Write the entry that `make` returns for those that there are, unless it raises."""
-        with self._lock():
-            others = self.entries()
-            entry = make(others)
-            check_name(entry.name)
-            self._write(entry)
-            failed = [each.name for each in others if each.state is State.FAILED and each.name != entry.name]
-            for file in sorted(map(self._file, failed), key=lambda file: file.stat().st_mtime_ns)[:-MAX_FAILED]:
-                file.unlink(missing_ok=True)
+        others: list[Model] = []
+
+        def new(old: Model | None) -> Model:
+            others.extend(self.entries())
+            return make(others)
+
+        entry = self.change(name, new)
+        assert entry is not None
+        failed = [each for each in others if each.state is State.FAILED and each.name != name]
+        for each in sorted(failed, key=lambda each: each.settled_s)[:-MAX_FAILED]:
+            self.withdraw(each)
         return entry
 
     def settle(self, entry: Model, state: State, reason: str = "", cause: str = "") -> bool:
         """Change the state of an entry. Returns False if it is no longer there."""
-        with self._lock():
-            is_there = self.holds(entry)
-            if is_there:
-                self._write(msgspec.structs.replace(entry, state=state, reason=reason, cause=cause))
-        return is_there
-
-    def take(self, name: str) -> Model | None:
-        """Remove the entry of this name and return it. Returns None if there is none."""
-        with self._lock():
-            entry = self.read(name)
-            if entry is not None:
-                self._file(name).unlink(missing_ok=True)
-        return None if entry is None or is_abandoned(entry) else entry
+        new = msgspec.structs.replace(entry, state=state, reason=reason, cause=cause, settled_s=time.time())
+        return self.change(entry.name, lambda found: new if is_same(found, entry) else found) is new
 
     def withdraw(self, entry: Model) -> None:
         """Remove an entry, unless another one has taken its name."""
-        with self._lock():
-            if self.holds(entry):
-                self._file(entry.name).unlink(missing_ok=True)
+        self.change(entry.name, lambda found: None if is_same(found, entry) else found)
 
     def sweep(self) -> list[Model]:
         """Remove the entries whose writer died before it was done, and return them. Never waits for the lock."""
         removed = []
-        with suppress(OSError), open(self._path / "lock", "rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with suppress(OSError), self.lock(fcntl.LOCK_EX | fcntl.LOCK_NB):
             for path in self._path.glob("*.json"):
                 entry = self._read(path)
                 if entry is not None and is_abandoned(entry):
@@ -70,5 +78,28 @@ class ModelFolder(Folder[Model]):
 
     def holds(self, entry: Model) -> bool:
         """Return whether the entry is there, perhaps in another state."""
-        found = self.read(entry.name)
-        return found is not None and found.folder == entry.folder
+        return is_same(self.read(entry.name), entry)
+
+    def add_files(self, config: Config) -> Runtime:
+        """Make the folder of a model's processes, with the option.env that the supervisor gives them."""
+        runtime = self._server.add_model(config, register_beside)
+        (runtime.path / ENVIRON).write_bytes(msgspec.json.encode(config.engine.environ))
+        return runtime
+
+    def has_files(self, entry: Model) -> bool:
+        return (self._server.path / entry.folder).is_dir()
+
+    def files(self, entry: Model) -> Runtime:
+        """Return the folder of a model's processes. Raises OSError if it has just been removed."""
+        return Runtime.at(self._server.path / entry.folder)
+
+    def files_with_environ(self, entry: Model) -> Runtime:
+        runtime = self.files(entry)
+        environ = msgspec.json.decode((runtime.path / ENVIRON).read_bytes(), type=dict[str, str])
+        engine = replace(runtime.config.engine, environ=environ)
+        return replace(runtime, config=replace(runtime.config, engine=engine))
+
+
+def is_same(found: Model | None, entry: Model) -> bool:
+    """Return whether an entry is of the same load, perhaps in another state."""
+    return found is not None and found.folder == entry.folder

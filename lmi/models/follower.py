@@ -1,7 +1,7 @@
 """Runs the models that the folder of desired state says there should be.
 
 The supervisor compares the folder with the models that run at each turn of its loop. It only reads, so it waits for
-nobody. The model that a server is started for is one of them, which the supervisor itself adds and which stays.
+nobody. The model that a server is started for has no entry: the supervisor itself adds it, and it stays.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 
-from lmi.models.folder import ModelFolder
-from lmi.runtime import ENVIRONMENT_NAME, MODELS, Runtime, ServerRuntime
+from lmi.models.folder import Model, ModelFolder
+from lmi.runtime import ENVIRONMENT_NAME, Runtime, ServerRuntime
 from lmi.shared import linux
-from lmi.shared.desired_state import Model, State
+from lmi.shared.desired_state import State
 from lmi.shared.state import Phase
 from lmi.supervisor.child import Child
 from lmi.supervisor.model import RunningModel
@@ -38,17 +38,15 @@ class RunningModels:
 
     def __init__(self, runtime: ServerRuntime) -> None:
         self._runtime = runtime
-        self._folder = ModelFolder(runtime.path / MODELS, Model)
+        self._folder = ModelFolder(runtime)
         self._models: dict[str, RunningModel] = {}
 
     def __iter__(self) -> Iterator[RunningModel]:
         return iter(list(self._models.values()))
 
     def add(self, model: RunningModel) -> None:
-        """Run the model that the server was started for, and tell the front ends that it is here."""
+        """Run the model that the server was started for."""
         self._models[model.runtime.path.name] = model
-        name, folder = model.config.model.name, model.runtime.path.name
-        self._folder.add(Model(name=name, state=State.READY, folder=folder))
 
     def look(self, now: float) -> None:
         """Start the models that should be there, end those that should not, and note which are ready."""
@@ -81,10 +79,10 @@ class RunningModels:
         shutil.rmtree(self._runtime.path / folder, ignore_errors=True)
 
     def _start(self, entry: Model) -> None:
-        if not self._runtime.has_folder(entry):  # it was given up before
+        if not self._folder.has_files(entry):  # it was given up before
             return
         try:
-            runtime = self._runtime.model(entry).with_environ()
+            runtime = self._folder.files_with_environ(entry)
             first = requirements(runtime.config, runtime)  # which a server of one model has before there is a model
             self._models[entry.folder] = PassingModel(runtime, first=first)
         except Exception:  # its folder cannot be read or mapped; without it front ends see that the load failed

@@ -14,14 +14,12 @@ from contextlib import suppress
 
 from lmi import errors
 from lmi.errors import ErrorInfo, LmiError, StartError, from_info, shorten
-from lmi.models.choice import SeveralModels, said_of
-from lmi.models.folder import ModelFolder
+from lmi.models.choice import LOOK_S, SeveralModels, said_of, until
+from lmi.models.folder import Model
 from lmi.models.settings import MB, free_bytes, need_bytes, resolve_model
-from lmi.runtime import MODELS
-from lmi.server.models import LOOK_S, until
 from lmi.settings.config import Config
 from lmi.settings.ports import choose_free_ports
-from lmi.shared.desired_state import Model, State, check_name, is_abandoned
+from lmi.shared.desired_state import State, check_name, is_abandoned
 from lmi.shared.state import Phase
 
 UNLOAD_S = 350.0  # SageMaker waits 360 s
@@ -44,8 +42,8 @@ class ModelRegistry:
 
     def __init__(self, models: SeveralModels) -> None:
         self._models = models
-        self._runtime = models.runtime
-        self._folder = ModelFolder(self._runtime.path / MODELS, Model)
+        self._server = models.front_end.config
+        self._folder = models.folder
 
     async def register(self, name: str, url: str) -> None:
         """Load a model, so that the next request for it is served by every front end.
@@ -73,8 +71,8 @@ class ModelRegistry:
         Raises UnknownModel, or DeadlineExceeded if the processes do not end.
         """
         self._check_is_serving()
-        entry = await asyncio.to_thread(self._folder.take, name)
-        if entry is None:
+        entry = await asyncio.to_thread(self._folder.remove, name)
+        if entry is None or is_abandoned(entry):
             raise errors.UnknownModel(f"no model {shorten(name)} is loaded here")
         await self._models.refresh()
         if not await self._until_gone(entry, UNLOAD_S):
@@ -83,11 +81,11 @@ class ModelRegistry:
     def _write_entry(self, name: str, url: str) -> Model:
         """Write the entry of a model that has room. It reads files, so it runs on another thread."""
         try:
-            resolved = resolve_model(name, url, self._runtime.config, os.environ)
+            resolved = resolve_model(name, url, self._server, os.environ)
             need = need_bytes(resolved.config)
         except (StartError, OSError) as error:
             raise errors.InvalidRequest(said_of(str(error), url)) from None
-        entry = self._folder.register(lambda others: self._new_entry(resolved.config, url, need, others))
+        entry = self._folder.register(name, lambda others: self._new_entry(resolved.config, url, need, others))
         for line in (*resolved.notes, *resolved.warnings):
             log.info("model %s: %s", name, line)
         return entry
@@ -104,23 +102,22 @@ class ModelRegistry:
         living = [entry for entry in others if states[entry.name] is not State.FAILED]
         self._check_room(need, living)
         try:
-            runtime = self._runtime.add_model(choose_free_ports(config, self._taken_ports(living)))
-            runtime.keep_environ()
+            runtime = self._folder.add_files(choose_free_ports(config, self._taken_ports(living)))
         except (OSError, StartError) as error:
             raise errors.OutOfMemory(f"no room for the files of the model's processes: {error}") from None
         return Model(name=name, state=State.PENDING, folder=runtime.path.name, url=url, need_bytes=need)
 
     def _taken_ports(self, others: list[Model]) -> set[int]:
         """Return the ports of the other models' engines and of the gateway."""
-        taken = {self._runtime.config.gateway_port or 0}
+        taken = {self._server.gateway_port or 0}
         for entry in others:
             with suppress(OSError):  # it has just been removed
-                taken.update(self._runtime.model(entry).config.engine.ports)
+                taken.update(self._folder.files(entry).config.engine.ports)
         return taken
 
     def _check_room(self, need: int, others: list[Model]) -> None:
         """Raise OutOfMemory unless there is room for one more model."""
-        max_models, reserved_mb = self._runtime.config.max_models, self._runtime.config.reserved_memory_mb
+        max_models, reserved_mb = self._server.max_models, self._server.reserved_memory_mb
         if len(others) >= max_models:
             raise errors.OutOfMemory(f"{len(others)} models are loaded, and max_models is {max_models}")
         promised = sum(entry.need_bytes for entry in others if entry.state is State.PENDING)
@@ -134,7 +131,7 @@ class ModelRegistry:
     async def _load(self, entry: Model) -> None:
         """Wait until the model can be used. Its tokenizer is loaded while its engines load."""
         try:
-            timeout_s = self._runtime.model(entry).config.engine.model_loading_timeout_s
+            timeout_s = self._folder.files(entry).config.engine.model_loading_timeout_s
         except OSError:
             raise self._gone(entry) from None
         try:
@@ -160,7 +157,7 @@ class ModelRegistry:
                 kind = errors.OutOfMemory if errors.NoMemory.label in causes else errors.InvalidRequest
                 raise kind(said_of(block.supervisor.reason, entry.url))
             self._check_is_serving()
-            if not self._folder.holds(entry) or not self._runtime.has_folder(entry):
+            if not self._folder.holds(entry) or not self._folder.has_files(entry):
                 raise self._gone(entry)
             await asyncio.sleep(LOOK_S)
 
@@ -188,7 +185,7 @@ class ModelRegistry:
     async def _until_gone(self, entry: Model, timeout_s: float) -> bool:
         """Wait until the supervisor has ended the processes of a model, which it always does when the server stops."""
         front_end = self._models.front_end
-        return await until(lambda: not self._runtime.has_folder(entry) or front_end.is_draining, timeout_s)
+        return await until(lambda: not self._folder.has_files(entry) or front_end.is_draining, timeout_s)
 
     def _check_is_serving(self) -> None:
         if self._models.front_end.is_draining:

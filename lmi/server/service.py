@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from lmi.adapters.folder import adapters_of
 from lmi.adapters.registry import AdapterRegistry
 from lmi.engine.client import Engines
 from lmi.engine.prefixes import PrefixEngines
@@ -52,7 +53,7 @@ class Service:
             limits = config.server.max_adapters, config.engine.model_loading_timeout_s
             service.engines = engines
             service.pipeline = Pipeline(Tokenizer.load(config.model.path), engines, config.model)
-            service.adapters = AdapterRegistry(engines, runtime.adapters(), *limits)
+            service.adapters = AdapterRegistry(engines, adapters_of(runtime), *limits)
         service.sessions = Sessions.of(runtime)
         return service
 

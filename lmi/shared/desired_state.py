@@ -12,8 +12,7 @@ import hashlib
 import logging
 import os
 import re
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -41,29 +40,6 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     writer: int = msgspec.field(default_factory=os.getpid)
 
 
-class Adapter(Entry, frozen=True, kw_only=True):
-    """A LoRA adapter that every engine should have.
-
-    `path` is the local folder of its files, and `src` the source that was named. A static one lies beside the model.
-    `stamp` tells an entry from those that its name had before.
-    """
-
-    path: str
-    stamp: int = msgspec.field(default_factory=time.monotonic_ns)
-    src: str = ""
-    preload: bool = True
-    is_pinned: bool = False
-    is_static: bool = False
-
-
-class Model(Entry, frozen=True, kw_only=True):
-    folder: str  # the folder of its processes, below the server's
-    url: str = ""  # where a client says that it is; "" for the model that the server was started for
-    reason: str = ""  # why it is FAILED
-    cause: str = ""  # the label of that error
-    need_bytes: int = 0  # of memory, while it loads
-
-
 T = TypeVar("T", bound=Entry)
 Version = frozenset[tuple[str, int, int]]
 
@@ -79,34 +55,41 @@ class Folder(Generic[T]):
 
         Raises InvalidParameter for a bad name, OutOfMemory if `max_entries` others are there.
         """
-        check_name(entry.name)
-        with self._lock():
-            other = self.read(entry.name)
+
+        def make(other: T | None) -> T:
             if other is not None and not is_abandoned(other):
-                return False
+                return other
             if max_entries is not None and len(self.entries()) >= max_entries:
                 raise OutOfMemory(f"there is room for {max_entries} entries")
-            self._write(entry)
-        return True
+            return entry
+
+        return self.change(entry.name, make) is entry
 
     def replace(self, entry: T) -> None:
-        with self._lock():
-            self._write(entry)
+        self.change(entry.name, lambda old: entry)
 
-    def change(self, old: T, new: T) -> bool:
+    def swap(self, old: T, new: T) -> bool:
         """Replace an entry. Returns False if it is no longer as `old` says."""
-        with self._lock():
-            if self.read(old.name) != old:
-                return False
-            self._write(new)
-        return True
+        return self.change(old.name, lambda found: new if found == old else found) is new
 
-    def remove(self, name: str) -> bool:
-        """Remove an entry. Returns False if no entry has this name."""
-        with self._lock(), suppress(FileNotFoundError):
-            self._file(name).unlink()
-            return True
-        return False
+    def remove(self, name: str) -> T | None:
+        """Remove the entry of this name. Returns it, or None if no entry has the name."""
+        with self.lock():
+            old = self.read(name)
+            self._file(name).unlink(missing_ok=True)
+        return old
+
+    def change(self, name: str, make: Callable[[T | None], T | None]) -> T | None:
+        """Put what `make` returns in place of the entry of this name, where None is no entry. Returns the new one."""
+        with self.lock():
+            old = self.read(name)
+            new = make(old)
+            if new is None:
+                self._file(name).unlink(missing_ok=True)
+            elif new is not old:
+                check_name(name)
+                write_whole(self._file(name), msgspec.json.encode(new))
+        return new
 
     def read(self, name: str) -> T | None:
         return self._read(self._file(name))
@@ -142,15 +125,12 @@ class Folder(Generic[T]):
             self._reported |= unreadable
             return None
 
-    def _write(self, entry: T) -> None:
-        write_whole(self._file(entry.name), msgspec.json.encode(entry))
-
     @contextmanager
-    def _lock(self) -> Iterator[None]:
+    def lock(self, flags: int = fcntl.LOCK_EX) -> Iterator[None]:
         """Hold the folder's lock, which one process has at a time. The kernel frees it when that process ends."""
         self._path.mkdir(parents=True, exist_ok=True)
         with open(self._path / "lock", "wb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+            fcntl.flock(file, flags)
             yield
 
 

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 
+from lmi.adapters.folder import register_beside
 from lmi.errors import StartError
 from lmi.gateway import local_url
 from lmi.http.listener import bind
@@ -128,7 +129,9 @@ class Supervisor:
         self._cores = cores.others if cores else ()
         for pid in self._front_end_pids() if cores else ():
             linux.bind_threads(self._cores, pid)
-        self._models.add(RunningModel(self._runtime.add_model(config), partial(kinds.of_model, cores=cores)))
+        runtime = self._runtime.add_model(config, register_beside)
+        self._models.add(RunningModel(runtime, partial(kinds.of_model, cores=cores)))
+        self._runtime.show_model(runtime)
 
     def _enter(self, phase: Phase, reason: str = "") -> None:
         self._phase, self._phase_s = phase, time.monotonic()

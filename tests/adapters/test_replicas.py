@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from lmi.adapters.folder import Adapter, adapters_of, register_beside
 from lmi.adapters.registry import AdapterRegistry, AdapterUnusable, NameTaken, NotRegistered
 from lmi.engine.client import Engines, ResponseStream
 from lmi.engine.messages import Ready
@@ -35,7 +36,7 @@ from lmi.errors import (
 from lmi.executor import LoraConfig, Request, Result, SamplingConfig
 from lmi.runtime import ENVIRONMENT_NAME, Runtime
 from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig
-from lmi.shared.desired_state import Adapter, Folder, State, key
+from lmi.shared.desired_state import Folder, State, key
 from lmi.shared.pauses import Pauses
 from lmi.shared.state import Block, Phase
 from lmi.supervisor.restarts import LATE_TURN_S, hang
@@ -60,7 +61,7 @@ class Server:
             engine=EngineConfig(handler="foreign", num_engines=NUM_ENGINES, options=options),
         )
         (folder / "runtime").mkdir()
-        self.runtime = Runtime.create(config, folder / "runtime")
+        self.runtime = Runtime.create(config, folder / "runtime", register_beside)
         self.block: Block = self.runtime.attach()
         self.log = folder / "log"
         self.processes: dict[int, subprocess.Popen[bytes]] = {}
@@ -140,7 +141,7 @@ def test_an_adapter_loaded_through_one_front_end_is_on_every_engine_and_survives
         await ready(server)
         path = str(write_adapter(tmp_path / "formal", shift=5))
         async with server.front_end() as first, server.front_end() as second:
-            folder = server.runtime.adapters()
+            folder = adapters_of(server.runtime)
             await AdapterRegistry(first, folder).register(entry("formal", path))
             assert await first_tokens(first, "formal") == await first_tokens(second, "formal") == {PROMPT[0] + 5}
             await until(lambda: first.adapters == second.adapters == ("formal", "static"))
@@ -185,7 +186,7 @@ def test_an_engine_that_was_not_told_follows_the_folder(server: Server, tmp_path
     async def test() -> None:
         await ready(server)
         async with server.front_end() as engines:
-            folder, loaded = server.runtime.adapters(), ("formal", "static")
+            folder, loaded = adapters_of(server.runtime), ("formal", "static")
             path, other = (str(write_adapter(tmp_path / name, shift)) for name, shift in (("a", 5), ("b", 6)))
             registry = AdapterRegistry(Engines([], []), folder)
             with pytest.raises(LmiError, match="no engine is ready"):
@@ -216,7 +217,7 @@ def test_an_adapter_that_cannot_be_written_down_is_on_no_engine_and_its_name_is_
     async def test() -> None:
         await ready(server)
         async with server.front_end() as engines:
-            folder, path = server.runtime.adapters(), str(write_adapter(tmp_path / "a", 5))
+            folder, path = adapters_of(server.runtime), str(write_adapter(tmp_path / "a", 5))
             full = FullFolder(server.runtime.path / "adapters" / key("m"), Adapter)
             with pytest.raises(OSError, match="No space left"):
                 await AdapterRegistry(engines, full).register(entry("formal", path))
@@ -239,16 +240,16 @@ async def until_answer(engines: Engines, tokens: set[int]) -> None:
 
 
 def write_down(server: Server, path: str) -> None:
-    server.runtime.adapters().replace(entry("formal", path))
+    adapters_of(server.runtime).replace(entry("formal", path))
 
 
 def test_an_adapter_is_on_all_engines_or_on_none(server: Server, tmp_path: Path) -> None:
     async def test() -> None:
         await ready(server)
         async with server.front_end() as engines:
-            registry = AdapterRegistry(engines, server.runtime.adapters())
+            registry = AdapterRegistry(engines, adapters_of(server.runtime))
             path = write_adapter(tmp_path / "formal", shift=5)
-            other, folder = str(write_adapter(tmp_path / "other", 7)), server.runtime.adapters()
+            other, folder = str(write_adapter(tmp_path / "other", 7)), adapters_of(server.runtime)
             assert folder.add(Adapter(name="formal", path=other, state=State.PENDING))
             await until(lambda: engines.adapters == ("formal", "static"))
             with pytest.raises(NameTaken, match="Adapter formal is registered already"):
@@ -288,7 +289,7 @@ def test_an_adapter_is_on_all_engines_or_on_none(server: Server, tmp_path: Path)
     run(test)
 
 
-def adapters_of(engines: Engines, slot: int) -> tuple[str, ...]:
+def adapters_at(engines: Engines, slot: int) -> tuple[str, ...]:
     info = engines.open[slot].info
     return () if info is None else info.adapters
 
@@ -297,7 +298,7 @@ def test_an_update_that_one_engine_cannot_make_leaves_the_old_adapter_on_all(ser
     async def test() -> None:
         await ready(server)
         async with server.front_end() as engines:
-            registry = AdapterRegistry(engines, server.runtime.adapters())
+            registry = AdapterRegistry(engines, adapters_of(server.runtime))
             await registry.register(entry("formal", write_adapter(tmp_path / "old", shift=5)))
             for slot in range(NUM_ENGINES):
                 path = write_adapter(tmp_path / f"new-{slot}", shift=7, fails_in=f"lmi-engine-{slot}")
@@ -313,14 +314,14 @@ def test_an_update_ends_when_its_adapter_is_unregistered_meanwhile(server: Serve
     async def test() -> None:
         await ready(server)
         async with server.front_end() as engines:
-            registry = AdapterRegistry(engines, server.runtime.adapters())
+            registry = AdapterRegistry(engines, adapters_of(server.runtime))
             await registry.register(entry("formal", write_adapter(tmp_path / "old", shift=5)))
             slow = entry("formal", write_adapter(tmp_path / "new", shift=7, load_s=0.5))
             update = asyncio.create_task(registry.update(slow))
             await until(lambda: engines.adapters == ("static",))  # the old one made room
             await registry.unregister("formal")
             await asyncio.wait_for(update, TIMEOUT_S)
-            assert engines.adapters == ("static",) and names(server.runtime.adapters()) == ["static"]
+            assert engines.adapters == ("static",) and names(adapters_of(server.runtime)) == ["static"]
 
     run(test)
 
@@ -330,7 +331,7 @@ def test_an_engine_that_dies_while_it_loads_ends_the_call(server: Server, tmp_pa
         await ready(server)
         async with server.front_end() as engines:
             os.kill(server.processes[0].pid, signal.SIGSTOP)  # it no longer reads
-            registry = AdapterRegistry(engines, server.runtime.adapters())
+            registry = AdapterRegistry(engines, adapters_of(server.runtime))
             new = entry("formal", write_adapter(tmp_path / "formal", shift=5))
             call = asyncio.create_task(registry.register(new))
             await until(lambda: engines.open[1].info is not None and "formal" in engines.open[1].info.adapters)
@@ -347,9 +348,9 @@ def test_an_adapter_that_was_given_up_while_it_loaded_is_unloaded(server: Server
     async def test() -> None:
         await ready(server)
         async with server.front_end() as engines:
-            folder, path = server.runtime.adapters(), str(write_adapter(tmp_path / "formal", shift=5))
+            folder, path = adapters_of(server.runtime), str(write_adapter(tmp_path / "formal", shift=5))
             assert folder.add(Adapter(name="formal", path=path, state=State.PENDING))
-            await until(lambda: all("formal" in adapters_of(engines, slot) for slot in range(NUM_ENGINES)))
+            await until(lambda: all("formal" in adapters_at(engines, slot) for slot in range(NUM_ENGINES)))
             assert folder.remove("formal")
             await until(lambda: all(one.info and one.info.adapters == ("static",) for one in engines.open.values()))
 
@@ -363,8 +364,8 @@ def test_an_adapter_whose_front_end_dies_while_it_registers_it_is_unloaded(serve
         async with server.front_end() as engines:
             writer = subprocess.Popen(["sleep", "60"])
             pending = Adapter(name="formal", path=path, state=State.PENDING, writer=writer.pid)
-            assert server.runtime.adapters().add(pending)
-            await until(lambda: all("formal" in adapters_of(engines, slot) for slot in range(NUM_ENGINES)))
+            assert adapters_of(server.runtime).add(pending)
+            await until(lambda: all("formal" in adapters_at(engines, slot) for slot in range(NUM_ENGINES)))
             writer.kill()
             writer.wait()
             await until(lambda: engines.adapters == ("static",))
@@ -379,7 +380,7 @@ def test_an_engine_that_starts_again_without_an_adapter_s_files_says_why_and_the
         await ready(server)
         path = write_adapter(tmp_path / "formal", shift=5)
         async with server.front_end() as engines:
-            await AdapterRegistry(engines, server.runtime.adapters()).register(entry("formal", path))
+            await AdapterRegistry(engines, adapters_of(server.runtime)).register(entry("formal", path))
             shutil.rmtree(path)
             server.kill(0)
             await until(lambda: 0 not in engines.open)
@@ -413,7 +414,7 @@ def test_a_load_that_lasts_longer_than_a_step_may_does_not_count_as_a_hang(serve
         await ready(server)
         limits = EngineConfig(step_timeout_s=3.0, first_step_timeout_s=3.0)
         async with server.front_end() as engines:
-            record, registry = server.block.engines[0], AdapterRegistry(engines, server.runtime.adapters())
+            record, registry = server.block.engines[0], AdapterRegistry(engines, adapters_of(server.runtime))
             asked = Request(input_token_ids=PROMPT, max_tokens=500)
             streams = [connection.submit(asked) for connection in engines.open.values() for _ in range(12)]
             await until(lambda: record.num_running > 0)
@@ -437,7 +438,7 @@ def test_an_adapter_serves_while_it_is_pinned_on_a_replica_that_is_slow(server: 
     async def test() -> None:
         await ready(server)
         async with server.front_end() as engines:
-            registry = AdapterRegistry(engines, server.runtime.adapters())
+            registry = AdapterRegistry(engines, adapters_of(server.runtime))
             late = entry("late", write_adapter(tmp_path / "late", shift=5, load_s=1.0))
             await registry.register(msgspec.structs.replace(late, preload=False))
             call = asyncio.create_task(registry.update(msgspec.structs.replace(late, is_pinned=True)))
@@ -465,12 +466,12 @@ def test_a_load_that_takes_too_long_is_given_up_and_undone(server: Server, tmp_p
     async def test() -> None:
         await ready(server)
         async with server.front_end() as engines:
-            registry = AdapterRegistry(engines, server.runtime.adapters(), timeout_s=0.3)
+            registry = AdapterRegistry(engines, adapters_of(server.runtime), timeout_s=0.3)
             slow = entry("slow", write_adapter(tmp_path / "slow", shift=5, load_s=1.5))
             watchers = [FrontEnd(server.runtime.engine_socket(slot)) for slot in range(NUM_ENGINES)]
             with pytest.raises(DeadlineExceeded, match=r"not loaded within model_loading_timeout \(0.3 s\)"):
                 await registry.register(slow)
-            assert names(server.runtime.adapters()) == ["static"]
+            assert names(adapters_of(server.runtime)) == ["static"]
             for watcher in watchers:
                 await asyncio.to_thread(follow, watcher, {"static"}, {"slow", "static"}, {"static"})
                 watcher.close()
@@ -505,6 +506,6 @@ def test_an_engine_without_lora_says_so(server: Server, tmp_path: Path) -> None:
         async with server.front_end() as engines:
             with pytest.raises(Unsupported, match="lora_config is not supported here: foreign has no adapters"):
                 formal = entry("formal", write_adapter(tmp_path / "formal", shift=5))
-                await AdapterRegistry(engines, server.runtime.adapters()).register(formal)
+                await AdapterRegistry(engines, adapters_of(server.runtime)).register(formal)
 
     run(test)

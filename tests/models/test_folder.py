@@ -11,12 +11,14 @@ from pathlib import Path
 import pytest
 
 from lmi.errors import Conflict, InvalidParameter
-from lmi.models.folder import MAX_FAILED, ModelFolder
-from lmi.shared.desired_state import Model, State
+from lmi.models.folder import MAX_FAILED, Model, ModelFolder
+from lmi.runtime import ServerRuntime
+from lmi.settings.config import ServerConfig
+from lmi.shared.desired_state import State
 
 
 def models(tmp_path: Path) -> ModelFolder:
-    return ModelFolder(tmp_path / "models", Model)
+    return ModelFolder(ServerRuntime(tmp_path, ServerConfig()))
 
 
 def pending(name: str, folder: str = "1") -> Model:
@@ -37,7 +39,7 @@ def test_a_limit_is_exact_however_many_ask(tmp_path: Path) -> None:
 
     def ask(number: int) -> bool:
         try:
-            models(tmp_path).register(lambda others: make(f"m{number}", others))
+            models(tmp_path).register(f"m{number}", lambda others: make(f"m{number}", others))
         except Conflict:
             return False
         return True
@@ -49,14 +51,14 @@ def test_a_limit_is_exact_however_many_ask(tmp_path: Path) -> None:
 
 def test_a_name_that_is_none_is_not_written(tmp_path: Path) -> None:
     with pytest.raises(InvalidParameter):
-        models(tmp_path).register(lambda others: pending("../x"))
+        models(tmp_path).register("../x", lambda others: pending("../x"))
     assert models(tmp_path).entries() == []
 
 
 def test_an_entry_is_settled_or_withdrawn_only_by_its_own_load(tmp_path: Path) -> None:
     folder, first, second = models(tmp_path), pending("m", "1"), pending("m", "2")
-    folder.register(lambda others: first)
-    folder.register(lambda others: second)
+    folder.register("m", lambda others: first)
+    folder.register("m", lambda others: second)
     assert not folder.settle(first, State.READY) and not folder.holds(first)
     folder.withdraw(first)
     assert folder.settle(second, State.FAILED, "it broke", "invalid_request")
@@ -68,34 +70,32 @@ def test_an_entry_is_settled_or_withdrawn_only_by_its_own_load(tmp_path: Path) -
 def test_failures_of_old_loads_are_forgotten(tmp_path: Path) -> None:
     folder = models(tmp_path)
     for number in range(MAX_FAILED + 5):
-        entry = folder.register(lambda others: pending(f"m{number:02}"))  # noqa: B023
+        entry = folder.register(f"m{number:02}", lambda others: pending(f"m{number:02}"))  # noqa: B023
         folder.settle(entry, State.FAILED, "it broke")
-    folder.register(lambda others: pending("last"))
+    folder.register("last", lambda others: pending("last"))
     names = {entry.name for entry in folder.entries()}
     assert len(names) == MAX_FAILED + 1 and {"last", "m05"} <= names and "m04" not in names
 
 
 def test_an_entry_is_taken_once(tmp_path: Path) -> None:
-    models(tmp_path).register(lambda others: pending("m"))
+    models(tmp_path).register("m", lambda others: pending("m"))
     with ThreadPoolExecutor(8) as threads:
-        taken = list(threads.map(lambda _: models(tmp_path).take("m"), range(8)))
+        taken = list(threads.map(lambda _: models(tmp_path).remove("m"), range(8)))
     assert [entry.folder for entry in taken if entry is not None] == ["1"]
 
 
 def test_what_a_dead_writer_left_is_swept_and_counts_for_nothing(tmp_path: Path) -> None:
     folder = models(tmp_path)
-    folder.register(lambda others: pending("kept"))
-    folder.register(lambda others: of_a_dead_writer("left"))
+    folder.register("kept", lambda others: pending("kept"))
+    folder.register("left", lambda others: of_a_dead_writer("left"))
     assert [entry.name for entry in folder.entries()] == ["kept"]
-    assert folder.take("left") is None
-    folder.register(lambda others: of_a_dead_writer("left"))
     assert [entry.name for entry in folder.sweep()] == ["left"]
     assert len(folder.version()) == 1 and folder.sweep() == []
 
 
 def test_sweeping_waits_for_nobody(tmp_path: Path) -> None:
     folder = models(tmp_path)
-    folder.register(lambda others: of_a_dead_writer("left"))
+    folder.register("left", lambda others: of_a_dead_writer("left"))
     with open(tmp_path / "models" / "lock", "rb") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         assert folder.sweep() == [] and len(folder.version()) == 1

@@ -13,13 +13,13 @@ import pytest
 
 from lmi.errors import InvalidParameter, Unavailable
 from lmi.models.choice import SeveralModels
+from lmi.models.folder import ModelFolder
 from lmi.models.registry import ModelRegistry
 from lmi.models.routes import page
 from lmi.runtime import ServerRuntime
 from lmi.server.front_end import FrontEnd
 from lmi.server.models import WATCH_S, Models
 from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig
-from lmi.shared.desired_state import Model, State
 from lmi.shared.state import Phase
 from lmi.supervisor.model import RunningModel
 from tests.scripted import Host, host
@@ -79,7 +79,7 @@ async def follow_a_model(runtime: ServerRuntime, folder: Path) -> None:
     late = ModelConfig(path=str(folder), name="late")
     config = Config(server=runtime.config, model=late, engine=EngineConfig())
     model = RunningModel(runtime.add_model(config))
-    runtime.models().add(Model(name="late", state=State.READY, folder=model.runtime.path.name))
+    runtime.show_model(model.runtime)
     async with models.running():
         await asyncio.sleep(3 * WATCH_S)
         assert models.only is None and not model.has_front_end  # its folder has no tokenizer
@@ -107,14 +107,14 @@ async def load_what_cannot_start(runtime: ServerRuntime, url: str) -> None:
         with pytest.raises(Unavailable, match="cannot be started, see the log"):
             async with asyncio.timeout(60):
                 await ModelRegistry(models).register("a", url)
-        assert runtime.models().entries() == []
+        assert ModelFolder(runtime).entries() == []
     supervisor.cancel()
 
 
 async def discard_every_model(runtime: ServerRuntime) -> None:
     """Do what the supervisor does with models whose folders it cannot read."""
     while True:
-        for entry in runtime.models().entries():
+        for entry in ModelFolder(runtime).entries():
             shutil.rmtree(runtime.path / entry.folder, ignore_errors=True)
         await asyncio.sleep(0)
 

@@ -11,8 +11,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from lmi.adapters.folder import Adapter
 from lmi.errors import InvalidParameter
-from lmi.shared.desired_state import Adapter, Folder, State
+from lmi.shared.desired_state import Folder, State
 
 
 def folder(tmp_path: Path) -> Folder[Adapter]:
@@ -102,8 +103,8 @@ def test_the_name_of_a_writer_that_died_before_it_was_done_is_free(tmp_path: Pat
 
 def test_a_change_of_an_entry_that_was_removed_or_changed_meanwhile_does_not_bring_it_back(tmp_path: Path) -> None:
     entries, old, new = folder(tmp_path), entry("formal"), entry("formal", path="/other")
-    assert entries.add(old) and entries.change(old, new)
-    assert not entries.change(old, entry("formal", path="/third"))
+    assert entries.add(old) and entries.swap(old, new)
+    assert not entries.swap(old, entry("formal", path="/third"))
     assert entries.entries() == [new]
-    assert entries.remove("formal") and not entries.change(new, old)
+    assert entries.remove("formal") and not entries.swap(new, old)
     assert entries.entries() == []

@@ -57,7 +57,7 @@ async def scrape(exchange: Exchange, models: Models) -> None:
     from lmi.server import metrics
 
     if not models.keeps_one:
-        await models.refresh()
+        await models.listed()  # those that have come are here then
     await exchange.send_whole(200, metrics.MEDIA_TYPE, metrics.render(models))
 
 
@@ -69,7 +69,7 @@ async def load(exchange: Exchange, models: Models) -> None:
 async def server_info(exchange: Exchange, models: Models) -> None:
     """Answer the settings of the server and of each model, without secrets, under the name that others have for it."""
     if not models.keeps_one:
-        await models.refresh()
+        await models.listed()  # those that have come are here then
     of_models = {name: public(msgspec.to_builtins(service.config)) for name, service in models.services.items()}
     for settings in of_models.values():
         del settings["server"]

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from lmi.models.folder import ModelFolder
 from lmi.runtime import ServerRuntime
 from lmi.shared.linux import descendants
 from tests.system.container import ROOT, wait_until
@@ -117,7 +118,7 @@ def test_a_model_may_be_unloaded_while_it_loads(server: SeveralServer) -> None:
 def test_a_load_goes_on_for_others_when_the_front_end_that_began_it_dies(server: SeveralServer) -> None:
     url = server.model("taken-over", "option.load_s=4", engine="slow")
     [runtime] = Path(server.environ["TMPDIR"]).glob("lmi-*")
-    folder = ServerRuntime.at(runtime).models()
+    folder = ModelFolder(ServerRuntime.at(runtime))
     with ThreadPoolExecutor(12) as clients:
         loads = [clients.submit(server.load, "taken-over", url) for _ in range(12)]
         wait_until(lambda: server.pids("lmi-engine"), "it loads")
