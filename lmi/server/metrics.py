@@ -104,7 +104,7 @@ class BlockCollector(Collector):
                 for slot, record in enumerate(records):
                     yield {"process": f"{name} {slot}", "model": model}, record
 
-    def _family(self, kind: type[Record], name: str, field: state.Field[Any], metric: state.Metric) -> Metric:
+    def _family(self, kind: type[Record], name: str, field: state.Field, metric: state.Metric) -> Metric:
         """Return the samples of a field: of the server, or of each model."""
         family: Any = FAMILIES[type(metric)](metric.name, metric.text, labels=metric.labels)
         blocks = [([model], block) for model, block in self._of_models.items()]

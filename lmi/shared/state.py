@@ -16,13 +16,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
 from pathlib import Path
-from typing import Generic, TypeVar, overload
 
 from lmi.errors import STATUSES, LmiError, NoMemory, is_out_of_memory
 
 WORD = 8  # bytes
 SILENT_S = 5.0  # an engine without a sign of life for so long does not count as ready
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -43,8 +41,8 @@ class Gauge(Metric):
     is_worst: bool = False  # shows the largest value of all records instead of their sum
 
 
-class Field(Generic[T]):
-    """A named place in a record, `num_words` long."""
+class Field:
+    """A named place in a record, `num_words` long. Its type says what a record gives and takes under the name."""
 
     num_words = 1
 
@@ -53,92 +51,72 @@ class Field(Generic[T]):
         self.is_gauge = is_gauge or isinstance(metric, Gauge)
         self.offset = 0  # words from the start of the record
 
-    @overload
-    def __get__(self, record: None, owner: type) -> Field[T]: ...
-    @overload
-    def __get__(self, record: Record, owner: type) -> T: ...
-    def __get__(self, record: Record | None, owner: type) -> Field[T] | T:
-        return self if record is None else self.read(record)
-
-    def __set__(self, record: Record, value: T) -> None:
-        self.write(record, value)
-
-    def read(self, record: Record) -> T:
-        raise NotImplementedError
-
-    def write(self, record: Record, value: T) -> None:
-        raise NotImplementedError
-
-    def clear(self, record: Record) -> None:
+    def bytes_in(self, record: Record) -> memoryview:
         start = (record.base + self.offset) * WORD
-        record.block.raw[start : start + self.num_words * WORD] = bytes(self.num_words * WORD)
+        return record.block.raw[start : start + self.num_words * WORD]
 
 
-class Int(Field[int]):
-    def read(self, record: Record) -> int:
+class Int(Field):
+    def __get__(self, record: Record, owner: type) -> int:
         return record.block.ints[record.base + self.offset]
 
-    def write(self, record: Record, value: int) -> None:
+    def __set__(self, record: Record, value: int) -> None:
         record.block.ints[record.base + self.offset] = value
 
 
-class Float(Field[float]):
-    def read(self, record: Record) -> float:
+class Float(Field):
+    def __get__(self, record: Record, owner: type) -> float:
         return record.block.floats[record.base + self.offset]
 
-    def write(self, record: Record, value: float) -> None:
+    def __set__(self, record: Record, value: float) -> None:
         record.block.floats[record.base + self.offset] = value
 
 
-class TextField(Field[str]):
+class TextField(Field):
     """UTF-8 text, cut to its place. It is for people, because a reader may see it half written."""
 
     def __init__(self, num_bytes: int, *, is_gauge: bool = False) -> None:
         super().__init__(is_gauge=is_gauge)
         self.num_words = num_bytes // WORD
 
-    def read(self, record: Record) -> str:
-        start = (record.base + self.offset) * WORD
-        raw = bytes(record.block.raw[start : start + self.num_words * WORD])
-        return raw.split(b"\0", 1)[0].decode("utf-8", "ignore")
+    def __get__(self, record: Record, owner: type) -> str:
+        return bytes(self.bytes_in(record)).split(b"\0", 1)[0].decode("utf-8", "ignore")
 
-    def write(self, record: Record, value: str) -> None:
-        start, size = (record.base + self.offset) * WORD, self.num_words * WORD
-        record.block.raw[start : start + size] = value.encode()[: size - 1].ljust(size, b"\0")
+    def __set__(self, record: Record, value: str) -> None:
+        place = self.bytes_in(record)
+        place[:] = value.encode()[: len(place) - 1].ljust(len(place), b"\0")
 
 
-class Counters(Field["CounterView"]):
+class Counters(Field):
     """One total for each label of a fixed list. A label that is not on the list counts as the last."""
 
     def __init__(self, labels: Sequence[str], metric: Counter | Gauge) -> None:
         super().__init__(metric)
-        self.labels = tuple(labels)
-        self.index = {label: i for i, label in enumerate(self.labels)}
-        self.num_words = len(self.labels)
+        self.index = {label: i for i, label in enumerate(labels)}
+        self.num_words = len(labels)
 
-    def read(self, record: Record) -> CounterView:
+    def __get__(self, record: Record, owner: type) -> CounterView:
         return CounterView(self, record)
 
 
 class CounterView:
     def __init__(self, counters: Counters, record: Record) -> None:
-        self._counters, self._ints, self._start = counters, record.block.ints, record.base + counters.offset
+        self._index, self._ints, self._start = counters.index, record.block.ints, record.base + counters.offset
 
     def add(self, label: str, amount: int = 1) -> None:
-        last = len(self._counters.labels) - 1
-        self._ints[self._start + self._counters.index.get(label, last)] += amount
+        self._ints[self._start + self._index.get(label, len(self._index) - 1)] += amount
 
     def set(self, values: Mapping[str, int]) -> None:
         """Show these values, and 0 for each other label."""
-        for i, label in enumerate(self._counters.labels):
+        for label, i in self._index.items():
             self._ints[self._start + i] = values.get(label, 0)
 
     def items(self) -> Iterator[tuple[str, int]]:
-        for i, label in enumerate(self._counters.labels):
+        for label, i in self._index.items():
             yield label, self._ints[self._start + i]
 
 
-class Histogram(Field["HistogramView"]):
+class Histogram(Field):
     """Counts of observations by upper bound, then the count above all bounds, then the sum of the values."""
 
     def __init__(self, bounds: Sequence[float], metric: Metric) -> None:
@@ -146,7 +124,7 @@ class Histogram(Field["HistogramView"]):
         self.bounds = tuple(map(float, bounds))
         self.num_words = len(self.bounds) + 2
 
-    def read(self, record: Record) -> HistogramView:
+    def __get__(self, record: Record, owner: type) -> HistogramView:
         return HistogramView(self, record)
 
 
@@ -177,7 +155,7 @@ class Record:
     """A row of fields about one process. Subclasses declare the fields, whose order is the layout."""
 
     pid: Int | int
-    fields: dict[str, Field[object]] = {}
+    fields: dict[str, Field] = {}
     num_words = 0
 
     def __init_subclass__(cls) -> None:
@@ -199,7 +177,7 @@ class Record:
         """Free the slot of a process that has ended. Clears the gauges and keeps the totals."""
         for place in self.fields.values():
             if place.is_gauge:
-                place.clear(self)
+                place.bytes_in(self)[:] = bytes(place.num_words * WORD)
 
 
 MODEL = ("model",)  # the labels of what belongs to a model
