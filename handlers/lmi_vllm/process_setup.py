@@ -15,6 +15,7 @@ import os
 import re
 import shutil
 import signal
+import stat
 import sys
 import sysconfig
 import warnings
@@ -30,7 +31,8 @@ from handlers.lmi_vllm.about import NOTHING_IS_SENT, cache_folder, can_write
 from lmi.settings.config import EngineConfig
 from lmi.settings.kinds import is_true
 from lmi.shared import linux
-from lmi.shared.sink import guard_streams, open_again
+from lmi.shared.log import LineHandler, as_json, fd
+from lmi.shared.sink import STDERR, guard_streams
 
 ENVIRONMENT = {
     **NOTHING_IS_SENT,
@@ -67,8 +69,11 @@ def prepare(config: EngineConfig | None = None) -> None:
         os.environ.setdefault(name, value)
     hide_foreign_builds()
     sys.modules["__main__"].__spec__ = importlib.util.find_spec(__name__)  # the main module of a spawned child
-    if (settings := lmi.shared.log.settings()) is not None:
-        os.environ[LOG_NAME] = json.dumps(settings)
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, LineHandler):
+            level = logging.getLevelName(logging.getLogger().level)
+            form = "json" if handler.formatter.render is as_json else "text"
+            os.environ[LOG_NAME] = json.dumps([handler.formatter.role, level, form, f"/proc/{os.getpid()}/fd/{fd()}"])
     _start_tracker()
     vllm_log.listen()
     _set_levels()
@@ -194,11 +199,23 @@ class _Stderr(io.TextIOBase):
         return len(text)
 
 
+def _open_again(path: str) -> int:
+    """Open, not blocking, a file that another process has open, by its path in /proc. Returns the descriptor.
+
+    Returns standard error if the file cannot be opened, because it is a socket or belongs to another user.
+    """
+    try:
+        access = os.O_RDWR if stat.S_ISCHR(os.stat(path).st_mode) else os.O_WRONLY
+        return os.open(path, access | os.O_APPEND | os.O_NONBLOCK | os.O_NOCTTY)
+    except OSError:
+        return STDERR
+
+
 def _in_child() -> None:
     linux.die_with_parent(os.getppid(), signal.SIGKILL)
     hide_foreign_builds()  # before logging is set up: the parent has logged it
-    role, level, format, path = json.loads(os.environ.get(LOG_NAME, '["engine", "INFO", "auto", "/proc/self/fd/2"]'))
-    lmi.shared.log.setup(f"{role} {multiprocessing.current_process().name}", level, format, open_again(path))
+    role, level, form, path = json.loads(os.environ.get(LOG_NAME, '["engine", "INFO", "auto", "/proc/self/fd/2"]'))
+    lmi.shared.log.setup(f"{role} {multiprocessing.current_process().name}", level, form, _open_again(path))
     guard_streams()
     sys.stderr = _Stderr()
     warnings.simplefilter("ignore", FutureWarning)  # about names that torch will drop, for vLLM's authors

@@ -11,8 +11,9 @@ import os
 import re
 import time
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import orjson
 
@@ -28,22 +29,9 @@ FOREIGN = ("gunicorn", "gunicorn.error", "gunicorn.access", "uvicorn", "uvicorn.
 RECORD_FIELDS = frozenset([*vars(logging.makeLogRecord({})), "message", "asctime", "taskName", "color_message"])
 
 
-class Settings(NamedTuple):
-    role: str
-    level: str
-    format: str
-    path: str  # of its log, for the processes that it starts
-
-
-_settings: Settings | None = None
 _fd = STDERR
 _unrecorded = SimpleNamespace(num_log_lines_dropped=0)  # of a process that has no record yet
 _tally: tuple[object, str] = _unrecorded, "num_log_lines_dropped"  # the field that has the number of dropped lines
-
-
-def settings() -> Settings | None:
-    """Return the log settings of this process, which its children use too. Returns None before `setup`."""
-    return _settings
 
 
 def fd() -> int:
@@ -53,14 +41,13 @@ def fd() -> int:
 
 def setup(role: str, level: str = "INFO", format: str = "auto", fd: int = STDERR) -> None:
     """Send every logger of this process to `fd` in one form. `role` names the process. A second call is harmless."""
-    global _settings, _fd
-    _settings, _fd = Settings(role, level, format, f"/proc/{os.getpid()}/fd/{fd}"), fd
+    global _fd
+    _fd = fd
     is_screen = is_text(format) and os.isatty(fd) and os.environ.get("TERM") not in ("dumb", "unknown")
     has_colours = is_screen and not os.environ.get("NO_COLOR")
-    handler = LineHandler(fd, line_start=CLEAR_LINE if is_screen else b"")
-    handler.setFormatter(TextFormatter(role, has_colours=has_colours) if is_text(format) else JsonFormatter(role))
+    render = as_coloured if has_colours else as_text if is_text(format) else as_json
     root = logging.getLogger()
-    root.handlers[:] = [handler]
+    root.handlers[:] = [LineHandler(LineFormatter(role, render), fd, line_start=CLEAR_LINE if is_screen else b"")]
     root.setLevel(level)
     for name in FOREIGN:
         logger = logging.getLogger(name)
@@ -104,13 +91,11 @@ def escape(text: str) -> str:
 class LineHandler(logging.Handler):
     """Writes each line at once, so that the lines of several processes do not mix. It does not wait for a reader."""
 
-    def __init__(
-        self, fd: int = STDERR, count_dropped: Callable[[int], None] = add_dropped, line_start: bytes = b""
-    ) -> None:
+    def __init__(self, formatter: LineFormatter, fd: int = STDERR, line_start: bytes = b"") -> None:
         super().__init__()
+        self.formatter: LineFormatter = formatter
         self.sink = Sink(fd)
         self._line_start = line_start
-        self._count_dropped = count_dropped
         self._num_dropped = 0  # since the last line that was written
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -123,7 +108,7 @@ class LineHandler(logging.Handler):
                     self._num_dropped = 0
             if self._num_dropped or not self.sink.write(line):
                 self._num_dropped += 1
-                self._count_dropped(1)
+                add_dropped(1)
         except Exception:
             self.handleError(record)
 
@@ -132,11 +117,11 @@ class LineHandler(logging.Handler):
 
 
 class LineFormatter(logging.Formatter):
-    """Turns an event into its fields and keeps the line within MAX_LINE."""
+    """Turns an event into its fields, which `render` makes a line of, and keeps the line within MAX_LINE."""
 
-    def __init__(self, role: str) -> None:
+    def __init__(self, role: str, render: Callable[[dict[str, Any]], str]) -> None:
         super().__init__()
-        self.role = role
+        self.role, self.render = role, render
 
     def format(self, record: logging.LogRecord) -> str:
         fields = self._fields(record)
@@ -146,9 +131,6 @@ class LineFormatter(logging.Formatter):
             line = self.render({name: _shortened(value, max_chars) for name, value in fields.items()})
             max_chars //= 2
         return line
-
-    def render(self, fields: dict[str, Any]) -> str:
-        raise NotImplementedError
 
     def _fields(self, record: logging.LogRecord) -> dict[str, Any]:
         seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
@@ -167,32 +149,29 @@ class LineFormatter(logging.Formatter):
         return fields
 
 
-class JsonFormatter(LineFormatter):
-    def render(self, fields: dict[str, Any]) -> str:
-        safe = {
-            name: value.encode(errors="backslashreplace").decode() if isinstance(value, str) else value
-            for name, value in fields.items()
-        }
-        try:
-            data = orjson.dumps(safe, default=repr, option=orjson.OPT_NON_STR_KEYS)
-        except TypeError:  # a number of more than 64 bits, a value that contains itself
-            data = orjson.dumps({name: repr(value) for name, value in safe.items()})
-        return escape(data.decode())
+def as_json(fields: dict[str, Any]) -> str:
+    safe = {
+        name: value.encode(errors="backslashreplace").decode() if isinstance(value, str) else value
+        for name, value in fields.items()
+    }
+    try:
+        data = orjson.dumps(safe, default=repr, option=orjson.OPT_NON_STR_KEYS)
+    except TypeError:  # a number of more than 64 bits, a value that contains itself
+        data = orjson.dumps({name: repr(value) for name, value in safe.items()})
+    return escape(data.decode())
 
 
-class TextFormatter(LineFormatter):
-    def __init__(self, role: str, *, has_colours: bool = False) -> None:
-        super().__init__(role)
-        self._has_colours = has_colours
+def as_text(fields: dict[str, Any], *, has_colours: bool = False) -> str:
+    rest = dict(fields)
+    ts, level = rest.pop("ts"), rest.pop("level")
+    where = f"{rest.pop('role')}[{rest.pop('pid')}] {rest.pop('logger')}:"
+    error = rest.pop("error", None)
+    parts = [where, str(rest.pop("message")), *(f"{name}={value}" for name, value in rest.items())]
+    shown = f"\x1b[{COLOURS[level]}m{level}\x1b[0m" if has_colours and level in COLOURS else escape(level)
+    return f"{ts} {shown} {escape(' '.join(parts if error is None else [*parts, str(error)]))}"
 
-    def render(self, fields: dict[str, Any]) -> str:
-        rest = dict(fields)
-        ts, level = rest.pop("ts"), rest.pop("level")
-        where = f"{rest.pop('role')}[{rest.pop('pid')}] {rest.pop('logger')}:"
-        error = rest.pop("error", None)
-        parts = [where, str(rest.pop("message")), *(f"{name}={value}" for name, value in rest.items())]
-        shown = f"\x1b[{COLOURS[level]}m{level}\x1b[0m" if self._has_colours and level in COLOURS else escape(level)
-        return f"{ts} {shown} {escape(' '.join(parts if error is None else [*parts, str(error)]))}"
+
+as_coloured = partial(as_text, has_colours=True)
 
 
 def _escaped(match: re.Match[str]) -> str:

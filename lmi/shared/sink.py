@@ -64,18 +64,6 @@ def never_wait() -> None:
     guard_streams()
 
 
-def open_again(path: str) -> int:
-    """Open, not blocking, a file that another process has open, by its path in /proc. Returns the descriptor.
-
-    Returns standard error if the file cannot be opened, because it is a socket or belongs to another user.
-    """
-    try:
-        access = os.O_RDWR if stat.S_ISCHR(os.stat(path).st_mode) else os.O_WRONLY
-        return os.open(path, access | os.O_APPEND | os.O_NONBLOCK | os.O_NOCTTY)
-    except OSError:
-        return STDERR
-
-
 def guard_streams() -> None:
     """Let Python code print without exceptions. Text that cannot be written is dropped."""
     sys.stdout, sys.stderr = stream(STDOUT), stream(STDERR)

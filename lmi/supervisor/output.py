@@ -11,7 +11,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 
 from lmi.shared.log import add_dropped
@@ -30,14 +30,13 @@ LEVELS = {"D": logging.DEBUG, "W": logging.WARNING, "E": logging.ERROR, "F": log
 class ChildOutput:
     """The pipe behind the standard output and error of one process."""
 
-    def __init__(self, logger: str, role: str, count_dropped: Callable[[int], None] = add_dropped) -> None:
+    def __init__(self, logger: str, role: str) -> None:
         self.reader, self.writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         with suppress(OSError):  # the size is over this user's limit
             fcntl.fcntl(self.reader, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         self.is_open = True
         self._log = logging.getLogger(logger)
         self._role = role
-        self._count_dropped = count_dropped
         self._pid = 0
         self._read_s = 0.0  # when output was last read
         self._rest = b""  # the beginning of a line whose end has not come
@@ -110,7 +109,7 @@ class ChildOutput:
 
     def _drop(self, num_lines: int) -> None:
         self._num_dropped += num_lines
-        self._count_dropped(num_lines)
+        add_dropped(num_lines)
 
     @property
     def _source(self) -> dict[str, object]:

@@ -107,7 +107,7 @@ def test_no_message_extra_or_traceback_can_make_a_second_line(capfd: pytest.Capt
 
 def test_what_a_library_adds_to_each_record_for_itself_is_left_out() -> None:
     event = record("hello", _ray_timestamp_ns=1, request_id="r1")
-    fields = json.loads(log.JsonFormatter("x").format(event))
+    fields = json.loads(log.LineFormatter("x", log.as_json).format(event))
     assert fields["request_id"] == "r1" and "_ray_timestamp_ns" not in fields
 
 
@@ -123,19 +123,22 @@ def test_a_json_line_gives_the_message_back_unharmed(capfd: pytest.CaptureFixtur
 )
 def test_any_event_is_one_line_in_both_forms(message: str, extra: dict[str, object]) -> None:
     event = record("%s", message, **extra)
-    as_json, as_text = log.JsonFormatter("x").format(event), log.TextFormatter("x").format(event)
+    as_json, as_text = (
+        log.LineFormatter("x", log.as_json).format(event),
+        log.LineFormatter("x", log.as_text).format(event),
+    )
     assert len(as_json.splitlines()) == len(as_text.splitlines()) == 1
     assert set(extra) <= set(json.loads(as_json))
 
 
 @pytest.mark.parametrize("character", ["a", "ü", "😀", "\n", "\x00", '"', "\ud800", "\u2028"])
-@pytest.mark.parametrize("formatter", [log.JsonFormatter("x"), log.TextFormatter("x")])
+@pytest.mark.parametrize("formatter", [log.LineFormatter("x", log.as_json), log.LineFormatter("x", log.as_text)])
 @pytest.mark.parametrize("num", [1000, 16_000, 17_000, 100_000])
 def test_a_line_is_never_longer_than_the_limit(character: str, formatter: log.LineFormatter, num: int) -> None:
     line = formatter.format(record("%s", character * num, request_id="r1", extra=character * num))
     assert len(line.encode("utf-8", "backslashreplace")) < log.MAX_LINE
     assert "r1" in line
-    if isinstance(formatter, log.JsonFormatter):
+    if formatter.render is log.as_json:
         assert json.loads(line)["request_id"] == "r1"
     if num >= 17_000:
         assert "characters left out" in line
@@ -197,8 +200,7 @@ def test_a_warning_of_python_is_an_event_too() -> None:
 
 def test_a_full_disk_stops_nothing() -> None:
     with open("/dev/full", "wb") as full:
-        handler = log.LineHandler(full.fileno())
-        handler.setFormatter(log.JsonFormatter("x"))
+        handler = log.LineHandler(log.LineFormatter("x", log.as_json), full.fileno())
         handler.emit(record("lost"))
 
 

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -221,17 +222,18 @@ subprocess.run(["sh", "-c", "echo to stdout && cat && echo inherited >&2"], chec
 def test_dropped_lines_are_counted_and_the_log_says_how_many() -> None:
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
-    dropped: list[int] = []
-    handler = log.LineHandler(writer, count_dropped=dropped.append)
-    handler.setFormatter(log.JsonFormatter("x"))
+    counted = SimpleNamespace(num_log_lines_dropped=0)
+    log.count_dropped_in(counted)
+    counted.num_log_lines_dropped = 0  # without those of other tests
+    handler = log.LineHandler(log.LineFormatter("x", log.as_json), writer)
     for number in range(2000):
         handler.emit(logging.makeLogRecord({"msg": "%d", "args": (number,)}))
     before = [json.loads(line) for line in drain(reader).splitlines()]
     handler.emit(logging.makeLogRecord({"msg": "back"}))
     note, back = (json.loads(line) for line in drain(reader).splitlines())
     assert [event["message"] for event in before] == [str(number) for number in range(len(before))]
-    assert sum(dropped) == 2000 - len(before) > 0
-    assert note["level"] == "WARNING" and note["message"].startswith(f"{sum(dropped)} lines ")
+    assert counted.num_log_lines_dropped == 2000 - len(before) > 0
+    assert note["level"] == "WARNING" and note["message"].startswith(f"{counted.num_log_lines_dropped} lines ")
     assert back["message"] == "back"
     os.close(reader)
     os.close(writer)

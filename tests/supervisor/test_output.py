@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -19,15 +20,18 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def dropped() -> list[int]:
-    """The numbers of lines that were dropped at a time."""
-    return []
+def dropped() -> SimpleNamespace:
+    """What counts the lines that were dropped."""
+    record = SimpleNamespace(num_log_lines_dropped=0)
+    log.count_dropped_in(record)
+    record.num_log_lines_dropped = 0  # without those of other tests
+    return record
 
 
 @pytest.fixture
-def output(dropped: list[int], caplog: pytest.LogCaptureFixture) -> ChildOutput:
+def output(dropped: SimpleNamespace, caplog: pytest.LogCaptureFixture) -> ChildOutput:
     caplog.set_level(logging.INFO)
-    return ChildOutput("libraries", "engine 3", count_dropped=dropped.append)
+    return ChildOutput("libraries", "engine 3")
 
 
 def test_each_line_is_logged_once_it_is_whole(output: ChildOutput, caplog: pytest.LogCaptureFixture) -> None:
@@ -40,8 +44,7 @@ def test_each_line_is_logged_once_it_is_whole(output: ChildOutput, caplog: pytes
 
 
 def test_a_line_names_the_process_that_printed_it(output: ChildOutput, capfd: pytest.CaptureFixture[str]) -> None:
-    handler = log.LineHandler()
-    handler.setFormatter(log.TextFormatter("supervisor"))
+    handler = log.LineHandler(log.LineFormatter("supervisor", log.as_text))
     logging.getLogger("libraries").addHandler(handler)
     os.write(output.writer, b"hello \x1b[2J\n")
     output.belongs_to(7)
@@ -60,31 +63,31 @@ def test_a_long_line_is_cut_however_it_comes(output: ChildOutput, caplog: pytest
 
 
 def test_lines_above_the_limit_are_counted_and_the_last_words_are_logged(
-    output: ChildOutput, dropped: list[int], caplog: pytest.LogCaptureFixture
+    output: ChildOutput, dropped: SimpleNamespace, caplog: pytest.LogCaptureFixture
 ) -> None:
     num_lines = 6 * BURST_LINES  # 60 KB: some hosts make no larger pipes than 64 KB
     os.write(output.writer, b"y\n" * num_lines)
     output.read()
     assert len(caplog.messages) == BURST_LINES
-    assert sum(dropped) == num_lines - BURST_LINES
+    assert dropped.num_log_lines_dropped == num_lines - BURST_LINES
     os.write(output.writer, b"z\n" * num_lines + b"last words")
     caplog.clear()
     output.read_last()
     first, *lines = caplog.messages
     assert len(lines) == LAST_LINES and lines[-1] == "last words"
-    assert f"{sum(dropped)} lines were dropped here" in first
+    assert f"{dropped.num_log_lines_dropped} lines were dropped here" in first
 
 
 def test_a_child_that_ends_after_too_many_lines_has_its_loss_in_the_log(
-    output: ChildOutput, caplog: pytest.LogCaptureFixture, dropped: list[int]
+    output: ChildOutput, caplog: pytest.LogCaptureFixture, dropped: SimpleNamespace
 ) -> None:
     os.write(output.writer, b"x\n" * (BURST_LINES + 9))
     output.read()
     output.read_last()
-    assert caplog.messages[-1] == "9 lines were dropped here: too many at once" and sum(dropped) == 9
+    assert caplog.messages[-1] == "9 lines were dropped here: too many at once" and dropped.num_log_lines_dropped == 9
 
 
-def test_a_full_pipe_makes_nobody_wait_and_is_read_in_one_turn(output: ChildOutput, dropped: list[int]) -> None:
+def test_a_full_pipe_makes_nobody_wait_and_is_read_in_one_turn(output: ChildOutput, dropped: SimpleNamespace) -> None:
     num_bytes = 0
     with pytest.raises(BlockingIOError):
         while True:
@@ -92,7 +95,7 @@ def test_a_full_pipe_makes_nobody_wait_and_is_read_in_one_turn(output: ChildOutp
     started_s = machine.own_s()
     output.read()
     assert machine.own_s() - started_s < 5.0
-    assert sum(dropped) == num_bytes // 2 - BURST_LINES
+    assert dropped.num_log_lines_dropped == num_bytes // 2 - BURST_LINES
 
 
 def test_a_reader_wakes_for_the_first_line_and_not_for_each(output: ChildOutput) -> None:
