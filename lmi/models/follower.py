@@ -11,9 +11,8 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
-from itertools import chain
 from pathlib import Path
 
 from lmi.models.folder import Model, ModelFolder
@@ -101,8 +100,7 @@ class PassingModel(RunningModel):
     def __init__(self, runtime: Runtime, first: Child | None = None) -> None:
         """Its processes start after the child `first` is done."""
         super().__init__(runtime)
-        self.groups: set[int] = set()  # of its processes that were told to end
-        self._strays: set[int] = set()  # that those processes started, also in sessions of their own
+        self.left: set[int] = set()  # when it ends: its processes, and what they started, also in other sessions
         self._started_s = time.monotonic()
         self._unwanted_s: float | None = None  # when its entry was gone
         self._ended_s: float | None = None  # when its processes were told to end
@@ -138,7 +136,7 @@ class PassingModel(RunningModel):
     def is_over(self) -> bool:
         """Whether nothing is left of it: no process, no process that one of its processes started, and no entry."""
         is_ended = self._ended_s is not None and not any(child.pid for child in self.children)
-        return is_ended and self._unwanted_s is not None and not self.groups and not self._strays
+        return is_ended and self._unwanted_s is not None and not self.left
 
     def _close(self) -> None:
         for child in self.children:
@@ -160,28 +158,20 @@ class PassingModel(RunningModel):
     def _end(self, now: float) -> None:
         self._retire()
         self._ended_s = now
-        self.groups = {child.pid for child in self.children if child.pid is not None}
-        self._strays = self._find_strays(chain.from_iterable(map(linux.descendants, self.groups)))
+        self.left = self._still_left({child.pid for child in self.children if child.pid is not None})
         for child in self.children:
             child.send(signal.SIGTERM)
 
     def _kill_late(self, ended_s: float, now: float) -> None:
-        # The system uses the numbers of the others again.
-        self.groups = {group for group in self.groups if linux.is_alive(group, is_group=True)}
-        self._strays = self._find_strays(self._strays)
-        if now - ended_s >= KILL_S:
-            for child in self.children:
-                child.send(signal.SIGKILL)
-            for group in self.groups:
-                linux.send(group, signal.SIGKILL, to_group=True)
-            for pid in self._strays:
-                linux.send(pid, signal.SIGKILL)
+        self.left = self._still_left(self.left)  # the system uses the numbers of the others again
+        for pid in self.left if now - ended_s >= KILL_S else ():
+            linux.send(pid, signal.SIGKILL)
 
-    def _find_strays(self, known: Iterable[int]) -> set[int]:
-        """Return which of the known processes are left, and those whose environment shows that they are the model's."""
-        known, variable = set(known), f"{ENVIRONMENT_NAME}={self.runtime.path}"
-        ours = linux.descendants(os.getpid())
-        return {pid for pid in ours if pid in known or _has_variable(pid, variable)}
+    def _still_left(self, known: set[int]) -> set[int]:
+        """Return which of these processes are left, with what they started and what the model's environment shows."""
+        variable = f"{ENVIRONMENT_NAME}={self.runtime.path}"
+        known = known.union(linux.descendants(*known))
+        return {pid for pid in linux.descendants(os.getpid()) if pid in known or _has_variable(pid, variable)}
 
 
 def _has_variable(pid: int, variable: str) -> bool:

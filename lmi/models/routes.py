@@ -11,12 +11,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-import msgspec
 from starlette.exceptions import HTTPException
 
 from lmi import errors
+from lmi.apis.base.readers import read_object
 from lmi.description.parts import ApiDescription, Form, asked, content, parameter, struct
-from lmi.errors import InvalidParameter, InvalidRequest, MalformedRequest, UnknownModel, shorten
+from lmi.errors import InvalidParameter, InvalidRequest, UnknownModel, shorten
 from lmi.http.exchange import Exchange
 from lmi.models.choice import SeveralModels
 from lmi.models.folder import Model
@@ -137,12 +137,7 @@ def _registry(models: Models) -> ModelRegistry:
 async def _given(exchange: Exchange, front_end: FrontEnd) -> list[str]:
     """Return the FIELDS, each from the body or else the query. Raises an error for two different values."""
     body, asked = await exchange.body(front_end.config.max_request_size, front_end.body_memory), exchange.query
-    try:
-        fields = msgspec.json.decode(body) if body.strip() else {}
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise MalformedRequest(f"the body must be a JSON object: {error}") from None
-    if not isinstance(fields, dict):
-        raise MalformedRequest(f"the body must be a JSON object, given {shorten(fields)}")
+    fields = read_object(body) if body.strip() else {}
     for name in FIELDS:
         if name in fields and name in asked and fields[name] != asked[name]:
             said = f"{name} is {shorten(fields[name])} in the body and {shorten(asked[name])} in the query"

@@ -207,10 +207,10 @@ def send(pid: int, signum: signal.Signals, *, to_group: bool = False) -> None:
         (os.killpg if to_group else os.kill)(pid, signum)
 
 
-def is_alive(pid: int, *, is_group: bool = False) -> bool:
-    """Return whether a process is left, or one of a group, even one that has ended and is not reaped."""
+def is_alive(pid: int) -> bool:
+    """Return whether a process is left, even one that has ended and is not reaped."""
     try:
-        (os.killpg if is_group else os.kill)(pid, 0)
+        os.kill(pid, 0)
     except ProcessLookupError:
         return False
     except PermissionError:
@@ -223,12 +223,12 @@ def children() -> list[int]:
     return _children().get(os.getpid(), [])
 
 
-def descendants(pid: int) -> list[int]:
-    """Return the pids of the processes that a process has started, and that those have started."""
-    children, found = _children(), [pid]
+def descendants(*pids: int) -> list[int]:
+    """Return the pids of the processes that these have started, and that those have started."""
+    children, found = _children(), list(pids)
     for parent in found:  # which grows meanwhile
         found += children.get(parent, [])
-    return found[1:]
+    return found[len(pids) :]
 
 
 def _children() -> dict[int, list[int]]:

@@ -65,7 +65,7 @@ def test_a_model_that_loads_is_ended_at_once(life: PassingModel) -> None:
     assert is_over(life, 0)
 
 
-def test_a_failed_model_forgets_the_process_groups_that_ended_since_others_may_get_their_numbers(
+def test_a_failed_model_forgets_the_processes_that_ended_since_others_may_get_their_numbers(
     life: PassingModel,
 ) -> None:
     [engine] = life.children
@@ -73,9 +73,9 @@ def test_a_failed_model_forgets_the_process_groups_that_ended_since_others_may_g
         engine.pid = process.pid
         now = time.monotonic()
         life.give_up("lost", now)
-        assert life.groups == {process.pid}
+        assert life.left == {process.pid}
         process.wait()  # it was told to end
         engine.pid = None
     life.look(now + KILL_S, is_wanted=True)
-    assert life.groups == set()
+    assert life.left == set()
     assert not life.is_over  # its folder says why until the model is loaded again or unloaded
