@@ -156,12 +156,14 @@ class ServerRuntime(RuntimeFolder[ServerConfig]):
 
     def show_model(self, model: Runtime) -> None:
         """Let front ends find the model that this server was started for. Its folder is whole now."""
-        (self.path / MODEL).symlink_to(model.path.name)
+        write_whole(self.path / MODEL, model.path.name.encode())
 
     def shown_model(self) -> Runtime | None:
         """Return the model that this server was started for, or None while it is not here."""
-        folder = self.path / MODEL
-        return Runtime.at(folder.resolve()) if folder.is_symlink() else None
+        try:
+            return Runtime.at(self.path / (self.path / MODEL).read_text())
+        except FileNotFoundError:
+            return None
 
     def add_model(self, config: Config, prepare: Callable[[Runtime], None] = lambda model: None) -> Runtime:
         """Make the folder of a model, where `prepare` writes too. Raises StartError if it cannot be written."""
