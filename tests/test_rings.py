@@ -110,7 +110,7 @@ MAX_LINES = {
     "lmi/http": 1050,
     "lmi/models": 1190,
     "lmi/server": 2490,
-    "lmi/sessions": 360,
+    "lmi/sessions": 350,
     "lmi/settings": 2900,
     "lmi/shared": 1470,
     "lmi/sources": 1810,
