@@ -144,15 +144,6 @@ class SeveralModels(Models):
 
     # What is here.
 
-    def load(self) -> None:
-        """Load the models that are ready. None keeps a front end from its start."""
-        for entry in self.folder.entries():
-            if entry.state is State.READY:
-                try:
-                    self.add(self._read(entry))
-                except (StartError, OSError) as error:
-                    log.error("model %s cannot be used here: %s", entry.name, error)
-
     async def follow(self) -> None:
         """Follow every change of the folder. Raises why a model cannot be used here."""
         if (version := self.folder.version()) != self._seen:

@@ -18,15 +18,12 @@ from lmi.shared import linux
 from lmi.shared.pauses import Pauses
 from lmi.shared.state import EngineRecord, Phase
 from lmi.supervisor.output import ChildOutput
-from lmi.supervisor.restarts import LONGEST_DELAY_S, STEADY_S, RestartTable
+from lmi.supervisor.restarts import LONGEST_DELAY_S, STEADY_S, HangLimits, RestartTable, hang
 
 FORK_AGAIN_S = 1.0  # until the next try where the system refused a process
 STACKS_S = 0.5  # how long a hung process may write its stacks before it is killed
 
 log = logging.getLogger(__name__)
-
-Hang = Callable[[EngineRecord, float, float, Pauses], str | None]
-"""Returns why a process counts as hung, or None, from its record, its start, the time now and the pauses."""
 
 
 class Failure(Struct, frozen=True, kw_only=True):
@@ -53,7 +50,7 @@ class ChildKind:
     folder: str | None = None  # its working directory; None: the supervisor's
     output_logger: str | None = None  # the logger of its output; None: it prints where the supervisor prints
     oom_score: int = 0
-    hang: Hang | None = None
+    limits: HangLimits | None = None  # of a process with a record
     restarts: Callable[[], RestartTable]
     fatal: Callable[[int, str], StartError | None]
     """Returns the error that an exit means if another start cannot mend it, from the exit's code and reason."""
@@ -182,7 +179,7 @@ class Child:
             self._was_ready = True
             if record.num_starts > 1:
                 log.info("%s is ready, %.1f s after its last process was lost", self.name, now - record.lost_s)
-        elif self.kind.hang and (why := self.kind.hang(record, self._spawned_s, now, pauses)):
+        elif self.kind.limits and (why := hang(record, self.kind.limits, self._spawned_s, now, pauses)):
             log.error("%s %s; its stacks follow, then it is killed", self.name, why)
             self._lose(record, why, "", now)
             self._hung, self._kill_s = why, now + STACKS_S

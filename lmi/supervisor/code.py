@@ -1,4 +1,4 @@
-"""How the supervisor starts the processes of user code, and when one counts as hung."""
+"""How the supervisor starts the processes of user code, and for how long they may work."""
 
 from __future__ import annotations
 
@@ -7,13 +7,11 @@ from collections.abc import Mapping
 
 from lmi.runtime import Runtime
 from lmi.settings.config import Config
-from lmi.shared.pauses import NO_PAUSES, Pauses
-from lmi.shared.state import EngineRecord
 from lmi.supervisor.child import ChildKind
 from lmi.supervisor.cores import Cores, of_cores, of_threads
 from lmi.supervisor.environment import with_installed, without_secrets
 from lmi.supervisor.kinds import environ_of, worker
-from lmi.supervisor.restarts import hang
+from lmi.supervisor.restarts import HangLimits
 
 NOTHING_BESIDE_CODE = {"PYTHONDONTWRITEBYTECODE": "1"}  # a model's folder is never written to
 
@@ -28,7 +26,7 @@ def user_code(runtime: Runtime, cores: Cores | None = None) -> ChildKind:
         module="lmi.user_code.worker",
         output_logger="model.py",
         environ=lambda slot: of_user_code(config, environ_of(runtime.path, user), slot) | kept,
-        hang=lambda record, *times: code_hang(record, config, *times),
+        limits=limits(config),
     )
 
 
@@ -46,14 +44,8 @@ def of_user_code(config: Config, environ: Mapping[str, str], slot: int) -> dict[
     return inherited | of_threads(config, inherited) | ({"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {})
 
 
-def code_hang(
-    record: EngineRecord, config: Config, spawned_s: float, now: float, pauses: Pauses = NO_PAUSES
-) -> str | None:
-    """Return why a live process of user code counts as hung, or None.
-
-    A handler has `predict_timeout` for one request, or no limit without that option. A formatter has `step_timeout` for
-    one part of an answer.
-    """
+def limits(config: Config) -> HangLimits:
+    """Return the limits of user code: `predict_timeout` for a handler, or none, and `step_timeout` for a formatter."""
     limit_s = config.server.predict_timeout_s if config.is_user_code else config.engine.step_timeout_s
-    work = "worked on one request", math.inf if limit_s is None else limit_s
-    return hang(record, config.engine, spawned_s, now, pauses, work)
+    limit_s = math.inf if limit_s is None else limit_s
+    return HangLimits(config.engine.model_loading_timeout_s, limit_s, limit_s, "worked on one request")

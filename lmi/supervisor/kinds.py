@@ -17,9 +17,9 @@ from lmi.settings.server_config import User
 from lmi.shared.linux import SUPERVISOR_PID
 from lmi.shared.state import Block, Phase
 from lmi.supervisor import environment
-from lmi.supervisor.child import Child, ChildKind, Hang
+from lmi.supervisor.child import Child, ChildKind
 from lmi.supervisor.cores import Cores, of_cores, of_threads
-from lmi.supervisor.restarts import RestartTable, hang
+from lmi.supervisor.restarts import HangLimits, RestartTable
 
 APP = "lmi.server.app:create_app()"
 FAILED_NOTICE_S = 2.0
@@ -58,7 +58,7 @@ def engine(runtime: Runtime, cores: Cores | None = None) -> ChildKind:
         words=["--load-with", handler.load],
         output_logger="libraries",
         environ=environ,
-        hang=lambda record, *times: hang(record, config.engine, *times),
+        limits=HangLimits.of(config.engine),
     )
 
 
@@ -68,7 +68,7 @@ def worker(
     module: str,
     output_logger: str,
     environ: Callable[[int], Mapping[str, str]],
-    hang: Hang,
+    limits: HangLimits,
     words: Sequence[str] = (),
     user: User | None = None,
 ) -> ChildKind:
@@ -83,7 +83,7 @@ def worker(
         output_logger=output_logger,
         oom_score=ENGINE_OOM_SCORE,
         user=user,
-        hang=hang,
+        limits=limits,
         restarts=lambda: RestartTable(config.engine.retry_threshold, config.engine.retry_window_s),
         fatal=lambda code, why: ENGINE_ERRORS[code](why) if code in ENGINE_ERRORS else None,
         lost_label="engine_lost",

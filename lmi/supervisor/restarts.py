@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
 
 from lmi.settings.config import EngineConfig
 from lmi.shared.pauses import NO_PAUSES, Pauses
@@ -57,27 +58,35 @@ class RestartTable:
         return float(min(self._first_delay_s * 2 ** (self._num_failed_starts - 1), LONGEST_DELAY_S))
 
 
+@dataclass(frozen=True, slots=True)
+class HangLimits:
+    """How long a process may do what it does, in seconds."""
+
+    loading_s: float
+    first_step_s: float
+    step_s: float
+    work: str  # what it did too long when it is busy
+
+    @classmethod
+    def of(cls, engine: EngineConfig) -> HangLimits:
+        steps = engine.first_step_timeout_s, engine.step_timeout_s
+        return cls(engine.model_loading_timeout_s, *steps, "made no step though work waits")
+
+
 def hang(
-    record: EngineRecord,
-    config: EngineConfig,
-    spawned_s: float,
-    now: float,
-    pauses: Pauses = NO_PAUSES,
-    work: tuple[str, float] | None = None,
+    record: EngineRecord, limits: HangLimits, spawned_s: float, now: float, pauses: Pauses = NO_PAUSES
 ) -> str | None:
     """Return why a live process counts as hung, or None.
 
     A busy engine hangs if it makes no step, an idle one if it gives no sign of life, and a loading one if it takes too
     long. A long prompt or a compilation advances the step counter in small parts, so its engine does not count as hung.
-    `work` says of another process what it did too long when it is busy, and how long it may.
     """
     if record.phase in (Phase.STARTING, Phase.LOADING):
-        since_s, what, limit_s = spawned_s, "did not finish loading", config.model_loading_timeout_s
+        since_s, what, limit_s = spawned_s, "did not finish loading", limits.loading_s
     elif record.phase != Phase.READY:
         return None
     elif record.num_running + record.num_waiting:
-        since_s, limit_s = record.step_s, config.step_timeout_s if record.step else config.first_step_timeout_s
-        what, limit_s = work or ("made no step though work waits", limit_s)
+        since_s, what, limit_s = record.step_s, limits.work, limits.step_s if record.step else limits.first_step_s
     else:
         since_s, what, limit_s = record.beat_s, "gave no sign of life", IDLE_BEAT_S
     waited_s = pauses.ran_s(since_s, now)

@@ -39,7 +39,7 @@ from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig
 from lmi.shared.desired_state import Folder, State, key
 from lmi.shared.pauses import Pauses
 from lmi.shared.state import Block, Phase
-from lmi.supervisor.restarts import LATE_TURN_S, hang
+from lmi.supervisor.restarts import LATE_TURN_S, HangLimits, hang
 from tests.engine.test_worker import FrontEnd
 from tests.system.engines.foreign_engine import MAX_ADAPTERS, Executor, write_adapter
 
@@ -412,7 +412,7 @@ def test_an_adapter_beside_the_model_that_cannot_be_loaded_ends_the_first_start(
 def test_a_load_that_lasts_longer_than_a_step_may_does_not_count_as_a_hang(server: Server, tmp_path: Path) -> None:
     async def test() -> None:
         await ready(server)
-        limits = EngineConfig(step_timeout_s=3.0, first_step_timeout_s=3.0)
+        limits = HangLimits.of(EngineConfig(step_timeout_s=3.0, first_step_timeout_s=3.0))
         async with server.front_end() as engines:
             record, registry = server.block.engines[0], AdapterRegistry(engines, adapters_of(server.runtime))
             asked = Request(input_token_ids=PROMPT, max_tokens=500)

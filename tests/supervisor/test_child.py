@@ -14,7 +14,7 @@ import pytest
 from lmi.errors import ModelUnusable, StartError
 from lmi.shared.state import Block, EngineRecord, Phase
 from lmi.supervisor.child import Child, ChildKind
-from lmi.supervisor.restarts import NO_PAUSES, RestartTable
+from lmi.supervisor.restarts import NO_PAUSES, HangLimits, RestartTable
 
 DEAD_PID = 1 << 30
 
@@ -27,7 +27,7 @@ ENGINE = ChildKind(
     title="engine {slot}",
     argv=lambda slot: ["/bin/false"],
     environ=lambda slot: {},
-    hang=lambda record, spawned_s, now, pauses: "sleeps" if now > 10 else None,
+    limits=HangLimits(loading_s=600.0, first_step_s=10.0, step_s=10.0, work="slept"),
     restarts=lambda: RestartTable(max_deaths=2, window_s=600),
     fatal=fatal,
     lost_label="engine_lost",
@@ -127,7 +127,7 @@ def test_an_exit_while_the_server_ends_is_no_failure(engine: Child) -> None:
 
 
 def test_a_hung_process_is_asked_for_its_stacks_and_then_killed(record: EngineRecord) -> None:
-    record.phase = Phase.READY
+    record.phase, record.num_running = Phase.READY, 1
     child = Child(ENGINE, 0, record)
     script = "import os, signal, time; signal.signal(signal.SIGUSR2, lambda *_: os.write(1, b'stacks\\n'))"
     script += "; print('up', flush=True); [time.sleep(0.01) for _ in range(6000)]"
@@ -138,11 +138,11 @@ def test_a_hung_process_is_asked_for_its_stacks_and_then_killed(record: EngineRe
         for now in (9.0, 9.1, 11.0):  # it becomes ready, works, hangs
             child.look(now, NO_PAUSES)
         assert process.stdout.readline() == "stacks\n"
-        assert (record.phase, record.reason) == (Phase.LOST, "sleeps")
+        assert (record.phase, record.reason) == (Phase.LOST, "slept for 11.0 s (limit 10 s)")
         child.look(12.0, NO_PAUSES)
         assert process.wait(60) == -signal.SIGKILL
     assert child.exited(-9, now=12.0, is_ending=False) is None
-    assert record.reason == "sleeps", "that is why it was killed"
+    assert record.reason == "slept for 11.0 s (limit 10 s)", "that is why it was killed"
 
 
 @pytest.mark.parametrize(("kind", "is_left"), [(ENGINE, False), (FRONT_END, True)])

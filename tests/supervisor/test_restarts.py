@@ -10,10 +10,10 @@ import pytest
 from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig, UserCodeConfig
 from lmi.shared.pauses import Pauses
 from lmi.shared.state import Block, EngineRecord, Phase
-from lmi.supervisor.code import code_hang
-from lmi.supervisor.restarts import RestartTable, drain_notice_s, hang
+from lmi.supervisor.code import limits
+from lmi.supervisor.restarts import HangLimits, RestartTable, drain_notice_s, hang
 
-CONFIG = EngineConfig(step_timeout_s=60.0, first_step_timeout_s=300.0, model_loading_timeout_s=1200.0)
+ENGINE = HangLimits.of(EngineConfig(step_timeout_s=60.0, first_step_timeout_s=300.0, model_loading_timeout_s=1200.0))
 
 
 def test_delays_of_starts_that_fail_double_from_a_fifth_of_a_second_to_half_a_minute() -> None:
@@ -61,34 +61,34 @@ def record(tmp_path: Path) -> EngineRecord:
 
 
 def test_an_idle_engine_hangs_when_its_beat_stops(record: EngineRecord) -> None:
-    assert hang(record, CONFIG, 0.0, 1009.0) is None
-    assert "no sign of life" in (hang(record, CONFIG, 0.0, 1011.0) or "")
+    assert hang(record, ENGINE, 0.0, 1009.0) is None
+    assert "no sign of life" in (hang(record, ENGINE, 0.0, 1011.0) or "")
 
 
 @pytest.mark.parametrize("field", ["num_running", "num_waiting"])
 def test_a_busy_engine_hangs_when_its_steps_stop_and_not_when_its_beat_does(record: EngineRecord, field: str) -> None:
     setattr(record, field, 1)
-    assert hang(record, CONFIG, 0.0, 1059.0) is None
-    assert "no step" in (hang(record, CONFIG, 0.0, 1061.0) or "")
+    assert hang(record, ENGINE, 0.0, 1059.0) is None
+    assert "no step" in (hang(record, ENGINE, 0.0, 1061.0) or "")
 
 
 def test_the_first_step_may_take_longer(record: EngineRecord) -> None:
     record.num_running, record.step = 1, 0
-    assert hang(record, CONFIG, 0.0, 1299.0) is None
-    assert hang(record, CONFIG, 0.0, 1301.0) is not None
+    assert hang(record, ENGINE, 0.0, 1299.0) is None
+    assert hang(record, ENGINE, 0.0, 1301.0) is not None
 
 
 @pytest.mark.parametrize("phase", [Phase.STARTING, Phase.LOADING])
 def test_a_loading_engine_has_the_deadline_of_loading_alone(record: EngineRecord, phase: Phase) -> None:
     record.phase = phase
-    assert hang(record, CONFIG, 0.0, 1199.0) is None
-    assert "loading" in (hang(record, CONFIG, 0.0, 1201.0) or "")
+    assert hang(record, ENGINE, 0.0, 1199.0) is None
+    assert "loading" in (hang(record, ENGINE, 0.0, 1201.0) or "")
 
 
 @pytest.mark.parametrize("phase", [Phase.DRAINING, Phase.LOST, Phase.FAILED])
 def test_an_engine_that_is_ending_is_never_hung(record: EngineRecord, phase: Phase) -> None:
     record.phase = phase
-    assert hang(record, CONFIG, 0.0, 1e6) is None
+    assert hang(record, ENGINE, 0.0, 1e6) is None
 
 
 def paused(*turns: float) -> Pauses:
@@ -111,14 +111,14 @@ def test_time_in_which_the_loop_did_not_turn_counts_for_nothing() -> None:
 
 def test_an_engine_that_was_paused_with_its_supervisor_is_not_hung(record: EngineRecord) -> None:
     pauses = paused(1000.0, 5000.0)
-    assert hang(record, CONFIG, 0.0, 5009.0, pauses) is None
-    assert "no sign of life for 11.0 s" in (hang(record, CONFIG, 0.0, 5011.0, pauses) or "")
+    assert hang(record, ENGINE, 0.0, 5009.0, pauses) is None
+    assert "no sign of life for 11.0 s" in (hang(record, ENGINE, 0.0, 5011.0, pauses) or "")
     record.num_running = 1
-    assert hang(record, CONFIG, 0.0, 5059.0, pauses) is None
-    assert "no step" in (hang(record, CONFIG, 0.0, 5061.0, pauses) or "")
+    assert hang(record, ENGINE, 0.0, 5059.0, pauses) is None
+    assert "no step" in (hang(record, ENGINE, 0.0, 5061.0, pauses) or "")
     record.phase = Phase.LOADING
-    assert hang(record, CONFIG, 1000.0, 6199.0, pauses) is None
-    assert "loading" in (hang(record, CONFIG, 1000.0, 6201.0, pauses) or "")
+    assert hang(record, ENGINE, 1000.0, 6199.0, pauses) is None
+    assert "loading" in (hang(record, ENGINE, 1000.0, 6201.0, pauses) or "")
 
 
 def test_the_notice_of_a_drain_is_a_second_and_never_most_of_the_drain() -> None:
@@ -136,21 +136,21 @@ def test_a_handler_hangs_after_predict_timeout_and_never_without_one(tmp_path: P
     model, engine = ModelConfig(path="", name=""), EngineConfig(handler="python")
     code = UserCodeConfig(path="model.py", handler="handle")
     limited = Config(server=ServerConfig(predict_timeout_s=5), model=model, engine=engine, user_code=code)
-    assert code_hang(record, limited, 0.0, 104.9) is None
-    assert code_hang(record, limited, 0.0, 105.1) == "worked on one request for 5.1 s (limit 5 s)"
-    assert code_hang(record, replace(limited, server=ServerConfig()), 0.0, 1e9) is None
+    assert hang(record, limits(limited), 0.0, 104.9) is None
+    assert hang(record, limits(limited), 0.0, 105.1) == "worked on one request for 5.1 s (limit 5 s)"
+    assert hang(record, limits(replace(limited, server=ServerConfig())), 0.0, 1e9) is None
 
 
 def test_a_formatter_hangs_after_step_timeout_and_idle_code_when_it_falls_silent(tmp_path: Path) -> None:
     record = code_record(tmp_path, Phase.READY, num_running=1, step_s=100.0, beat_s=100.0)
     model, engine = ModelConfig(path="", name=""), EngineConfig(step_timeout_s=2, model_loading_timeout_s=50)
     config = Config(server=ServerConfig(), model=model, engine=engine, user_code=UserCodeConfig(path="model.py"))
-    assert code_hang(record, config, 0.0, 102.1) == "worked on one request for 2.1 s (limit 2 s)"
+    assert hang(record, limits(config), 0.0, 102.1) == "worked on one request for 2.1 s (limit 2 s)"
     record.num_running = 0
-    assert code_hang(record, config, 0.0, 102.1) is None
-    assert code_hang(record, config, 0.0, 111.0) == "gave no sign of life for 11.0 s (limit 10 s)"
+    assert hang(record, limits(config), 0.0, 102.1) is None
+    assert hang(record, limits(config), 0.0, 111.0) == "gave no sign of life for 11.0 s (limit 10 s)"
     record.phase = Phase.LOADING
-    assert code_hang(record, config, 0.0, 51.0) == "did not finish loading for 51.0 s (limit 50 s)"
+    assert hang(record, limits(config), 0.0, 51.0) == "did not finish loading for 51.0 s (limit 50 s)"
 
 
 def test_code_that_was_paused_with_its_supervisor_is_not_hung(tmp_path: Path) -> None:
@@ -158,9 +158,9 @@ def test_code_that_was_paused_with_its_supervisor_is_not_hung(tmp_path: Path) ->
     model, engine = ModelConfig(path="", name=""), EngineConfig(step_timeout_s=2, model_loading_timeout_s=50)
     config = Config(server=ServerConfig(), model=model, engine=engine, user_code=UserCodeConfig(path="model.py"))
     pauses = paused(1000.0, 5000.0)
-    assert code_hang(record, config, 0.0, 5001.9, pauses) is None
-    assert code_hang(record, config, 0.0, 5002.1, pauses) is not None
+    assert hang(record, limits(config), 0.0, 5001.9, pauses) is None
+    assert hang(record, limits(config), 0.0, 5002.1, pauses) is not None
     record.num_running = 0
-    assert code_hang(record, config, 0.0, 5009.0, pauses) is None
+    assert hang(record, limits(config), 0.0, 5009.0, pauses) is None
     record.phase = Phase.LOADING
-    assert code_hang(record, config, 1000.0, 5049.0, pauses) is None
+    assert hang(record, limits(config), 1000.0, 5049.0, pauses) is None
