@@ -34,6 +34,8 @@ WEIGHT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "fp32": 4, "fp16": 2,
 LARGER = 1.2  # weights in memory are larger than their files, because some are copied or laid out anew
 UNKNOWN = Handler(load="")  # an engine that has no record
 UNLIMITED = 1 << 62  # version 1 of control groups says a number of about this size where there is no limit
+OF_VERSION_1 = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_cache", "total_shmem"
+OF_VERSION_2 = "memory.max", "memory.current", "file", "shmem"
 USUAL_SEQUENCES, USUAL_LENGTH = 64, 2048  # of the KV cache, where no option bounds it
 
 
@@ -176,21 +178,15 @@ def _left_in_groups(proc: Path, groups: Path) -> Iterator[int]:
         for line in (proc / "self/cgroup").read_text().splitlines():
             _, controllers, path = line.split(":", 2)
             if not controllers:
-                for folder in _upwards(groups, path):
-                    yield from _left(folder, "memory.max", "memory.current", "file", "shmem")
+                mount, names = groups, OF_VERSION_2
             elif "memory" in controllers.split(","):
-                names = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_cache", "total_shmem"
-                for folder in _upwards(groups / "memory", path):
-                    yield from _left(folder, *names)
-
-
-def _upwards(mount: Path, path: str) -> Iterator[Path]:
-    """Yield the folder of a group and of each group around it. In a container the first may not be shown."""
-    folder = mount / path.strip("/")
-    yield folder
-    while folder != mount:
-        folder = folder.parent
-        yield folder
+                mount, names = groups / "memory", OF_VERSION_1
+            else:
+                continue
+            folder = mount / path.strip("/")
+            for group in (folder, *folder.parents):  # in a container the first may not be shown
+                if group.is_relative_to(mount):
+                    yield from _left(group, *names)
 
 
 def _left(folder: Path, limit: str, used: str, cache: str, shared: str) -> Iterator[int]:

@@ -75,15 +75,8 @@ def set_oom_score(score: int) -> None:
 class Signals:
     """Receives signals as bytes in a pipe, so that one call waits for signals, deaths of children and the clock."""
 
-    HANDLED = (
-        signal.SIGTERM,
-        signal.SIGINT,
-        signal.SIGQUIT,
-        signal.SIGHUP,
-        signal.SIGCHLD,
-        signal.SIGUSR1,
-        signal.SIGUSR2,
-    )
+    ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
+    HANDLED = (*ENDING, signal.SIGHUP, signal.SIGCHLD, signal.SIGUSR1, signal.SIGUSR2)
 
     def __init__(self) -> None:
         self._reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -114,14 +107,13 @@ def spawn(
     argv: Sequence[str],
     environ: Mapping[str, str],
     *,
-    death_signal: signal.Signals,
     oom_score: int = 0,
     become: Callable[[], None] | None = None,
     inherited_fds: Sequence[int] = (),
     folder: str | None = None,
     output_fd: int | None = None,
 ) -> int:
-    """Start a program as leader of a new process group, and return its pid.
+    """Start a program as leader of a new process group, which dies with this process, and return its pid.
 
     `become` makes the process one of another user. `output_fd` becomes its standard output and error. `log_fd` then
     returns, in the program, the standard error of this process. It does not use `subprocess`, which would race with a
@@ -147,7 +139,7 @@ def spawn(
         hide_memory()
         if become is not None:
             become()
-        die_with_parent(parent_pid, death_signal)
+        die_with_parent(parent_pid, signal.SIGKILL)
         if folder is not None:
             os.chdir(folder)
         for fd in inherited_fds:

@@ -109,7 +109,6 @@ class Child:
             self.pid = linux.spawn(
                 self.kind.argv(self._slot),
                 self.kind.environ(self._slot),
-                death_signal=signal.SIGKILL,  # no child is of use without its supervisor
                 oom_score=self.kind.oom_score,
                 become=self.kind.user.become if self.kind.user else None,
                 inherited_fds=self.kind.inherited_fds,

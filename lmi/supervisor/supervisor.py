@@ -184,7 +184,7 @@ class Supervisor:
         if signum == signal.SIGTERM and not self._is_ending:
             log.info("SIGTERM: no new requests, open ones have %g s", self._config.drain_timeout_s)
             self._enter(Phase.DRAINING, "the server was told to stop")
-        elif signum in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT) or is_hangup:
+        elif signum in self._signals.ENDING or is_hangup:
             log.info("%s: stopping now", signum.name)
             self._exit_code = self._failure.code if self._failure else 128 + signum
         elif signum == signal.SIGUSR1:

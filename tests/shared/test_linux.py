@@ -33,7 +33,7 @@ from lmi.shared import linux
 signals = linux.Signals()
 codes = []
 for _ in range(20):
-    pid = linux.spawn(["/bin/sleep", "60"], {}, death_signal=signal.SIGKILL)
+    pid = linux.spawn(["/bin/sleep", "60"], {})
     os.kill(pid, signal.SIGTERM)
     codes.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 print(set(codes))
@@ -48,7 +48,7 @@ def test_a_child_gets_its_own_group_environment_folder_and_score() -> None:
 import os, signal, sys
 from lmi.shared import linux
 argv = [sys.executable, "-c", {script!r}]
-pid = linux.spawn(argv, {{"A": "b"}}, death_signal=signal.SIGKILL, oom_score=300, folder="/")
+pid = linux.spawn(argv, {{"A": "b"}}, oom_score=300, folder="/")
 print(os.waitpid(pid, 0)[1])
 """
     assert run_python(code).split() == ["True", "b", "/", "300", "0"]
@@ -58,7 +58,7 @@ def test_a_program_that_does_not_exist_is_a_child_that_exits_127() -> None:
     code = """
 import os, signal
 from lmi.shared import linux
-pid = linux.spawn(["/no/such/program"], {}, death_signal=signal.SIGKILL)
+pid = linux.spawn(["/no/such/program"], {})
 print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 """
     assert run_python(code) == "127"
@@ -68,7 +68,7 @@ def test_a_child_dies_when_its_parent_is_killed() -> None:
     code = """
 import os, signal, sys, time
 from lmi.shared import linux
-pid = linux.spawn(["/bin/sleep", "60"], {}, death_signal=signal.SIGKILL)
+pid = linux.spawn(["/bin/sleep", "60"], {})
 print(pid, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import sys
 import time
 from pathlib import Path
@@ -130,7 +129,7 @@ def test_programs_that_a_child_starts_do_not_have_its_log(
 ) -> None:
     environ = {"PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", NAMES_ITS_LOG]
-    pid = linux.spawn(command, environ, death_signal=signal.SIGKILL, output_fd=output.writer)
+    pid = linux.spawn(command, environ, output_fd=output.writer)
     output.belongs_to(pid)
     os.waitpid(pid, 0)
     output.read_last()
