@@ -97,7 +97,7 @@ STILL = {
     "lmi.server.routes.invocations": {"lines"},
 }
 # Lines of Python. A room may shrink freely. To grow, it changes its row in the same commit, which says why.
-MAX_LINES_OF_THE_HOUSE = 13_470
+MAX_LINES_OF_THE_HOUSE = 13_460
 MAX_LINES = {
     "lmi/adapters": 850,
     "lmi/apis": 5570,
@@ -108,8 +108,8 @@ MAX_LINES = {
     "lmi/executor": 880,
     "lmi/gateway": 2120,
     "lmi/http": 1050,
-    "lmi/models": 1190,
-    "lmi/server": 2490,
+    "lmi/models": 1160,
+    "lmi/server": 2400,
     "lmi/sessions": 350,
     "lmi/settings": 2900,
     "lmi/shared": 1470,
