@@ -18,8 +18,8 @@ from functools import partial
 from pathlib import Path
 from threading import Event
 
-from handlers.base.sequence import Sequence
 from handlers.base.stepped import Step, SteppedExecutor
+from handlers.base.token_sequence import TokenSequence
 from lmi.executor import Capabilities, EngineInfo, Progress, PromptLogProb, TokenLogProb
 from lmi.settings.config import EngineConfig
 
@@ -37,16 +37,16 @@ def load(config: EngineConfig, model_path: str, progress: Progress) -> EchoExecu
     return executor
 
 
-class EchoExecutor(SteppedExecutor[Sequence]):
+class EchoExecutor(SteppedExecutor[TokenSequence]):
     def __init__(self, config: EngineConfig | None = None, model_path: str | None = None) -> None:
         config = config or EngineConfig(handler="echo")
         max_request_stats = config.request_stats_max_iterations
-        super().__init__(Sequence, max_queue_size=config.max_queue_size, max_request_stats=max_request_stats)
+        super().__init__(TokenSequence, max_queue_size=config.max_queue_size, max_request_stats=max_request_stats)
         options = config.options
         self._step_s = float(options.get("echo_step_ms", STEP_MS)) / 1000
         self._faults = {int(options[name]): act for name, act in FAULTS.items() if name in options}
-        self._waiting: list[Sequence] = []
-        self._running: list[Sequence] = []
+        self._waiting: list[TokenSequence] = []
+        self._running: list[TokenSequence] = []
         self._info = _describe(config, Path(model_path) if model_path else None)
         self._start()
 
@@ -54,21 +54,21 @@ class EchoExecutor(SteppedExecutor[Sequence]):
     def info(self) -> EngineInfo:
         return self._info
 
-    def _add(self, sequence: Sequence) -> None:
+    def _add(self, sequence: TokenSequence) -> None:
         self._waiting.append(sequence)
 
-    def _remove(self, sequence: Sequence) -> None:
+    def _remove(self, sequence: TokenSequence) -> None:
         (self._running if sequence in self._running else self._waiting).remove(sequence)
 
     @property
-    def _active(self) -> SequenceOf[Sequence]:
+    def _active(self) -> SequenceOf[TokenSequence]:
         return self._running
 
     @property
-    def _queued(self) -> SequenceOf[Sequence]:
+    def _queued(self) -> SequenceOf[TokenSequence]:
         return self._waiting
 
-    def _step(self) -> Step[Sequence]:
+    def _step(self) -> Step[TokenSequence]:
         """A step takes `echo_step_ms` for any number of sequences, as a small model's step does."""
         started = time.perf_counter()
         num_free = self._info.max_num_sequences - len(self._running)
@@ -85,7 +85,7 @@ class EchoExecutor(SteppedExecutor[Sequence]):
         return Step(list(self._running), num_context_tokens, len(self._running) - len(admitted))
 
 
-def _advance(sequence: Sequence) -> None:
+def _advance(sequence: TokenSequence) -> None:
     """Append the token that lies one prompt length back, so the prompt repeats."""
     sequence.num_computed = sequence.num_tokens
     token_id = sequence.token_ids[-sequence.num_prompt_tokens]
@@ -93,7 +93,7 @@ def _advance(sequence: Sequence) -> None:
     sequence.append(token_id, LOG_PROB, _alternatives(token_id, num_top) if num_top else None)
 
 
-def _note_prompt(sequence: Sequence) -> None:
+def _note_prompt(sequence: TokenSequence) -> None:
     if sequence.lacks_prompt_log_probs:
         num_top = sequence.request.output_config.num_prompt_log_probs or 0
         later = sequence.request.input_token_ids[1:]

@@ -48,7 +48,10 @@ ANNEXES = {
     "welcome": ("lmi.supervisor.banner",),
     "guides": ("lmi.apis.guides", "handlers.guides"),
     "beams": ("handlers.base.beams",),
-    "engines": ("handlers.driven", "handlers.base.configuration", "handlers.base.waiting"),
+    "engines": (
+        *("handlers.driven", "handlers.base.captured", "handlers.base.configuration"),
+        *("handlers.base.sequence", "handlers.base.waiting"),
+    ),
     "lmi_dist": ("handlers.lmi_dist",),
     "lmi_vllm": ("handlers.lmi_vllm",),
 }
@@ -90,14 +93,13 @@ JOINTS = {
     *("lmi.settings.resolve", "lmi.supervisor.kinds", "lmi.supervisor.supervisor"),
 }
 STILL = {
-    "handlers.base.sequence": {"beams"},
     "lmi.apis.lmi.schema": {"guides"},
     "lmi.pipeline": {"chats"},  # loaded with a model, and Jinja where the model has a template
     "lmi.server.respond": {"adapters", "sessions", "user_code"},
     "lmi.server.routes.invocations": {"lines"},
 }
 # Lines of Python. A room may shrink freely. To grow, it changes its row in the same commit, which says why.
-MAX_LINES_OF_THE_HOUSE = 13_460
+MAX_LINES_OF_THE_HOUSE = 13_770
 MAX_LINES = {
     "lmi/adapters": 850,
     "lmi/apis": 5570,

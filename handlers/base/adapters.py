@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
-from typing import Protocol
+from typing import Generic, Protocol
 
-from handlers.base.sequence import Sequence
+from handlers.base.token_sequence import AnySequence, TokenSequence
 from lmi.adapters.files import CONFIG
 from lmi.capabilities import unknown_adapter
 from lmi.errors import InvalidParameter, LmiError, ModelUnusable, OutOfMemory, cause_line, shorten
@@ -80,7 +80,7 @@ class Adapters:
         self._kind_of = kind_of
         self._loaded: dict[str, LoadedAdapter] = {}
         self._leaving: dict[int, LoadedAdapter] = {}  # unloaded, and still used by sequences; by number
-        self._used: dict[Sequence, LoadedAdapter] = {}
+        self._used: dict[TokenSequence, LoadedAdapter] = {}
         self._resident: OrderedDict[int, LoadedAdapter] = OrderedDict()  # whose weights were read; by number
         self._numbers = count(1)
 
@@ -149,7 +149,7 @@ class Adapters:
         self._leaving[adapter.number] = adapter
         self._remove_unused(adapter.number)
 
-    def claim(self, sequence: Sequence) -> LoadedAdapter | None:
+    def claim(self, sequence: TokenSequence) -> LoadedAdapter | None:
         """Keep the adapter that a new sequence names until `release`. Raises UnknownAdapter if it was unloaded."""
         if (named := sequence.request.lora_config) is None:
             return None
@@ -158,11 +158,11 @@ class Adapters:
         adapter = self._used[sequence] = self._loaded[named.name]
         return adapter
 
-    def release(self, sequence: Sequence) -> None:
+    def release(self, sequence: TokenSequence) -> None:
         if (adapter := self._used.pop(sequence, None)) is not None:
             self._remove_unused(adapter.number)
 
-    def used_by(self, sequence: Sequence) -> LoadedAdapter | None:
+    def used_by(self, sequence: TokenSequence) -> LoadedAdapter | None:
         """The adapter of a sequence, with its weights. Raises what `load` raises for them."""
         adapter = self._used.get(sequence)
         if adapter is not None and adapter.number not in self._resident:
@@ -180,7 +180,7 @@ class Adapters:
             self.drop_weights(self._leaving.pop(number))
 
 
-class Turns:
+class Turns(Generic[AnySequence]):
     """The waiting sequences: express ones first, then by priority and age. The first is given out once it may run.
 
     A batch has at most `max_batch` sequences that are not express. Some engines compute wrong rows for the base model
@@ -188,18 +188,18 @@ class Turns:
     """
 
     def __init__(self, max_batch: float, *, adapters_take_turns: bool) -> None:
-        self.waiting: list[Sequence] = []
+        self.waiting: list[AnySequence] = []
         self._max_batch, self._adapters_take_turns = max_batch, adapters_take_turns
 
-    def add(self, sequence: Sequence) -> None:
+    def add(self, sequence: AnySequence) -> None:
         insort(self.waiting, sequence, key=lambda one: (-one.request.is_express, -one.request.priority))
 
-    def take(self, running: dict[str, Sequence]) -> Iterator[Sequence]:
+    def take(self, running: dict[str, AnySequence]) -> Iterator[AnySequence]:
         """Yield the next sequences. The caller adds each to `running`, or fails it, before it asks for the next."""
         while self.waiting and self._may_run(self.waiting[0], running):
             yield self.waiting.pop(0)
 
-    def _may_run(self, sequence: Sequence, running: dict[str, Sequence]) -> bool:
+    def _may_run(self, sequence: AnySequence, running: dict[str, AnySequence]) -> bool:
         if not running:
             return True
         others = running.values()

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from handlers.base.mailbox import Mailbox, checked
-from handlers.base.sequence import AnySequence, Sequence, sequences_of
+from handlers.base.token_sequence import AnySequence, TokenSequence, sequences_of
 from lmi.capabilities import check_request
 from lmi.errors import Overloaded
 from lmi.executor import (
@@ -379,7 +379,7 @@ class SteppedExecutor(Executor, Generic[AnySequence]):
         self._publish(_fail(sequences, message, ErrorKind.ENGINE_LOST))
 
 
-def _num_requests(sequences: Iterable[Sequence]) -> int:
+def _num_requests(sequences: Iterable[TokenSequence]) -> int:
     return len({sequence.id for sequence in sequences})
 
 
@@ -408,7 +408,7 @@ def _with_siblings_of_failed(sequences: Iterable[AnySequence]) -> list[AnySequen
     return list(listed)
 
 
-def _request_stats(sequence: Sequence, *, is_active: bool) -> RequestStats:
+def _request_stats(sequence: TokenSequence, *, is_active: bool) -> RequestStats:
     if sequence.is_finished:
         stage = "GENERATION_COMPLETE"
     elif not is_active:

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from threading import Event
 from typing import Generic, TypeVar
 
-from handlers.base.sequence import AnySequence
+from handlers.base.token_sequence import AnySequence
 
 WAIT_S = 0.1  # a request may time out meanwhile
 

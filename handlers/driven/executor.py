@@ -110,7 +110,7 @@ class DrivenExecutor(SteppedExecutor[Sequence], Generic[Work]):
         self._adapters = Adapters(engine, self.title, max_resident_adapters, self._kind_of)
         take_turns = info.capabilities.lora and not mixes_adapters
         max_batch = info.max_num_sequences if info.num_express_places else math.inf  # the engine has a bound too
-        self._turns = Turns(max_batch, adapters_take_turns=take_turns)
+        self._turns = Turns[Sequence](max_batch, adapters_take_turns=take_turns)
         self._preparations: SequenceOf[Preparation[Any]] = ()  # a sequence passes one after the other
         self._known: dict[str, Sequence] = {}  # the sequences that the engine has, by their ids there
         self._load = EngineLoad()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-from handlers.base.captured import LOGITS, CapturedRows
+from handlers.base.captured import LOGITS
 from handlers.base.configuration import CONTEXT
 from handlers.lmi_dist.runner import Chunk, Runner
 from handlers.lmi_dist.sequence import EmbeddedSequence
@@ -55,7 +55,7 @@ def take_prompt(runner: Runner, sequence: EmbeddedSequence, chunk: Chunk, logits
     assert captured is not None
     for name in captured.context:
         rows = _rows(runner, name, logits)[first : first + chunk.num_logits]
-        captured.put_context(name, chunk.start, _block(rows))
+        captured.put_context(name, chunk.start, rows)
 
 
 def take_draws(runner: Runner, logits: Array, rows: list[int], sequences: list[EmbeddedSequence]) -> None:
@@ -64,18 +64,11 @@ def take_draws(runner: Runner, logits: Array, rows: list[int], sequences: list[E
         if (captured := sequence.captured) is None:
             continue
         for name, kept in captured.generation.items():
-            block = _block(_rows(runner, name, logits)[row : row + 1])
-            if sequence.request.sampling_config.beam_width > 1:
-                captured.beams[name].put(sequence.token_ids[sequence.num_prompt_tokens :], block)
-            else:
-                kept.put(sequence.num_generated, block)
+            generated = tuple(sequence.token_ids[sequence.num_prompt_tokens :])
+            has_beams = sequence.request.sampling_config.beam_width > 1
+            kept.put([generated if has_beams else len(generated)], _rows(runner, name, logits)[row : row + 1])
 
 
 def _rows(runner: Runner, name: str, logits: Array) -> Array:
     """The rows of the runner's last step, (num_logits, …)."""
     return logits if name == LOGITS else runner.output(name)
-
-
-def _block(rows: Array) -> CapturedRows:
-    """From (num_tokens, …), float32."""
-    return CapturedRows(tuple(rows.shape[1:]), rows.dtype.name, [row.tobytes() for row in rows])

@@ -12,8 +12,8 @@ from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from handlers.base import sequence as base
 from handlers.base.beams import Continuation
+from handlers.base.sequence import Sequence
 from handlers.lmi_dist.kv_cache import KvCache
 from lmi.executor import ErrorKind
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True, eq=False)
-class EmbeddedSequence(base.Sequence):
+class EmbeddedSequence(Sequence):
     """A sequence, and what the parts of the engine know of it."""
 
     adapter: int = 0  # the number by which the runner knows the request's adapter

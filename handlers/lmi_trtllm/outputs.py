@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence as SequenceOf
 from dataclasses import dataclass
+from itertools import count
 from typing import TypeAlias
 
 import torch
@@ -16,7 +17,7 @@ from tensorrt_llm.llmapi import CompletionOutput, RequestOutput
 from torch import Tensor
 
 from handlers.base.beams import Beam
-from handlers.base.captured import LOGITS, CapturedRows
+from handlers.base.captured import LOGITS, Array
 from handlers.base.sequence import Sequence
 from handlers.driven.outputs import LogProbs, SequenceOutput
 from handlers.lmi_trtllm.sampling import end_token, stop_token_ids
@@ -207,15 +208,15 @@ def note_rows(sequence: Sequence, rows: Rows, num_new: int) -> None:
     if captured is None:
         return
     for name in captured.context:
-        if name in context and not captured.context[name].end:
-            block = _block(context[name])
-            captured.put_context(name, sequence.num_prompt_tokens - len(block.rows), block)
+        if name in context and not captured.context[name].by_place:
+            block = _array(context[name])
+            captured.put_context(name, sequence.num_prompt_tokens - len(block), block)
     for name, kept in captured.generation.items() if num_new else ():
         new = _new_rows(generation.get(name), sequence.num_generated, num_new)
         if new is None:
             sequence.fail(f"the model gave no row of {name} for each token of a step")
             return
-        kept.put(sequence.num_generated, _block(new))
+        kept.put(count(sequence.num_generated), _array(new))
 
 
 def _new_rows(rows: Tensor | None, num_before: int, num_new: int) -> Tensor | None:
@@ -227,8 +228,7 @@ def _new_rows(rows: Tensor | None, num_before: int, num_new: int) -> Tensor | No
     return rows if len(rows) == num_new else None
 
 
-def _block(rows: Tensor) -> CapturedRows:
+def _array(rows: Tensor) -> Array:
     """From (num_tokens, …). Numbers with a fraction are float32."""
     rows = rows.float() if rows.is_floating_point() else rows
-    array = rows.contiguous().cpu().numpy()
-    return CapturedRows(tuple(array.shape[1:]), array.dtype.name, [row.tobytes() for row in array])
+    return rows.contiguous().cpu().numpy()

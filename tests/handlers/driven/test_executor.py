@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from handlers.base.adapters import Turns
-from handlers.base.sequence import Sequence, sequences_of
+from handlers.base.sequence import Sequence
+from handlers.base.token_sequence import sequences_of
 from handlers.driven.executor import name_of
 from lmi.errors import InvalidParameter, InvalidRequest, UnknownAdapter
 from lmi.executor import ErrorKind, FinishReason, LoraConfig, Request, Response, ResponseError

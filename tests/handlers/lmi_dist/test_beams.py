@@ -16,7 +16,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from handlers.base.beams import Candidate
-from handlers.base.sequence import sequences_of
+from handlers.base.token_sequence import sequences_of
 from handlers.lmi_dist import Executor
 from handlers.lmi_dist.native.sampling import Sampling, new_wishes
 from handlers.lmi_dist.runner import Plan

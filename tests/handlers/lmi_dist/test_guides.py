@@ -21,7 +21,7 @@ import pytest
 import tokenizers
 import transformers
 
-from handlers.base.sequence import sequences_of
+from handlers.base.token_sequence import sequences_of
 from handlers.guides.compiler import Compiled
 from handlers.guides.turns import Kept
 from handlers.guides.vocabulary import Vocabulary, read_config

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import pytest
 from hypothesis import example, given, settings, strategies as st
 
-from handlers.base.sequence import sequences_of
+from handlers.base.token_sequence import sequences_of
 from handlers.lmi_dist.kv_cache import KvCache
 from handlers.lmi_dist.scheduler import Batch, Scheduler
 from handlers.lmi_dist.sequence import EmbeddedSequence

@@ -20,7 +20,7 @@ from transformers import (
     TypicalLogitsWarper,
 )
 
-from handlers.base.sequence import sequences_of
+from handlers.base.token_sequence import sequences_of
 from handlers.lmi_dist import plain_sampling
 from handlers.lmi_dist.logits_rules import LogitsRules, RuledRow, add_rules, new_rules
 from handlers.lmi_dist.native.sampling import Floats, Fulfilled, Sampling, new_wishes

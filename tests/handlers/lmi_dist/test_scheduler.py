@@ -6,7 +6,7 @@ from typing import Any
 
 from hypothesis import given, strategies as st
 
-from handlers.base.sequence import sequences_of
+from handlers.base.token_sequence import sequences_of
 from handlers.lmi_dist.kv_cache import KvCache
 from handlers.lmi_dist.runner import Chunk
 from handlers.lmi_dist.scheduler import Batch, Scheduler

@@ -1,0 +1,219 @@
+"""One sequence of a request on its way through an engine: its tokens, its progress, and why it ended.
+
+The sequences of one request share a `Group`: each ends by itself, and all fail together. This module is plain Python
+and knows nothing of scheduling rules, models or text: `sequence.py` has what engines with a model add.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from dataclasses import dataclass, field
+from typing import Self, TypeVar, cast
+
+from lmi.executor import (
+    MAX_SEED,
+    ErrorKind,
+    FinishReason,
+    PromptLogProb,
+    Request,
+    RequestPerfMetrics,
+    Response,
+    ResponseError,
+    Result,
+    TokenLogProb,
+)
+
+AnySequence = TypeVar("AnySequence", bound="TokenSequence")
+
+_NOT_FINISHED = FinishReason.NOT_FINISHED  # to look it up in its class takes as long as the rest of `is_finished`
+
+
+@dataclass(slots=True, eq=False)
+class Group:
+    """The sequences of one request, and how many last Responses it still owes. The one that leaves 0 is final."""
+
+    num_owed: int
+    sequences: list[TokenSequence] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
+class TokenSequence:
+    """`token_ids` are prompt and output together, of which the engine has computed `num_computed`.
+
+    `num_prefill` tokens are computed as prompt chunks: the prompt, or after a preemption all tokens known by then. A
+    sequence is live until `finish_reason` or `error` is set.
+    """
+
+    id: int  # of the request
+    index: int  # among the sequences of the request
+    num_copies: int  # greedy sequences of a request are equal: one is computed and answered this many times
+    group: Group
+    request: Request
+    min_tokens: int
+    max_tokens: int  # the request's, shortened to what the context has room for
+    seed: int
+    deadline: float | None  # time.monotonic()
+    token_ids: list[int]
+    num_prompt_tokens: int
+    num_prefill: int
+    first_told: int  # the first token of an answer: that of the prompt where the answer begins with it
+    end_ids: frozenset[int]
+    stop_words: dict[int, list[list[int]]]  # by their last token
+    num_computed: int = 0
+    num_sent: int = 0  # generated tokens that Responses have carried
+    log_probs: list[float] = field(default_factory=list)
+    cum_log_prob: float = 0.0
+    top_log_probs: list[list[TokenLogProb]] = field(default_factory=list)
+    prompt_log_probs: list[PromptLogProb] = field(default_factory=list)
+    finish_reason: FinishReason = _NOT_FINISHED
+    error: ResponseError | None = None
+    perf_metrics: RequestPerfMetrics | None = None  # where the request wants them
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_generated(self) -> int:
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def is_prefilling(self) -> bool:
+        return self.num_computed < self.num_prefill
+
+    @property
+    def is_finished(self) -> bool:
+        return self.finish_reason is not _NOT_FINISHED or self.error is not None
+
+    @property
+    def siblings(self) -> list[Self]:
+        """All sequences of the request, in the order of their indices; it is among them."""
+        return cast("list[Self]", self.group.sequences)
+
+    @property
+    def lacks_prompt_log_probs(self) -> bool:
+        wanted = self.index == 0 and self.request.output_config.num_prompt_log_probs is not None
+        return wanted and len(self.prompt_log_probs) < self.num_prompt_tokens
+
+    def append(self, token_id: int, log_prob: float | None = None, top: list[TokenLogProb] | None = None) -> None:
+        """Append a generated token. Sets `finish_reason` if it is the last."""
+        self.token_ids.append(token_id)
+        if self.perf_metrics is not None:
+            self._note_time(self.perf_metrics)
+        if log_prob is not None and self.request.output_config.return_log_probs:
+            self.log_probs.append(log_prob)
+            self.cum_log_prob += log_prob
+        if top is not None:
+            self.top_log_probs.append(top)
+        self.finish_reason = self.reason_after(self.token_ids, self.num_generated)
+
+    @staticmethod
+    def _note_time(metrics: RequestPerfMetrics) -> None:
+        metrics.last_token_time = time.monotonic()
+        if metrics.first_token_time is None:
+            metrics.first_token_time = metrics.last_token_time
+
+    def reason_after(self, token_ids: list[int], num_generated: int) -> FinishReason:
+        """Why a sequence ends with these tokens, the last `num_generated` of which were generated.
+
+        The precedence is END_ID, STOP_WORDS, LENGTH. Up to `min_tokens` only the length ends a sequence.
+        """
+        token_id = token_ids[-1]
+        if num_generated > self.min_tokens:
+            if token_id in self.end_ids and not self.request.ignore_eos:
+                return FinishReason.END_ID
+            words = self.stop_words.get(token_id)
+            if words and any(len(word) <= num_generated and token_ids[-len(word) :] == word for word in words):
+                return FinishReason.STOP_WORDS
+        return FinishReason.LENGTH if num_generated >= self.max_tokens else _NOT_FINISHED
+
+    def finish(self, reason: FinishReason) -> None:
+        """End a cancelled or timed-out sequence. Tokens that no Response has carried are dropped, as upstream does."""
+        self.finish_reason = reason
+        del self.token_ids[self.num_prompt_tokens + self.num_sent :]
+        del self.log_probs[self.num_sent :]
+        self.cum_log_prob = sum(self.log_probs)
+        del self.top_log_probs[self.num_sent :]
+
+    def fail(self, message: str, kind: ErrorKind = ErrorKind.GENERATION, field: str | None = None) -> None:
+        """End every sequence of the request with an error."""
+        for sequence in self.group.sequences:
+            sequence.error = ResponseError(message, kind, field)
+
+    def take_responses(self) -> list[Response]:
+        """The new Responses. A request that is not streamed gets them at the end; a failed one gets one error."""
+        request, is_finished = self.request, self.is_finished
+        if self.error is not None:
+            num_owed, self.group.num_owed = self.group.num_owed, 0
+            return [Response(self.id, error=self.error, client_id=request.client_id)] if num_owed else []
+        if not (is_finished or request.streaming):
+            return []
+        start, self.num_sent = self.num_sent, len(self.token_ids) - self.num_prompt_tokens
+        responses = []
+        for index in range(self.index, self.index + self.num_copies):
+            self.group.num_owed -= is_finished
+            result = self._result(start, index)
+            wants_prompt = start == index == 0 and request.output_config.num_prompt_log_probs is not None
+            if wants_prompt and not self.lacks_prompt_log_probs:
+                result.prompt_log_probs = self.prompt_log_probs
+            if is_finished:
+                result.request_perf_metrics = self.perf_metrics
+            responses.append(Response(self.id, result, None, request.client_id))
+        return responses
+
+    def _result(self, num_sent: int, index: int) -> Result:
+        """The Result with the tokens that no Response has carried yet, or with all tokens if the request wants them."""
+        output, reason, is_final = self.request.output_config, self.finish_reason, self.group.num_owed == 0
+        start = 0 if self.request.return_all_generated_tokens else num_sent
+        token_ids = self.token_ids[self.first_told + start :]
+        result = Result([token_ids], is_final, reason is not _NOT_FINISHED, index, [reason])
+        if output.return_log_probs:
+            result.log_probs, result.cum_log_probs = [self.log_probs[start:]], [self.cum_log_prob]
+        if output.num_top_log_probs:
+            result.top_log_probs = [self.top_log_probs[start:]]
+        return result
+
+
+def sequences_of(
+    kind: type[AnySequence], request_id: int, request: Request, max_sequence_length: int
+) -> list[AnySequence]:
+    """The sequences of a request that was just accepted. Its arrival time, deadline and seeds are set here.
+
+    Sequence i uses seed + i. A greedy request has one sequence, which is answered `num_return_sequences` times. A
+    request with beams has one sequence and one answer.
+    """
+    sampling, num_prompt_tokens = request.sampling_config, len(request.input_token_ids)
+    num_answers = 1 if sampling.beam_width > 1 else sampling.num_return_sequences
+    num_copies = num_answers if sampling.is_greedy else 1
+    arrival_time = time.monotonic()
+    seed = secrets.randbits(64) if sampling.seed is None else sampling.seed
+    deadline = None if request.allotted_time_ms is None else arrival_time + request.allotted_time_ms / 1000
+    has_metrics = request.output_config.return_perf_metrics
+    excludes_prompt = request.output_config.exclude_input_from_output
+    stop_words: dict[int, list[list[int]]] = {}
+    for word in request.stop_words:
+        stop_words.setdefault(word[-1], []).append(list(word))
+    group, sequences = Group(num_owed=num_answers), []
+    for index in range(num_answers // num_copies):
+        sequence = kind(
+            id=request_id,
+            index=index,
+            num_copies=num_copies,
+            group=group,
+            request=request,
+            min_tokens=sampling.min_tokens or 0,
+            max_tokens=min(request.max_tokens, max_sequence_length - num_prompt_tokens),
+            seed=(seed + index) % (MAX_SEED + 1),
+            deadline=deadline,
+            token_ids=list(request.input_token_ids),
+            num_prompt_tokens=num_prompt_tokens,
+            num_prefill=num_prompt_tokens,
+            first_told=num_prompt_tokens if request.streaming or excludes_prompt else 0,
+            end_ids=frozenset(request.end_ids) | ({request.end_id} if request.end_id is not None else set()),
+            stop_words=stop_words,
+            perf_metrics=RequestPerfMetrics(arrival_time=arrival_time) if has_metrics else None,
+        )
+        sequences.append(sequence)
+    group.sequences += sequences
+    return sequences
