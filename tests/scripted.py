@@ -145,7 +145,8 @@ class ScriptedExecutor(Executor):
         self.cancelled: list[int] = []
         self.lost = threading.Event()
         self._turns: dict[int, Turn] = {}
-        self._ready: list[Response] = []
+        self._ready: list[Response] = []  # of this step
+        self._take: Callable[[list[Response]], None] = lambda responses: None
         self._changed = threading.Condition()
         self._is_over = False
         self._num_steps = 0
@@ -191,13 +192,13 @@ class ScriptedExecutor(Executor):
     def await_responses(
         self, request_id: int | Sequence[int] | None = None, timeout_s: float | None = None
     ) -> list[Response] | list[list[Response]]:
-        with self._changed:
-            self._changed.wait_for(lambda: self._ready or self._is_over, timeout_s)
-            ready, self._ready = self._ready, []
-            return ready
+        return []
+
+    def pass_responses_to(self, take: Callable[[list[Response]], None]) -> None:
+        self._take = take
 
     def get_num_responses_ready(self, request_id: int | None = None) -> int:
-        return len(self._ready)
+        return 0
 
     def cancel_request(self, request_id: int) -> None:
         with self._changed:
@@ -227,7 +228,9 @@ class ScriptedExecutor(Executor):
                 self._num_steps += 1
                 for turn in list(self._turns.values()):
                     self._step(turn)
-                self._changed.notify_all()
+                ready, self._ready = self._ready, []
+            if ready:
+                self._take(ready)
 
     def _step(self, turn: Turn) -> None:
         response = self._advance(turn)
@@ -422,7 +425,8 @@ async def _serve(
 
     engine_server = await loop.create_unix_server(connect, str(folder / "engine-0.sock"))
     block.engines[0].phase = Phase.READY
-    pump = asyncio.create_task(_pump(executor, dispatcher, block, connections))
+    executor.pass_responses_to(dispatcher.deliver)
+    watch = asyncio.create_task(_watch(executor, dispatcher, block, connections))
     engines = Engines([str(folder / "engine-0.sock")], block.engines)
     tokenizer = RecordingTokenizer.load(config.model.path)
     pipeline = Pipeline(tokenizer, engines, config.model)
@@ -452,7 +456,7 @@ async def _serve(
         await asyncio.sleep(0.01)
     server.should_exit = True
     await task
-    pump.cancel()
+    watch.cancel()
     engine_server.close()
     if user_code_server is not None:
         user_code_server.close()
@@ -471,15 +475,15 @@ async def _run_user_code(
     return UserCodeWorkers([path], [record]), server
 
 
-async def _pump(
+async def _watch(
     executor: ScriptedExecutor, dispatcher: Dispatcher, block: Block, connections: list[FrontEndConnection]
 ) -> None:
-    """Do on the loop what the engine worker's thread does."""
+    """Do what the engine's worker does beside the steps."""
     while True:
         block.engines[0].beat_s = time.monotonic()
         is_lost = executor.lost.is_set()  # before its last responses are taken
-        responses = await asyncio.to_thread(executor.await_responses, None, 0.05)
-        dispatcher.deliver(responses)  # type: ignore[arg-type]
+        await asyncio.sleep(0.05)
+        dispatcher.observe()
         if is_lost:
             block.engines[0].phase = Phase.LOST
             for connection in connections:

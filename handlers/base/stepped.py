@@ -178,9 +178,8 @@ class SteppedExecutor(Executor, Generic[AnySequence]):
     ) -> list[Response] | list[list[Response]]:
         return self._mailbox.take(request_id, timeout_s)
 
-    def pass_responses_to(self, take: Callable[[list[Response]], None]) -> bool:
+    def pass_responses_to(self, take: Callable[[list[Response]], None]) -> None:
         self._mailbox.pass_on(take)
-        return True
 
     def get_num_responses_ready(self, request_id: int | None = None) -> int:
         return self._mailbox.num_ready(request_id)

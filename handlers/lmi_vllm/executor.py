@@ -164,6 +164,9 @@ class Follower(Executor):
         self._is_closing.wait(timeout_s)
         return []
 
+    def pass_responses_to(self, take: object) -> None:
+        return None
+
     def get_num_responses_ready(self, request_id: int | None = None) -> int:
         return 0
 

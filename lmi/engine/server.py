@@ -1,7 +1,7 @@
 """The engine's side of the engine sockets, which runs the requests of all front ends on one executor.
 
-Requests arrive on the event loop of the worker. The thread that makes the Responses calls `deliver`, or `Worker._pump`
-where an executor keeps them. If a front end breaks the protocol or stops reading, only its connection closes.
+Requests arrive on the event loop of the worker. The thread that makes the Responses calls `deliver`. If a front end
+breaks the protocol or stops reading, only its connection closes.
 """
 
 from __future__ import annotations

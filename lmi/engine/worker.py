@@ -11,10 +11,8 @@ import gc
 import logging
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from importlib import import_module
 from operator import attrgetter
 from typing import TYPE_CHECKING, Self, cast
@@ -25,7 +23,7 @@ from lmi.adapters.keeper import AdapterKeeper
 from lmi.engine.overload import LearningQueue
 from lmi.engine.server import Dispatcher, FrontEndConnection
 from lmi.errors import BadConfiguration
-from lmi.executor import Executor, Progress, Response
+from lmi.executor import Executor, Progress
 from lmi.ipc import listen
 from lmi.runtime import LoadReport, Runtime
 from lmi.settings.config import EngineConfig
@@ -37,7 +35,6 @@ if TYPE_CHECKING:
     from rich.progress import Progress as Bar
 
 BEAT_S = 0.2
-AWAIT_S = 0.5  # how long the pump waits before it checks whether it should stop
 LOG_S = 1.0  # the least time between two lines about the progress of a load
 FINISH_S = 2.0  # for requests that are still open at SIGTERM
 
@@ -96,21 +93,20 @@ class Loading:
 
 
 class Worker:
-    """An executor and its dispatcher, with a thread between them if the executor needs one."""
+    """An executor and its dispatcher, in a process that ends with one of them."""
 
     def __init__(
         self, executor: Executor, record: EngineRecord, dispatcher: Dispatcher, adapters: AdapterKeeper
     ) -> None:
         self.dispatcher, self._adapters = dispatcher, adapters
-        self._failure: BaseException | None = None
+        self._has_failed = False
         self._executor = executor
         self._record = record
         self._stop = asyncio.Event()
         self._loop = asyncio.get_running_loop()
-        self._thread = threading.Thread(target=self._pump, name="pump", daemon=True)
 
     async def serve(self, socket_path: str, client_uid: int | None = None) -> None:
-        """Serve until SIGTERM, or until the executor fails, whose error this raises.
+        """Serve until SIGTERM. Raises RuntimeError if the executor stops before.
 
         Raises ModelUnusable if an adapter beside the model cannot be loaded in a server that starts.
         """
@@ -120,8 +116,7 @@ class Worker:
         await (self._adapters.load_first() if self._record.num_starts <= 1 else self._adapters.follow())
         self._record.stage = ""
         server = await listen(lambda: FrontEndConnection(self.dispatcher), socket_path, client_uid)
-        if not self._executor.pass_responses_to(self.dispatcher.deliver):
-            self._thread.start()
+        self._executor.pass_responses_to(self.dispatcher.deliver)
         self._beat()
         gc.freeze()  # loaded objects stay; without this a full collection would hold up every stream
         self._record.phase = Phase.READY
@@ -130,12 +125,12 @@ class Worker:
         self._record.phase = Phase.DRAINING
         server.close()
         deadline_s = time.monotonic() + FINISH_S
-        while self.dispatcher.num_requests and self._failure is None and time.monotonic() < deadline_s:
+        while self.dispatcher.num_requests and not self._has_failed and time.monotonic() < deadline_s:
             await asyncio.sleep(0.02)
         self._loop.remove_signal_handler(signal.SIGTERM)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one must not interrupt the executor's shutdown
-        if self._failure is not None:
-            raise self._failure
+        if self._has_failed:
+            raise RuntimeError("the executor has stopped by itself")
 
     def _beat(self) -> None:
         self._record.beat_s = time.monotonic()
@@ -143,23 +138,9 @@ class Worker:
         self.dispatcher.observe()
         self._adapters.look()
         if not self._executor.can_enqueue_requests() and not self._stop.is_set():
-            self._fail(RuntimeError("the executor has stopped by itself"))
+            self._has_failed = True
+            self._stop.set()
         self._loop.call_later(BEAT_S, self._beat)
-
-    def _pump(self) -> None:
-        """Wait for responses and deliver each batch. Runs in its own thread."""
-        try:
-            while not self.dispatcher.is_closing or self.dispatcher.num_requests:
-                responses = cast(list[Response], self._executor.await_responses(timeout_s=AWAIT_S))
-                if responses:
-                    self.dispatcher.deliver(responses)
-        except BaseException as error:
-            with suppress(RuntimeError):  # the loop is closed, so the worker stops already
-                self._loop.call_soon_threadsafe(self._fail, error)
-
-    def _fail(self, error: BaseException) -> None:
-        self._failure = error
-        self._stop.set()
 
 
 def resolve(handler: str, load: str) -> Loader:

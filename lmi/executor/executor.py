@@ -207,14 +207,13 @@ class Executor(ABC):
         returns one list for each, in their order. When the executor shuts down, it returns at once, perhaps [].
         """
 
-    def pass_responses_to(self, take: Callable[[list[Response]], None]) -> bool:
+    @abstractmethod
+    def pass_responses_to(self, take: Callable[[list[Response]], None]) -> None:
         """Call `take` with the Responses of each step, on the thread that makes them. Use it before the first request.
 
-        Returns False if this engine cannot do it. If it returns True, `take` gets the Responses in the order of
-        `await_responses`, which gets no more of them. So no waiting thread takes the interpreter from the thread that
+        `await_responses` then gets none. A server does so: no waiting thread takes the interpreter from the thread that
         runs the next step. `take` must neither block nor raise.
         """
-        return False
 
     @abstractmethod
     def get_num_responses_ready(self, request_id: int | None = None) -> int: ...

@@ -130,10 +130,9 @@ def start(tmp_path: Path) -> Iterator[Start]:
         worker.kill()
 
 
-@pytest.fixture(params=["echo", "asked"])
-def worker(start: Start, request: pytest.FixtureRequest) -> Worker:
-    """A worker whose engine passes its Responses on, and one whose engine must be asked for them."""
-    return start(request.param).wait_ready()
+@pytest.fixture
+def worker(start: Start) -> Worker:
+    return start().wait_ready()
 
 
 def request(num_tokens: int, prompt: tuple[int, ...] = PROMPT, **settings: object) -> Request:

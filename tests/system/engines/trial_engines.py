@@ -1,4 +1,4 @@
-"""Engines that fail while they load, and one that must be asked for Responses, announced by a package."""
+"""Engines that fail while they load, announced by a package."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ import ctypes
 import os
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 
 from handlers import echo
 from lmi.errors import ModelUnusable, SecurityRefused
-from lmi.executor import Executor, Progress, Response
+from lmi.executor import Executor, Progress
 from lmi.settings.config import EngineConfig
 
 
@@ -65,17 +64,6 @@ def talkative(config: EngineConfig, model_path: str, progress: Progress) -> Exec
         os.write(2, b"F1122 12:00:00.000000 7 check.cc:1] Check failed: last words")
         os.abort()
     return echo.load(config, model_path, progress)
-
-
-class Asked(echo.EchoExecutor):
-    """An engine that gives Responses only to callers that wait for them, as engines of other packages may."""
-
-    def pass_responses_to(self, take: Callable[[list[Response]], None]) -> bool:
-        return False
-
-
-def asked(config: EngineConfig, model_path: str, progress: Progress) -> Executor:
-    return Asked(config, model_path)
 
 
 def exhausted(config: EngineConfig, model_path: str, progress: Progress) -> Executor:
