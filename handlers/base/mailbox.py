@@ -93,11 +93,8 @@ class Mailbox:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         with self._changed:
             if request_id is None:
-                self._changed.wait_for(lambda: self._ready or self._is_closed, _time_left(deadline))
-                batches, self._ready = self._ready, {}
-                for known, batch in batches.items():
-                    self._note_handed_out(known, batch)
-                return [response for batch in batches.values() for response in batch]
+                self._wait(lambda: self._ready, deadline)
+                return [response for known in list(self._ready) for response in self._hand_out(known)]
             if isinstance(request_id, int):
                 return self._take_one(request_id, deadline)
             for one in request_id:
@@ -106,26 +103,24 @@ class Mailbox:
 
     def _take_one(self, request_id: int, deadline: float | None) -> list[Response]:
         self._check_known(request_id)
-        self._changed.wait_for(
-            lambda: request_id in self._ready or request_id not in self._open or self._is_closed, _time_left(deadline)
-        )
+        self._wait(lambda: request_id in self._ready or request_id not in self._open, deadline)
         if request_id in self._ready:
-            batch = self._ready.pop(request_id)
-            self._note_handed_out(request_id, batch)
-            return batch
-        if request_id not in self._open:
-            message = f"request {request_id} is already finished: its final response was handed out"
-            return [Response(request_id, error=ResponseError(message, ErrorKind.INVALID))]
-        return []
+            return self._hand_out(request_id)
+        if request_id in self._open:
+            return []
+        message = f"request {request_id} is already finished: its final response was handed out"
+        return [Response(request_id, error=ResponseError(message, ErrorKind.INVALID))]
 
-    def _note_handed_out(self, request_id: int, batch: list[Response]) -> None:
+    def _wait(self, is_ready: Callable[[], object], deadline: float | None) -> None:
+        time_left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        self._changed.wait_for(lambda: is_ready() or self._is_closed, time_left)
+
+    def _hand_out(self, request_id: int) -> list[Response]:
+        batch = self._ready.pop(request_id)
         if batch[-1].is_final:
             self._open.discard(request_id)
+        return batch
 
     def _check_known(self, request_id: int) -> None:
         if not 1 <= request_id <= self._last_id:
             raise ValueError(f"request_id must be one that enqueue_request gave out, given {request_id}")
-
-
-def _time_left(deadline: float | None) -> float | None:
-    return None if deadline is None else max(0.0, deadline - time.monotonic())
