@@ -28,7 +28,6 @@ from lmi.types import AnswerEnd, Delta, GenerationRequest
 Take = Callable[[Delta], Awaitable[None] | None]  # what it returns is awaited before the next Delta
 Spelled = Mapping[tuple[str, ...], list[tuple[int, ...]]]  # the token ids of bad words
 
-MAX_TEXT_CHARS = 4 << 20  # that are only tokenized
 OVER = "the answer is over"  # why its tasks are cancelled
 NOT_FINISHED = FinishReason.NOT_FINISHED
 REASONS = {
@@ -45,14 +44,10 @@ class Pipeline:
         """Make the pipeline of a model as it is set. Raises ModelUnusable or BadConfiguration for its template."""
         from lmi.chats.prompts import ChatPrompts
 
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._engines = engines
-        self._chats = ChatPrompts.of(model, tokenizer)
+        self.chats = ChatPrompts.of(model, tokenizer)
         self._prefix_cache_scope = model.prefix_cache_scope
-
-    @property
-    def has_chat_template(self) -> bool:
-        return self._chats is not None
 
     async def generate(self, requests: Sequence[GenerationRequest], take: Take) -> None:
         """Pass the Deltas of the answer to `take`. Raises LmiError, before the first Delta or after some.
@@ -61,37 +56,11 @@ class Pipeline:
         """
         requests = _salted(requests, self._prefix_cache_scope)
         bad_words = {request.bad_sequences for request in requests}  # nearly always one list for all
-        spelled = {words: await self._tokenizer.spellings_async(words) for words in bad_words}
+        spelled = {words: await self.tokenizer.spellings_async(words) for words in bad_words}
         if len(requests) == 1:
             await self._generate(requests[0], await self._prepare(requests[0], spelled), 0, take)
         else:
             await self._generate_all(requests, spelled, take)
-
-    async def tokenize(self, request: GenerationRequest, *, add_special_tokens: bool) -> list[int]:
-        """Return the ids of a prompt, of any length up to MAX_TEXT_CHARS. Raises InvalidParameter for a longer one."""
-        if request.prompt_token_ids is not None:
-            return list(request.prompt_token_ids)
-        _check_countable(request)
-        text, forged = await self._text(request)
-        if len(text) > MAX_TEXT_CHARS:
-            raise errors.InvalidParameter("inputs", f"at most {MAX_TEXT_CHARS} characters", f"{len(text)} characters")
-        return await self._tokenizer.encode_async(text, add_special_tokens=add_special_tokens, forged=forged)
-
-    async def detokenize(self, ids: Sequence[int]) -> str:
-        """Return the text of token ids, special ones included. Raises InvalidParameter for an id that is no token."""
-        if (worst := max(ids, default=0)) >= self._tokenizer.vocab_size:
-            raise errors.InvalidParameter("tokens", f"ids below {self._tokenizer.vocab_size}", worst)
-        return await asyncio.to_thread(self._tokenizer.decode, ids)
-
-    def token_name(self, token_id: int) -> str:
-        return self._tokenizer.token_name(token_id)
-
-    async def count_tokens(self, request: GenerationRequest) -> int:
-        """Return the number of tokens of a prompt. Raises InvalidRequest, or Unavailable when no engine is ready."""
-        info = await self._engines.ready(request.adapter)
-        _check_countable(request)
-        prompt, forged = await self._text(request)
-        return len(await self._encode(request, prompt, forged, info))
 
     async def _prepare(self, request: GenerationRequest, spelled: Spelled) -> tuple[str, Request]:
         """Return the text that the answer continues, and the request for the engine.
@@ -102,21 +71,21 @@ class Pipeline:
         if request.images and not info.capabilities.max_images:
             kind = errors.shorten(request.images[0].kind)
             raise errors.Unsupported(request.images[0].place, f"messages are text alone, given a part of type {kind}")
-        prompt, forged = await self._text(request, info.image_placeholder)
+        prompt, forged = await self.text_of(request, info.image_placeholder)
         if request.is_beam_search and request.guided_decoding is not None:
             raise errors.Unsupported("guided_decoding_params", "a beam search follows no structure")
-        prompt_ids = await self._encode(request, prompt, forged, info)
+        prompt_ids = await self.encode(request, prompt, forged, info)
         submitted = self._engine_request(request, prompt_ids, spelled[request.bad_sequences], info)
         check_request(submitted, info)
         if request.prompt_token_ids is not None and request.return_full_text:
-            prompt = self._tokenizer.decode(prompt_ids)
+            prompt = self.tokenizer.decode(prompt_ids)
         return prompt, submitted
 
     async def _generate(
         self, request: GenerationRequest, prepared: tuple[str, Request], first_index: int, take: Take
     ) -> None:
         prompt, submitted = prepared
-        sequences = Sequences(self._tokenizer, request, prompt, submitted.input_token_ids, first_index)
+        sequences = Sequences(self.tokenizer, request, prompt, submitted.input_token_ids, first_index)
         stream = self._engines.submit(submitted, request.session, request.origin)
 
         def take_result(result: Result) -> Awaitable[None] | None:
@@ -180,13 +149,13 @@ class Pipeline:
                 task.cancel(*reason)
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _encode(
+    async def encode(
         self, request: GenerationRequest, prompt: str, forged: Sequence[int], info: EngineInfo
     ) -> list[int]:
         """Return the prompt's token ids. Raises InvalidParameter for a prompt that leaves no room for an answer."""
         if request.prompt_token_ids is not None:
             return list(request.prompt_token_ids[-(request.truncate or 0) :])
-        return await self._tokenizer.encode_prompt(
+        return await self.tokenizer.encode_prompt(
             prompt,
             max_tokens=info.max_sequence_length - 1,  # one for the answer
             truncate=request.truncate,
@@ -194,13 +163,13 @@ class Pipeline:
             forged=forged,
         )
 
-    async def _text(self, request: GenerationRequest, image_placeholder: str = "") -> tuple[str, list[int]]:
+    async def text_of(self, request: GenerationRequest, image_placeholder: str = "") -> tuple[str, list[int]]:
         """Return the text of a prompt, and the places in it where the content of a chat spells special tokens."""
         if request.chat is None:
             return request.prompt, []
-        if self._chats is None:
+        if self.chats is None:
             raise errors.Unsupported("messages", "this model has no chat template, and option.chat_template gives none")
-        return await asyncio.to_thread(self._chats.render, request.chat, image_placeholder)
+        return await asyncio.to_thread(self.chats.render, request.chat, image_placeholder)
 
     def _engine_request(
         self, request: GenerationRequest, prompt_ids: list[int], bad_words: list[tuple[int, ...]], info: EngineInfo
@@ -218,7 +187,7 @@ class Pipeline:
                 num_prompt_log_probs=request.num_prompt_log_probs,
                 return_perf_metrics=info.capabilities.perf_metrics,
             ),
-            end_ids=self._tokenizer.eos_ids,
+            end_ids=self.tokenizer.eos_ids,
             ignore_eos=request.ignore_eos,
             stop_words=tuple((token_id,) for token_id in request.stop_token_ids),
             bad_words=tuple(bad_words),
@@ -231,11 +200,6 @@ class Pipeline:
             pooling_params=request.pooling,
             images=tuple(image.data for image in request.images),
         )
-
-
-def _check_countable(request: GenerationRequest) -> None:
-    if request.images:
-        raise errors.Unsupported(request.images[0].place, "an engine that reads the image knows how many tokens it has")
 
 
 def _salted(requests: Sequence[GenerationRequest], scope: str) -> Sequence[GenerationRequest]:

@@ -45,6 +45,7 @@ ANNEXES = {
     "cores": ("lmi.supervisor.cores",),
     "preconditions": ("lmi.supervisor.preconditions",),
     "other_names": ("lmi.settings.other_names",),
+    "older_tokenizers": ("lmi.text.convert",),
     "welcome": ("lmi.supervisor.banner",),
     "guides": ("lmi.apis.guides", "handlers.guides"),
     "beams": ("handlers.base.beams",),
@@ -99,14 +100,14 @@ STILL = {
     "lmi.server.routes.invocations": {"lines"},
 }
 # Lines of Python. A room may shrink freely. To grow, it changes its row in the same commit, which says why.
-MAX_LINES_OF_THE_HOUSE = 13_770
+MAX_LINES_OF_THE_HOUSE = 13_660
 MAX_LINES = {
     "lmi/adapters": 850,
     "lmi/apis": 5570,
     "lmi/chats": 970,
     "lmi/client": 1040,
     "lmi/description": 440,
-    "lmi/engine": 1510,
+    "lmi/engine": 1470,
     "lmi/executor": 880,
     "lmi/gateway": 2120,
     "lmi/http": 1050,

@@ -94,7 +94,7 @@ async def _find(service: Service, name: str, said: str, *, is_model: bool) -> No
         if not is_enabled(service.config.engine.options):
             raise Unsupported("lora_config", f"adapters are switched on by {OPTION}=true") from None
         return  # the pipeline says that this engine has no adapters
-    await engines.wait_for(lambda: name in engines.adapters or engines.adapter_failure(name))
+    await engines.wait_for(lambda: name in engines.adapters or registry.failure(name))
     if name not in engines.adapters:
-        reason = engines.adapter_failure(name) or "no engine that has it is ready"
+        reason = registry.failure(name) or "no engine that has it is ready"
         raise Unavailable(f"Adapter {said} cannot be used: {without_paths(reason, {entry.path: entry.src})}")

@@ -15,8 +15,20 @@ from contextlib import suppress
 import msgspec
 
 from lmi.adapters.folder import Adapter
-from lmi.engine.client import Engines, Outcomes
-from lmi.errors import DeadlineExceeded, LmiError, ModelUnusable, OutOfMemory, Unavailable, from_info, without_paths
+from lmi.engine.client import EngineConnection, Engines, Outcomes
+from lmi.engine.messages import LOOK
+from lmi.errors import (
+    DeadlineExceeded,
+    EngineLost,
+    LmiError,
+    ModelUnusable,
+    OutOfMemory,
+    Unavailable,
+    cause_line,
+    from_info,
+    without_paths,
+)
+from lmi.ipc import frame
 from lmi.shared.desired_state import Folder, State, is_abandoned
 
 log = logging.getLogger(__name__)
@@ -159,6 +171,31 @@ class AdapterRegistry:
         with suppress(Unavailable, TimeoutError):
             await self._follow(lambda outcomes: name not in outcomes or self._folder.read(name) is not None)
 
+    def failure(self, name: str) -> str | None:
+        """Return why an engine could not load a registered adapter, or None."""
+        outcomes = (one.outcomes[name] for one in self._engines.serving().values() if name in one.outcomes)
+        return next((cause_line(from_info(found.error)) for found in outcomes if found.error is not None), None)
+
     async def _follow(self, is_done: Callable[[Outcomes], bool]) -> list[Outcomes]:
+        """Let every engine look at the folder, and wait until all have done what is wanted.
+
+        Raises Unavailable if no engine serves, and EngineLost when the others have done it.
+        """
+        serving = [engine for engine in self._engines.open.values() if engine.info is not None]  # also silent ones
+        if not serving:
+            raise self._engines.unavailable()
         async with asyncio.timeout(self._timeout_s):
-            return await self._engines.follow_folder(is_done)
+            found = await asyncio.gather(*(_follow(engine, is_done) for engine in serving), return_exceptions=True)
+        outcomes = [one for one in found if not isinstance(one, BaseException)]
+        if len(outcomes) < len(found):
+            raise next(one for one in found if isinstance(one, BaseException))
+        return outcomes
+
+
+async def _follow(engine: EngineConnection, is_done: Callable[[Outcomes], bool]) -> Outcomes:
+    engine.write(frame(LOOK))
+    while not engine.closed.done():
+        if is_done(engine.outcomes):
+            return engine.outcomes
+        await engine.news.wait()
+    raise EngineLost("the engine was lost while it changed its adapters")

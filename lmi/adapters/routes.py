@@ -178,7 +178,7 @@ def _named(exchange: Exchange) -> tuple[str, str]:
 def _shown(entry: Adapter, service: Service) -> dict[str, object]:
     """Return an adapter as a client sees it, with the reason if an engine could not load it again."""
     shown = {"name": entry.name, "src": entry.src, "preload": entry.preload, "pin": entry.is_pinned}
-    reason = None if service.engines is None else service.engines.adapter_failure(entry.name)
+    reason = None if service.adapters is None else service.adapters.failure(entry.name)
     return shown if reason is None else {**shown, "reason": without_paths(reason, {entry.path: entry.src})}
 
 

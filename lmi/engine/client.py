@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from hashlib import blake2b
 from itertools import count
 
-from lmi.engine.messages import LOOK, AdapterOutcome, Cancel, Ready, Responses, Submit, decode_to_front_end, encode
-from lmi.errors import EngineLost, ErrorInfo, GenerationFailed, LmiError, Unavailable, cause_line, from_info
+from lmi.engine.messages import AdapterOutcome, Cancel, Ready, Responses, Submit, decode_to_front_end, encode
+from lmi.errors import EngineLost, ErrorInfo, GenerationFailed, LmiError, Unavailable, from_info
 from lmi.executor import EngineInfo, Request, ResponseError, Result
 from lmi.ipc import Connection, Connections, frame
 from lmi.shared.state import EngineRecord, FrontEndRecord
@@ -106,7 +106,7 @@ class EngineConnection(Connection):
         super().__init__()
         self.info: EngineInfo | None = None
         self.outcomes: Outcomes = {}
-        self._news = asyncio.Event()  # of the engine: set by its next Ready, or when it is lost
+        self.news = asyncio.Event()  # of the engine: set by its next Ready, or when it is lost
         self.num_outstanding_tokens = 0
         self._ids = count()
         self._streams: dict[int, ResponseStream] = {}
@@ -123,15 +123,6 @@ class EngineConnection(Connection):
     def cancel(self, request_id: int, *, has_left: bool = False) -> None:
         if self._forget(request_id) is not None:
             self.write(frame(encode(Cancel(request_id, has_left))))
-
-    async def follow_folder(self, is_done: Callable[[Outcomes], bool]) -> Outcomes:
-        """Let the engine look at the folder of adapters. Returns when it has done what is wanted. Raises EngineLost."""
-        self.write(frame(LOOK))
-        while not self.closed.done():
-            if is_done(self.outcomes):
-                return self.outcomes
-            await self._news.wait()
-        raise EngineLost("the engine was lost while it changed its adapters")
 
     def _forget(self, request_id: int) -> ResponseStream | None:
         stream = self._streams.pop(request_id, None)
@@ -165,8 +156,8 @@ class EngineConnection(Connection):
         self._tell()
 
     def _tell(self) -> None:
-        self._news.set()
-        self._news = asyncio.Event()
+        self.news.set()
+        self.news = asyncio.Event()
 
 
 BySlot = Mapping[int, EngineConnection]
@@ -192,7 +183,7 @@ class Engines(Connections[EngineConnection]):
 
     def submit_elsewhere(self, stream: ResponseStream, request: Request, origin: Origin) -> ResponseStream | None:
         """Send the request of a stream to another engine, the best one. Returns None if no other is ready."""
-        others: BySlot = {slot: one for slot, one in self._ready().items() if one is not stream.connection}
+        others: BySlot = {slot: one for slot, one in self.serving().items() if one is not stream.connection}
         if (adapter := _adapter_of(request)) is not None:
             others = _with_adapter(others, adapter)
         if not others:
@@ -210,42 +201,25 @@ class Engines(Connections[EngineConnection]):
         They are those of an engine to which `submit` may send a request for `adapter` now. Raises Unavailable if no
         engine is ready.
         """
-        await self.wait_for(self._ready)
+        await self.wait_for(self.serving)
         info = _least_loaded(self._candidates(adapter)).info
         assert info is not None
         return info
 
-    async def follow_folder(self, is_done: Callable[[Outcomes], bool]) -> list[Outcomes]:
-        """Let every engine look at the folder of adapters, and wait until all have done what is wanted.
-
-        Raises Unavailable if no engine serves, and EngineLost when the others have done it.
-        """
-        serving = [engine for engine in self.open.values() if engine.info is not None]  # also silent ones
-        if not serving:
-            raise Unavailable("no engine is ready: " + self.describe())
-        calls = [engine.follow_folder(is_done) for engine in serving]
-        found = await asyncio.gather(*calls, return_exceptions=True)
-        for outcomes in found:
-            if isinstance(outcomes, BaseException):
-                raise outcomes
-        return [outcomes for outcomes in found if not isinstance(outcomes, BaseException)]
-
     @property
     def adapters(self) -> tuple[str, ...]:
         """The adapters that requests may use. While no engine is connected, they are the last ones known."""
-        if infos := [engine.info for engine in self._ready().values() if engine.info is not None]:
+        if infos := [engine.info for engine in self.serving().values() if engine.info is not None]:
             self._adapters = tuple(sorted({name for info in infos for name in info.adapters}))
         return self._adapters
 
-    def adapter_failure(self, name: str) -> str | None:
-        """Return why an engine could not load a registered adapter, or None."""
-        outcomes = (one.outcomes[name] for one in self._ready().values() if name in one.outcomes)
-        return next((cause_line(from_info(found.error)) for found in outcomes if found.error is not None), None)
-
-    def _ready(self) -> BySlot:
+    def serving(self) -> BySlot:
         """Return the connected engines with a recent heartbeat, or all connected ones if none has one."""
         ready = {slot: connection for slot, connection in self.open.items() if connection.info is not None}
         return {slot: connection for slot, connection in ready.items() if self.records[slot].is_alive} or ready
+
+    def unavailable(self) -> Unavailable:
+        return Unavailable("no engine is ready: " + self.describe())
 
     def _slot_of_session(self, session: str, engines: BySlot) -> int | None:
         """Return the one of these engines that every front end chooses for a session, or None if its queue is full.
@@ -262,9 +236,9 @@ class Engines(Connections[EngineConnection]):
 
         Raises Unavailable if no engine is ready.
         """
-        ready = self._ready()
+        ready = self.serving()
         if not ready:
-            raise Unavailable("no engine is ready: " + self.describe())
+            raise self.unavailable()
         return ready if adapter is None else _with_adapter(ready, adapter) or ready
 
 

@@ -304,7 +304,7 @@ def test_an_update_that_one_engine_cannot_make_leaves_the_old_adapter_on_all(ser
                 path = write_adapter(tmp_path / f"new-{slot}", shift=7, fails_in=f"lmi-engine-{slot}")
                 with pytest.raises(AdapterUnusable, match="this replica cannot read it"):
                     await registry.update(entry("formal", path))
-                assert engines.adapters == ("formal", "static") and engines.adapter_failure("formal") is None
+                assert engines.adapters == ("formal", "static") and registry.failure("formal") is None
                 assert await first_tokens(engines, "formal") == {PROMPT[0] + 5}
 
     run(test)
@@ -380,7 +380,8 @@ def test_an_engine_that_starts_again_without_an_adapter_s_files_says_why_and_the
         await ready(server)
         path = write_adapter(tmp_path / "formal", shift=5)
         async with server.front_end() as engines:
-            await AdapterRegistry(engines, adapters_of(server.runtime)).register(entry("formal", path))
+            registry = AdapterRegistry(engines, adapters_of(server.runtime))
+            await registry.register(entry("formal", path))
             shutil.rmtree(path)
             server.kill(0)
             await until(lambda: 0 not in engines.open)
@@ -388,7 +389,7 @@ def test_an_engine_that_starts_again_without_an_adapter_s_files_says_why_and_the
             server.start(0)
             await until(lambda: 0 in engines.open and engines.open[0].info is not None)
             assert engines.adapters == ("formal", "static")
-            assert "adapter_config.json" in str(engines.adapter_failure("formal"))
+            assert "adapter_config.json" in str(registry.failure("formal"))
             for _ in range(4):
                 stream = engines.submit(asking("formal"))
                 await answer(stream)

@@ -8,6 +8,7 @@ agents ask before they shorten a conversation.
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,13 +17,16 @@ from lmi.apis.base.api import AnyApi
 from lmi.apis.base.readers import BodyOutline, boolean
 from lmi.apis.openai.api import OPENAI_CHAT, OPENAI_COMPLETIONS
 from lmi.apis.openai.schema import PROMPT_IDS
-from lmi.errors import InvalidParameter, UnknownModel, shorten
+from lmi.errors import InvalidParameter, UnknownModel, Unsupported, shorten
 from lmi.http.exchange import Exchange
+from lmi.pipeline import Pipeline
 from lmi.server.models import Models
 from lmi.server.respond import Inference
 from lmi.server.service import Service
+from lmi.types import GenerationRequest
 
 ADD_SPECIAL, NAMES = "add_special_tokens", "return_token_strs"
+MAX_TEXT_CHARS = 4 << 20  # that are only tokenized
 
 
 async def models(exchange: Exchange, models: Models) -> None:
@@ -58,7 +62,7 @@ def _card(service: Service, name: str) -> dict[str, Any]:
         "object": "model",
         "created": int(Path(service.config.model.path).stat().st_mtime),
         "owned_by": "lmi",
-        "has_chat_template": service.pipeline is not None and service.pipeline.has_chat_template,
+        "has_chat_template": service.pipeline is not None and service.pipeline.chats is not None,
     }
 
 
@@ -72,11 +76,27 @@ async def tokenize(exchange: Exchange, service: Service) -> None:
         parsed = await inference.parse(replace(message, format=any_tools))
         if len(parsed.requests) > 1:
             raise InvalidParameter("prompt", "one prompt", f"{len(parsed.requests)} prompts")
-        ids = await service.pipeline.tokenize(parsed.request, add_special_tokens=adds_special)
+        ids = await _tokenize(service.pipeline, parsed.request, add_special_tokens=adds_special)
         engine = await service.engines.ready()
-        names = [service.pipeline.token_name(token_id) for token_id in ids] if has_names else None
+        names = [service.pipeline.tokenizer.token_name(token_id) for token_id in ids] if has_names else None
         answer = {"count": len(ids), "max_model_len": engine.max_sequence_length, "tokens": ids, "token_strs": names}
         await exchange.send_json(answer)
+
+
+async def _tokenize(pipeline: Pipeline, request: GenerationRequest, *, add_special_tokens: bool) -> list[int]:
+    """Return the ids of a prompt, of any length up to MAX_TEXT_CHARS. Raises InvalidParameter for a longer one."""
+    if request.prompt_token_ids is not None:
+        return list(request.prompt_token_ids)
+    _check_countable(request)
+    text, forged = await pipeline.text_of(request)
+    if len(text) > MAX_TEXT_CHARS:
+        raise InvalidParameter("inputs", f"at most {MAX_TEXT_CHARS} characters", f"{len(text)} characters")
+    return await pipeline.tokenizer.encode_async(text, add_special_tokens=add_special_tokens, forged=forged)
+
+
+def _check_countable(request: GenerationRequest) -> None:
+    if request.images:
+        raise Unsupported(request.images[0].place, "an engine that reads the image knows how many tokens it has")
 
 
 async def detokenize(exchange: Exchange, service: Service) -> None:
@@ -87,14 +107,20 @@ async def detokenize(exchange: Exchange, service: Service) -> None:
         if not ids:
             raise InvalidParameter("tokens", "a non-empty list of token ids", [])
         await inference.parse(replace(message, fields={"prompt": list(ids)}))  # for its model
-        await exchange.send_json({"prompt": await service.pipeline.detokenize(ids)})
+        tokenizer = service.pipeline.tokenizer
+        if (worst := max(ids)) >= tokenizer.vocab_size:
+            raise InvalidParameter("tokens", f"ids below {tokenizer.vocab_size}", worst)
+        await exchange.send_json({"prompt": await asyncio.to_thread(tokenizer.decode, ids)})
 
 
 async def count_tokens(exchange: Exchange, service: Service, *, api: AnyApi) -> None:
-    assert service.pipeline is not None
+    assert service.pipeline is not None and service.engines is not None
     async with Inference(exchange, service, api) as inference:
-        parsed = await inference.parse(await inference.read(await inference.receive()))
-        await exchange.send_json({"input_tokens": await service.pipeline.count_tokens(parsed.request)})
+        request = (await inference.parse(await inference.read(await inference.receive()))).request
+        info = await service.engines.ready(request.adapter)
+        _check_countable(request)
+        ids = await service.pipeline.encode(request, *await service.pipeline.text_of(request), info)
+        await exchange.send_json({"input_tokens": len(ids)})
 
 
 def _api_of(body: bytes, content_type: str | None) -> AnyApi:
