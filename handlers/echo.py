@@ -20,7 +20,15 @@ from threading import Event
 
 from handlers.base.stepped import Step, SteppedExecutor
 from handlers.base.token_sequence import TokenSequence
-from lmi.executor import Capabilities, EngineInfo, Progress, PromptLogProb, TokenLogProb
+from lmi.executor import (
+    Capabilities,
+    EngineInfo,
+    ExecutorConfig,
+    IterationStats,
+    Progress,
+    PromptLogProb,
+    TokenLogProb,
+)
 from lmi.settings.config import EngineConfig
 
 LOG_PROB = -1.0
@@ -40,8 +48,10 @@ def load(config: EngineConfig, model_path: str, progress: Progress) -> EchoExecu
 class EchoExecutor(SteppedExecutor[TokenSequence]):
     def __init__(self, config: EngineConfig | None = None, model_path: str | None = None) -> None:
         config = config or EngineConfig(handler="echo")
-        max_request_stats = config.request_stats_max_iterations
-        super().__init__(TokenSequence, max_queue_size=config.max_queue_size, max_request_stats=max_request_stats)
+        limits = ExecutorConfig(
+            max_queue_size=config.max_queue_size, request_stats_max_iterations=config.request_stats_max_iterations
+        )
+        super().__init__(TokenSequence, limits)
         options = config.options
         self._step_s = float(options.get("echo_step_ms", STEP_MS)) / 1000
         self._faults = {int(options[name]): act for name, act in FAULTS.items() if name in options}
@@ -82,7 +92,9 @@ class EchoExecutor(SteppedExecutor[TokenSequence]):
             _advance(sequence)
         time.sleep(max(0.0, self._step_s - (time.perf_counter() - started)))
         num_context_tokens = sum(sequence.num_prompt_tokens for sequence in admitted)
-        return Step(list(self._running), num_context_tokens, len(self._running) - len(admitted))
+        num_others = len(self._running) - len(admitted)
+        stats = IterationStats(num_context_tokens=num_context_tokens, num_generation_tokens=num_others)
+        return Step(list(self._running), stats)
 
 
 def _advance(sequence: TokenSequence) -> None:

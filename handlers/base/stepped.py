@@ -27,18 +27,16 @@ from lmi.errors import Overloaded
 from lmi.executor import (
     ErrorKind,
     Executor,
+    ExecutorConfig,
     FinishReason,
-    InflightBatchingStats,
     IterationStats,
     KvCacheStats,
     Request,
     RequestStats,
     RequestStatsPerIteration,
     Response,
-    SpecDecodingStats,
 )
 
-MAX_STATS = 1000
 MAX_FAILED_STEPS = 3  # in a row
 SHUTDOWN_TIMEOUT_S = 10.0
 
@@ -49,16 +47,14 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Step(Generic[AnySequence]):
-    """What one step did. `touched` lists the sequences that it gave a token or ended; repeats do not matter."""
+    """What one step did. `touched` lists the sequences that it gave a token or ended; repeats do not matter.
+
+    The engine says in `stats` which tokens it computed and reused, its preemptions, batch and drafts.
+    """
 
     touched: list[AnySequence] = field(default_factory=list)
-    num_context_tokens: int = 0
-    num_generation_tokens: int = 0
-    num_reused_tokens: int = 0
-    num_preemptions: int = 0
+    stats: IterationStats = field(default_factory=IterationStats)
     is_empty: bool = False
-    batching: InflightBatchingStats | None = None
-    drafts: SpecDecodingStats | None = None
 
 
 class EngineStopped(Exception):
@@ -71,17 +67,10 @@ class SteppedExecutor(Executor, Generic[AnySequence]):
     Only the loop's thread calls them, where they do not say otherwise.
     """
 
-    def __init__(
-        self,
-        kind: type[AnySequence],
-        *,
-        max_queue_size: int | None = None,
-        max_stats: int = MAX_STATS,
-        max_request_stats: int = 0,
-    ) -> None:
+    def __init__(self, kind: type[AnySequence], config: ExecutorConfig) -> None:
         """`kind` is what a request becomes."""
         self._kind = kind
-        self._max_queue_size = max_queue_size
+        self._max_queue_size = config.max_queue_size
         self._mailbox = Mailbox()
         self._boundary = threading.Condition()  # guards what other threads hand to the loop: the next five
         self._arrived: list[AnySequence] = []
@@ -94,8 +83,8 @@ class SteppedExecutor(Executor, Generic[AnySequence]):
         self._unscheduled: list[AnySequence] = []  # those that report times and were in no step yet
         self._num_steps = 0
         self._num_failed_steps = 0
-        self._iteration_stats: deque[IterationStats] = deque(maxlen=max_stats)
-        self._request_stats: deque[RequestStatsPerIteration] = deque(maxlen=max_request_stats)
+        self._iteration_stats: deque[IterationStats] = deque(maxlen=config.iter_stats_max_iterations)
+        self._request_stats: deque[RequestStatsPerIteration] = deque(maxlen=config.request_stats_max_iterations)
         self._loop = threading.Thread(target=self._run, name="executor", daemon=True)
 
     def _start(self) -> None:
@@ -346,28 +335,17 @@ class SteppedExecutor(Executor, Generic[AnySequence]):
 
     def _record(self, step: Step[AnySequence], ended: list[AnySequence], latency_ms: float) -> None:
         self._num_steps += 1
-        self._iteration_stats.append(
-            IterationStats(
-                timestamp=time.monotonic(),
-                iter=self._num_steps,
-                iter_latency_ms=latency_ms,
-                num_active_requests=_num_requests(self._active),
-                num_queued_requests=_num_requests(self._queued),
-                num_completed_requests=len({sequence.id for sequence in ended} - self._live.keys()),
-                max_num_active_requests=self.info.max_num_sequences,
-                num_context_tokens=step.num_context_tokens,
-                num_generation_tokens=step.num_generation_tokens,
-                num_reused_tokens=step.num_reused_tokens,
-                num_preemptions=step.num_preemptions,
-                kv_cache_stats=self._kv_cache_stats(),
-                inflight_batching_stats=step.batching,
-                spec_decoding_stats=step.drafts,
-            )
-        )
+        stats = step.stats
+        stats.timestamp, stats.iter, stats.iter_latency_ms = time.monotonic(), self._num_steps, latency_ms
+        stats.num_active_requests, stats.num_queued_requests = _num_requests(self._active), _num_requests(self._queued)
+        stats.num_completed_requests = len({sequence.id for sequence in ended} - self._live.keys())
+        stats.max_num_active_requests = self.info.max_num_sequences
+        stats.kv_cache_stats = self._kv_cache_stats()
+        self._iteration_stats.append(stats)
         if self._request_stats.maxlen:
-            stats = [_request_stats(sequence, is_active=False) for sequence in [*ended, *self._queued]]
-            stats += [_request_stats(sequence, is_active=True) for sequence in self._active]
-            self._request_stats.append(RequestStatsPerIteration(iter=self._num_steps, request_stats=stats))
+            states = [_request_stats(sequence, is_active=False) for sequence in [*ended, *self._queued]]
+            states += [_request_stats(sequence, is_active=True) for sequence in self._active]
+            self._request_stats.append(RequestStatsPerIteration(iter=self._num_steps, request_stats=states))
 
     def _fail_all(self, message: str) -> None:
         """End every request with an error, without a call to the engine: it cannot go on."""
@@ -400,10 +378,8 @@ def _answer(function: Callable[[], None], outcome: Future[None]) -> None:
 def _with_siblings_of_failed(sequences: Iterable[AnySequence]) -> list[AnySequence]:
     """Each sequence once, and after them the running siblings of each failed one: a failure ends the whole request."""
     listed = dict.fromkeys(sequences)
-    failed = [one for one in listed if one.error is not None]
-    for sibling in (other for one in failed for other in one.siblings):
-        if sibling.finish_reason is FinishReason.NOT_FINISHED:
-            listed[sibling] = None
+    for failed in [one for one in listed if one.error is not None]:
+        listed.update((one, None) for one in failed.siblings if one.finish_reason is FinishReason.NOT_FINISHED)
     return list(listed)
 
 

@@ -99,12 +99,7 @@ class DrivenExecutor(SteppedExecutor[Sequence], Generic[Work]):
         mixes_adapters: bool = True,
     ) -> None:
         """`mixes_adapters` says that one batch may hold sequences with and without an adapter."""
-        super().__init__(
-            Sequence,
-            max_queue_size=settings.max_queue_size,
-            max_stats=settings.iter_stats_max_iterations,
-            max_request_stats=settings.request_stats_max_iterations,
-        )
+        super().__init__(Sequence, settings)
         self._engine = engine
         self._info = info
         self._adapters = Adapters(engine, self.title, max_resident_adapters, self._kind_of)
@@ -280,7 +275,8 @@ class DrivenExecutor(SteppedExecutor[Sequence], Generic[Work]):
         if outputs is None and not refused:
             return None
         self._load = self._engine.load()
-        step = Step(refused, num_preemptions=self._load.num_preemptions - self._num_preemptions)
+        step = Step(refused)
+        step.stats.num_preemptions = self._load.num_preemptions - self._num_preemptions
         self._num_preemptions = self._load.num_preemptions
         for output in outputs or ():
             self._take(output, step)
@@ -316,9 +312,9 @@ class DrivenExecutor(SteppedExecutor[Sequence], Generic[Work]):
         else:
             num_new = self._take_row(sequence, output)
         if is_first and not sequence.is_prefilling:
-            step.num_context_tokens += sequence.num_prompt_tokens
+            step.stats.num_context_tokens += sequence.num_prompt_tokens
             num_new -= num_new > 0  # the first comes with the prompt
-        step.num_generation_tokens += max(0, num_new) + (output.embedding is not None)
+        step.stats.num_generation_tokens += max(0, num_new) + (output.embedding is not None)
         if isinstance(output.end, Exception) and not sequence.is_finished:
             self._fail(sequence, output.end, f"{self.title} gave the request up: {output.end}")
         if output.end is not None:

@@ -38,6 +38,7 @@ from lmi.executor import (
     ErrorKind,
     ExecutorConfig,
     InflightBatchingStats,
+    IterationStats,
     KvCacheStats,
     Progress,
     SpecDecodingStats,
@@ -66,12 +67,7 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
         if isinstance(json_config_str, ExecutorConfig | EngineConfig):  # the second argument of the first form
             json_config_str, config = None, json_config_str
         settings, options = both(config)
-        super().__init__(
-            EmbeddedSequence,
-            max_queue_size=settings.max_queue_size,
-            max_stats=settings.iter_stats_max_iterations,
-            max_request_stats=settings.request_stats_max_iterations,
-        )
+        super().__init__(EmbeddedSequence, settings)
         processors = new_post_processors(settings, options, model)
         with in_files(model, json_config_str) as source:
             self._runner, limits = load(source, options, progress)
@@ -359,9 +355,8 @@ def _step_of(batch: Batch, touched: list[EmbeddedSequence]) -> Step[EmbeddedSequ
     if batch.drafts is not None:
         num_accepted = batch.drafts.num_accepted_tokens
     num_embedded = sum(one.embedding is not None for one in touched)
-    return Step(
-        touched,
-        batching=InflightBatchingStats(
+    stats = IterationStats(
+        inflight_batching_stats=InflightBatchingStats(
             num_scheduled_requests=len(generating | prefilling),
             num_context_requests=len(prefilling),
             num_gen_requests=len(generating),
@@ -371,5 +366,6 @@ def _step_of(batch: Batch, touched: list[EmbeddedSequence]) -> Step[EmbeddedSequ
         num_generation_tokens=len(batch.plan.decodes) + num_accepted + num_embedded,
         num_reused_tokens=batch.num_reused_tokens,
         num_preemptions=batch.num_preemptions,
-        drafts=batch.drafts,
+        spec_decoding_stats=batch.drafts,
     )
+    return Step(touched, stats)
