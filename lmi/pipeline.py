@@ -282,8 +282,8 @@ def read_result(answer: AnswerText, result: Result) -> Delta:
     if reason is FinishReason.CANCELLED:
         raise errors.EngineLost("the engine gave up this request because it is shutting down")
     tokens = answer.feed(ids, log_probs, top, reason)
-    if answer.stopped:
-        return Delta(tokens, AnswerEnd.STOP_SEQUENCE, stop_reason=answer.stop_string)
+    if (stop := answer.stop_string) is not None:
+        return Delta(tokens, AnswerEnd.STOP_SEQUENCE, stop_reason=stop)
     if reason is NOT_FINISHED:
         return Delta(tokens)
     stop_id = ids[-1] if ids and reason is FinishReason.STOP_WORDS else None

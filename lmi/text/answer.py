@@ -17,7 +17,7 @@ NOT_FINISHED = FinishReason.NOT_FINISHED
 
 
 class AnswerText:
-    """Turns the tokens of each Result into Tokens. `stopped` becomes True when a stop string has ended the answer.
+    """Turns the tokens of each Result into Tokens. `stop_string` is the one that has ended the answer.
 
     Like end tokens, stop strings count only after the first `min_tokens` tokens.
     """
@@ -31,11 +31,9 @@ class AnswerText:
         self._silent_stop_ids = frozenset() if is_included else frozenset(request.stop_token_ids)
         self._num_unchecked = request.sampling.min_tokens or 0
         self._last_id = -1
-        self.stopped = False
 
     @property
     def stop_string(self) -> str | None:
-        """The stop string that ended the answer."""
         return None if self._stop is None else self._stop.matched
 
     def feed(
@@ -59,7 +57,7 @@ class AnswerText:
         is_stop_token = finish_reason is FinishReason.STOP_WORDS and bool(ids) and ids[-1] in self._silent_stop_ids
         num_spoken = len(ids) - (bool(ids) if finish_reason is FinishReason.END_ID else is_stop_token)
         for n, token_id in enumerate(ids):
-            if self.stopped:
+            if self.stop_string is not None:
                 break
             piece = self._detokenizer.feed(token_id) if n < num_spoken else ""
             log_prob = None if log_probs is None else log_probs[n]
@@ -80,7 +78,6 @@ class AnswerText:
         text = piece
         if self._stop is not None:
             text = self._stop.feed(piece) + self._stop.flush()
-            self.stopped = self._stop.matched is not None
         if text and not tokens:
             tokens.append(Token(self._last_id, "", raw_text=None if self._stop is None else ""))
         if text:
@@ -92,9 +89,7 @@ class AnswerText:
         if self._num_unchecked > 0:
             self._num_unchecked -= 1
             return text
-        text = stop.feed(text)
-        self.stopped = stop.matched is not None
-        return text
+        return stop.feed(text)
 
 
 def prompt_tokens(

@@ -29,7 +29,7 @@ def read(text: AnswerText, ids: list[int], size: int, reason: FinishReason) -> l
     for start in range(0, len(ids), size):
         last = start + size >= len(ids)
         tokens += text.feed(ids[start : start + size], finish_reason=reason if last else FinishReason.NOT_FINISHED)
-        if text.stopped:
+        if text.stop_string is not None:
             break
     return tokens
 
@@ -40,7 +40,7 @@ def test_the_pieces_are_the_text_up_to_the_stop_string(byte_level: Tokenizer, te
     tokens = read(answer_text, byte_level.encode(text), size, LENGTH)
     whole = byte_level.decode(byte_level.encode(text), skip_special_tokens=True)
     assert text_of(tokens) == whole.partition(stop)[0]
-    assert answer_text.stopped == (stop in whole)
+    assert (answer_text.stop_string is not None) == (stop in whole)
 
 
 def test_tokens_carry_what_the_engine_said(byte_level: Tokenizer) -> None:
@@ -59,7 +59,7 @@ def test_tokens_behind_a_stop_string_are_dropped(byte_level: Tokenizer) -> None:
     ids = byte_level.encode("one STOP two")
     text = answer(byte_level, stop_sequences=["STOP"])
     tokens = text.feed(ids)
-    assert (text_of(tokens), text.stopped) == ("one ", True)
+    assert (text_of(tokens), text.stop_string is not None) == ("one ", True)
     assert len(tokens) == len(byte_level.encode("one STOP"))
     assert text.feed(ids, finish_reason=LENGTH) == []
 
@@ -119,7 +119,7 @@ def test_half_a_character_is_spelled_with_a_stop_string_as_without(byte_level: T
 def test_a_stop_string_may_be_found_in_the_text_held_back(byte_level: Tokenizer) -> None:
     text = answer(byte_level, stop_sequences=["\ufffd"])
     tokens = text.feed([*byte_level.encode("one"), byte_level.encode("👀")[0]], finish_reason=LENGTH)
-    assert (text_of(tokens), text.stopped) == ("one", True)
+    assert (text_of(tokens), text.stop_string is not None) == ("one", True)
 
 
 def test_stop_strings_wait_for_min_tokens(byte_level: Tokenizer) -> None:
@@ -128,7 +128,7 @@ def test_stop_strings_wait_for_min_tokens(byte_level: Tokenizer) -> None:
     expected = text_of(answer(byte_level).feed(ids[:2]))
     rest = text_of(answer(byte_level).feed(ids[2:])).partition("b")[0]
     assert text_of(text.feed(ids)) == expected + rest
-    assert text.stopped
+    assert text.stop_string is not None
 
 
 def test_prompt_tokens_carry_their_log_probs(sentencepiece: Tokenizer) -> None:
