@@ -100,14 +100,14 @@ STILL = {
     "lmi.server.routes.invocations": {"lines"},
 }
 # Lines of Python. A room may shrink freely. To grow, it changes its row in the same commit, which says why.
-MAX_LINES_OF_THE_HOUSE = 13_660
+MAX_LINES_OF_THE_HOUSE = 13_630
 MAX_LINES = {
     "lmi/adapters": 850,
     "lmi/apis": 5570,
     "lmi/chats": 970,
     "lmi/client": 1040,
     "lmi/description": 440,
-    "lmi/engine": 1470,
+    "lmi/engine": 1460,
     "lmi/executor": 880,
     "lmi/gateway": 2120,
     "lmi/http": 1050,
@@ -119,8 +119,8 @@ MAX_LINES = {
     "lmi/sources": 1810,
     "lmi/supervisor": 1720,
     "lmi/text": 610,
-    "lmi/user_code": 2530,
-    "handlers/base": 1670,
+    "lmi/user_code": 2540,
+    "handlers/base": 1640,
     "handlers/driven": 780,
     "handlers/guides": 1850,
     "handlers/lmi_dist": 6750,

@@ -138,7 +138,8 @@ class LearningQueue(RequestQueue):
 
     def offer(self, entry: QueueEntry, now: float) -> None:
         """Let a request in. Raises Overloaded if it would wait too long."""
-        is_asked = self.must_wait and self.speed.is_known and not entry.is_further and not self._may_be_express(entry)
+        must_wait = self.num_waiting or self._num_running >= self._places
+        is_asked = must_wait and self.speed.is_known and not entry.is_further and not self._may_be_express(entry)
         if is_asked and (why := self._why_refused(entry, now)):
             self._refused_s = now
             raise self.refusal(why)

@@ -123,10 +123,6 @@ class RequestQueue:
         client.lines.setdefault(entry.priority, ClientLine()).add(entry)
         self.num_waiting += 1
 
-    @property
-    def must_wait(self) -> bool:
-        return self.num_waiting > 0 or self._num_running >= self._places
-
     def refusal(self, why: str) -> Overloaded:
         return Overloaded(f"the engine is busy: {why}")
 

@@ -95,10 +95,10 @@ class Loading:
 class Worker:
     """An executor and its dispatcher, in a process that ends with one of them."""
 
-    def __init__(
-        self, executor: Executor, record: EngineRecord, dispatcher: Dispatcher, adapters: AdapterKeeper
-    ) -> None:
-        self.dispatcher, self._adapters = dispatcher, adapters
+    def __init__(self, executor: Executor, record: EngineRecord, runtime: Runtime) -> None:
+        engine, max_wait_s = runtime.config.engine, runtime.config.server.max_queue_wait_s
+        self._dispatcher = Dispatcher(executor, record, engine.model_loading_timeout_s, max_wait_s, LearningQueue)
+        self._adapters = AdapterKeeper(executor, adapters_of(runtime), self._dispatcher)
         self._has_failed = False
         self._executor = executor
         self._record = record
@@ -115,17 +115,17 @@ class Worker:
         self._record.stage = "adapters"
         await (self._adapters.load_first() if self._record.num_starts <= 1 else self._adapters.follow())
         self._record.stage = ""
-        server = await listen(lambda: FrontEndConnection(self.dispatcher), socket_path, client_uid)
-        self._executor.pass_responses_to(self.dispatcher.deliver)
+        server = await listen(lambda: FrontEndConnection(self._dispatcher), socket_path, client_uid)
+        self._executor.pass_responses_to(self._dispatcher.deliver)
         self._beat()
         gc.freeze()  # loaded objects stay; without this a full collection would hold up every stream
         self._record.phase = Phase.READY
         await self._stop.wait()
-        self.dispatcher.is_closing = True
+        self._dispatcher.is_closing = True
         self._record.phase = Phase.DRAINING
         server.close()
         deadline_s = time.monotonic() + FINISH_S
-        while self.dispatcher.num_requests and not self._has_failed and time.monotonic() < deadline_s:
+        while self._dispatcher.num_requests and not self._has_failed and time.monotonic() < deadline_s:
             await asyncio.sleep(0.02)
         self._loop.remove_signal_handler(signal.SIGTERM)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one must not interrupt the executor's shutdown
@@ -135,7 +135,7 @@ class Worker:
     def _beat(self) -> None:
         self._record.beat_s = time.monotonic()
         lmi.shared.log.follow(self._record.block.supervisor.log_level)
-        self.dispatcher.observe()
+        self._dispatcher.observe()
         self._adapters.look()
         if not self._executor.can_enqueue_requests() and not self._stop.is_set():
             self._has_failed = True
@@ -183,10 +183,8 @@ def load(runtime: Runtime, record: EngineRecord, function: str) -> tuple[Executo
 
 
 async def serve(executor: Executor, record: EngineRecord, runtime: Runtime, slot: int) -> None:
-    engine, server = runtime.config.engine, runtime.config.server
-    dispatcher = Dispatcher(executor, record, engine.model_loading_timeout_s, server.max_queue_wait_s, LearningQueue)
-    worker = Worker(executor, record, dispatcher, AdapterKeeper(executor, adapters_of(runtime), dispatcher))
-    await worker.serve(runtime.engine_socket(slot), server.user.uid if server.user else None)
+    user = runtime.config.server.user
+    await Worker(executor, record, runtime).serve(runtime.engine_socket(slot), user.uid if user else None)
 
 
 def run(slot: int, load_with: str) -> int:
