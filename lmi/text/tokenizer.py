@@ -33,6 +33,7 @@ MAX_INLINE_CHARS = 4096  # takes 0.8 ms with a vocabulary of 129k; longer texts 
 WORD_CHARS = 256  # encoding a short word takes as long as this many characters of a text
 NUM_THREADS = 2  # for long texts, so that a few of them cannot take every core
 CONVERSION_TIMEOUT_S = 120.0
+GAVE_UP = "the tokenizer gave up on this text"
 
 _NAMED_SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _EXTRA_SPECIAL = ("additional_special_tokens", "extra_special_tokens")
@@ -110,7 +111,7 @@ class Tokenizer:
         # Unlike `encode`, a batch (of one) releases the interpreter lock. The fast one knows no places.
         encode = self._backend.encode_batch if forged else self._backend.encode_batch_fast
         try:
-            with _panics_as_failures():
+            with _explained(GenerationFailed, GAVE_UP):
                 encoding = encode([text], add_special_tokens=add_special_tokens)[0]
         except TypeError as error:
             raise InvalidParameter("inputs", "text of whole Unicode characters", "a lone surrogate") from error
@@ -169,11 +170,8 @@ class Tokenizer:
 
     async def spellings_async(self, words: Sequence[str]) -> list[tuple[int, ...]]:
         """Return the spellings of all words. Each takes four encodings, so a thread encodes more than a few words."""
-
-        def spell_all() -> list[tuple[int, ...]]:
-            return [ids for word in words for ids in self.spellings(word)]
-
-        return await self._without_blocking(spell_all, sum(map(len, words)) + WORD_CHARS * len(words))
+        num_chars = sum(map(len, words)) + WORD_CHARS * len(words)
+        return await self._without_blocking(lambda: [ids for word in words for ids in self.spellings(word)], num_chars)
 
     async def _without_blocking(self, work: Callable[[], T], num_chars: int) -> T:
         """Do what takes as long as encoding so many characters, in a thread if that is long."""
@@ -187,7 +185,7 @@ class Tokenizer:
         return ids[length:] if ids[:length] == self._line else None
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        with _panics_as_failures():
+        with _explained(GenerationFailed, GAVE_UP):
             return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
 
     def token_text(self, token_id: int) -> str:
@@ -238,21 +236,16 @@ class Tokenizer:
 
 
 @contextmanager
-def _panics_as_failures() -> Iterator[None]:
-    """Raise GenerationFailed for a panic of the library, a BaseException (a runaway regex), so it fails one request."""
+def _explained(kind: type[Exception], what: str) -> Iterator[None]:
+    """Raise an error of ours for one of the library, or for its panic, a BaseException (a runaway regex)."""
     try:
         yield
-    except TypeError:
+    except (TypeError, ModelUnusable):
         raise
     except BaseException as error:
-        if not _is_from_library(error):
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":  # it cannot be imported
             raise
-        raise GenerationFailed(f"the tokenizer gave up on this text: {cause_line(error)}") from error
-
-
-def _is_from_library(error: BaseException) -> bool:
-    """Whether the error is a plain Exception or a panic, whose class cannot be imported."""
-    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
+        raise kind(f"{what}: {cause_line(error)}") from error
 
 
 def _read_json(file: Path) -> dict[str, Any]:
@@ -270,16 +263,10 @@ def _read_json(file: Path) -> dict[str, Any]:
 
 def _load_backend(folder: Path) -> tokenizers.Tokenizer:
     file = folder / "tokenizer.json"
-    try:
+    with _explained(ModelUnusable, f"{file}: not a tokenizer"):
         if file.is_file():
             return tokenizers.Tokenizer.from_file(str(file))
         return tokenizers.Tokenizer.from_str(_convert(folder))
-    except ModelUnusable:
-        raise
-    except BaseException as error:
-        if not _is_from_library(error):
-            raise
-        raise ModelUnusable(f"{file}: not a tokenizer: {cause_line(error)}") from error
 
 
 def _convert(folder: Path) -> str:
