@@ -43,19 +43,15 @@ class Speed:
         self.output_token_s = 0.0  # the engine's time for a token of an answer, while it makes many at once
         self.least_step_s = math.inf  # of all steps that made tokens of answers, full or not
         self._num_steps = 0
-        self._weight = self._prompt = self._seconds = self._prompt_2 = self._both = self._output = self._rows = 0.0
+        self._sums: tuple[float, ...] = (0.0,) * 7  # of steps, in the order of `note`
 
     def note(self, seconds: float, num_prompt_tokens: int, num_output_tokens: int, num_sequences: int) -> None:
         """Learn from a full engine's step and the wait before it."""
         keep = math.exp(-seconds / MEMORY_S)
         self._num_steps += 1
-        self._weight = keep * self._weight + 1
-        self._prompt = keep * self._prompt + num_prompt_tokens
-        self._seconds = keep * self._seconds + seconds
-        self._prompt_2 = keep * self._prompt_2 + num_prompt_tokens**2
-        self._both = keep * self._both + num_prompt_tokens * seconds
-        self._output = keep * self._output + num_output_tokens
-        self._rows = keep * self._rows + num_sequences
+        products = num_prompt_tokens**2, num_prompt_tokens * seconds
+        new = (1, num_prompt_tokens, seconds, *products, num_output_tokens, num_sequences)
+        self._sums = tuple(keep * old + one for old, one in zip(self._sums, new, strict=True))
         self._settle()
 
     def num_sequences(self, seconds: float) -> float:
@@ -63,18 +59,20 @@ class Speed:
 
         A step of more sequences takes less for each, so that a batch of this size settles where a step takes so long.
         """
-        return seconds * self._rows / self._seconds if self._rows and self._seconds else math.inf
+        _, _, past_s, *_, rows = self._sums
+        return seconds * rows / past_s if rows and past_s else math.inf
 
     def _settle(self) -> None:
-        spread = self._weight * self._prompt_2 - self._prompt**2
+        weight, prompt, seconds, prompt_2, both, output, _ = self._sums
+        spread = weight * prompt_2 - prompt**2
         slope = 0.0  # each step had as many prompt tokens as any other
-        if spread > 1e-9 * self._weight * self._prompt_2:
-            slope = (self._weight * self._both - self._prompt * self._seconds) / spread
-        self.prompt_token_s = min(max(slope, 0.0), self._seconds / self._prompt) if self._prompt else 0.0
-        decode_s = max(0.0, self._seconds - self.prompt_token_s * self._prompt)
-        self.step_s = decode_s / self._weight
-        self.output_token_s = decode_s / self._output if self._output else 0.0
-        self.is_known = self._num_steps >= MIN_STEPS and self._output > 0
+        if spread > 1e-9 * weight * prompt_2:
+            slope = (weight * both - prompt * seconds) / spread
+        self.prompt_token_s = min(max(slope, 0.0), seconds / prompt) if prompt else 0.0
+        decode_s = max(0.0, seconds - self.prompt_token_s * prompt)
+        self.step_s = decode_s / weight
+        self.output_token_s = decode_s / output if output else 0.0
+        self.is_known = self._num_steps >= MIN_STEPS and output > 0
 
 
 class ClientPatience:
