@@ -13,7 +13,7 @@ from handlers.base.beams import AnyCandidate, Beam, BeamSearch, Continuation
 from handlers.base.captured import Captured, wants_rows
 from handlers.base.token_sequence import TokenSequence, sequences_of
 from lmi.errors import PromptTooLong
-from lmi.executor import ErrorKind, FinishReason, Response, Result, Tensor, TokenLogProb
+from lmi.executor import ErrorKind, FinishReason, Result, Tensor, TokenLogProb
 
 
 @dataclass(slots=True, eq=False)
@@ -139,20 +139,10 @@ class Sequence(TokenSequence):
         if self.captured is not None and self.lacks_context:
             self.captured.restart()
 
-    def take_responses(self) -> list[Response]:
-        start, is_live = self.num_sent, not self.is_finished
-        if is_live and self.search is not None and self.num_generated <= start:
-            return []  # after a restart the search repeats what was sent
-        responses = TokenSequence.take_responses(self)  # `super()` does not know a class with slots
-        if self.captured is not None and self.num_sent:
-            self.captured.drop(range(start, self.num_sent) if self.search is None else ())
-        return responses
-
     def _result(self, num_sent: int, index: int) -> Result:
         result = TokenSequence._result(self, num_sent, index) if self.search is None else self._beam_result(self.search)
-        result.embedding = self.embedding
         if num_sent == 0:
-            result.num_cached_tokens = self.num_cached_tokens
+            result.num_cached_tokens, result.embedding = self.num_cached_tokens, self.embedding
             if self.request.images:
                 result.prompt_token_ids = self.token_ids[: self.num_prompt_tokens]
         if self.captured is not None:
@@ -161,6 +151,8 @@ class Sequence(TokenSequence):
             ]
             places = beams or [range(num_sent, self.num_generated)]
             self.captured.add_to(result, places, is_first=index == num_sent == 0)
+            if self.num_sent and index == self.index + self.num_copies - 1:
+                self.captured.drop(() if beams else places[0])
         return result
 
     def _beam_result(self, search: BeamSearch) -> Result:

@@ -143,13 +143,14 @@ class TokenSequence:
 
     def take_responses(self) -> list[Response]:
         """The new Responses. A request that is not streamed gets them at the end; a failed one gets one error."""
-        request, is_finished = self.request, self.is_finished
+        request, is_finished = self.request, self.finish_reason is not _NOT_FINISHED
         if self.error is not None:
             num_owed, self.group.num_owed = self.group.num_owed, 0
             return [Response(self.id, error=self.error, client_id=request.client_id)] if num_owed else []
-        if not (is_finished or request.streaming):
+        start, end = self.num_sent, len(self.token_ids) - self.num_prompt_tokens
+        if not is_finished and (end <= start or not request.streaming):
             return []
-        start, self.num_sent = self.num_sent, len(self.token_ids) - self.num_prompt_tokens
+        self.num_sent = end
         responses = []
         for index in range(self.index, self.index + self.num_copies):
             self.group.num_owed -= is_finished

@@ -7,7 +7,7 @@ its sequence, where the runner is batch-invariant.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 
 from handlers.base.captured import LOGITS
 from handlers.base.configuration import CONTEXT
@@ -54,8 +54,7 @@ def take_prompt(runner: Runner, sequence: EmbeddedSequence, chunk: Chunk, logits
     captured = sequence.captured
     assert captured is not None
     for name in captured.context:
-        rows = _rows(runner, name, logits)[first : first + chunk.num_logits]
-        captured.put_context(name, chunk.start, rows)
+        captured.put_context(name, chunk.start, _rows(runner, name, logits)[first : first + chunk.num_logits])
 
 
 def take_draws(runner: Runner, logits: Array, rows: list[int], sequences: list[EmbeddedSequence]) -> None:
@@ -64,9 +63,10 @@ def take_draws(runner: Runner, logits: Array, rows: list[int], sequences: list[E
         if (captured := sequence.captured) is None:
             continue
         for name, kept in captured.generation.items():
-            generated = tuple(sequence.token_ids[sequence.num_prompt_tokens :])
-            has_beams = sequence.request.sampling_config.beam_width > 1
-            kept.put([generated if has_beams else len(generated)], _rows(runner, name, logits)[row : row + 1])
+            place: Hashable = sequence.num_generated
+            if sequence.request.sampling_config.beam_width > 1:
+                place = tuple(sequence.token_ids[sequence.num_prompt_tokens :])
+            kept.put([place], _rows(runner, name, logits)[row : row + 1])
 
 
 def _rows(runner: Runner, name: str, logits: Array) -> Array:
