@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from itertools import count
 
-from lmi.errors import EngineLost, LmiError, MalformedRequest, Unavailable, from_info
+from lmi.errors import EngineLost, MalformedRequest, Unavailable, from_info
 from lmi.ipc import Connection, Connections, FrameTooLarge, frame
 from lmi.shared.state import EngineRecord
 from lmi.user_code import messages
@@ -22,7 +22,7 @@ class Call:
     def __init__(self, connection: WorkerConnection, call_id: int) -> None:
         self._id = call_id
         self._connection = connection
-        self.inbox: asyncio.Queue[ToFrontEnd | LmiError] = asyncio.Queue()
+        self.inbox: asyncio.Queue[ToFrontEnd] = asyncio.Queue()
 
     def send(self, message: ToWorker) -> None:
         """Send a message. Raises MalformedRequest if it does not fit in a frame."""
@@ -31,8 +31,6 @@ class Call:
     async def take(self) -> Head | bytes | None:
         """Wait for the next message. Returns None after the last. Raises the LmiError that ended the call."""
         item = await self.inbox.get()
-        if isinstance(item, LmiError):
-            raise item
         if isinstance(item, End):
             if item.error is not None:
                 raise from_info(item.error)
@@ -100,8 +98,9 @@ class WorkerConnection(Connection):
     def connection_lost(self, error: Exception | None) -> None:
         super().connection_lost(error)
         calls, self._calls = self._calls, {}
+        lost = EngineLost("the model's code was lost while it worked on this request")
         for call in calls.values():
-            call.inbox.put_nowait(EngineLost("the model's code was lost while it worked on this request"))
+            call.inbox.put_nowait(End(lost.info))
 
 
 class UserCodeWorkers(Connections[WorkerConnection]):
