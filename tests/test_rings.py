@@ -116,7 +116,7 @@ MAX_LINES = {
     "lmi/sessions": 350,
     "lmi/settings": 2900,
     "lmi/shared": 1470,
-    "lmi/sources": 1800,
+    "lmi/sources": 1810,
     "lmi/supervisor": 1720,
     "lmi/text": 610,
     "lmi/user_code": 2540,

@@ -2,7 +2,7 @@
 
     H/blobs/ID      the bytes of an object, whole and checked; those of an archive that was unpacked are gone
     H/model/…       links to the objects, under their names; of an archive, what was in it
-    H/model.new/    the next one while it is made
+    H/model.new/    the next one while it is made, and H/model.old/ the last one while it goes
     H.lock          one process fetches at a time
 
 H is sha256 of endpoint and URL, ID that of an object's key, size and ETag. A process that dies leaves every object that
@@ -113,7 +113,8 @@ class Store:
     def __init__(self, download_dir: Path, endpoint: str, url: str) -> None:
         folder = download_dir / hashlib.sha256(f"{endpoint} {url}".encode()).hexdigest()
         self.lock = folder.with_suffix(".lock")
-        self.blobs, self.model, self.new = (folder / name for name in ("blobs", "model", "model.new"))
+        names = ("blobs", "model", "model.new", "model.old")
+        self.blobs, self.model, self.new, self.old = (folder / name for name in names)
 
     def num_whole(self) -> int:
         """Return how many objects are here."""
@@ -128,7 +129,8 @@ class Store:
 
     def missing(self, objects: Sequence[StoredObject]) -> list[StoredObject]:
         """Remove what another process left unfinished. Returns the objects that must be fetched."""
-        shutil.rmtree(self.new, ignore_errors=True)
+        for folder in (self.new, self.old):
+            shutil.rmtree(folder, ignore_errors=True)
         self.blobs.mkdir(parents=True, exist_ok=True)
         for part in self.blobs.glob("*.*"):
             part.unlink()
@@ -141,7 +143,9 @@ class Store:
 
     def finish(self, objects: Sequence[StoredObject]) -> None:
         """Let the new model take the place of the one before. Other objects than its own go."""
-        shutil.rmtree(self.model, ignore_errors=True)
+        with suppress(FileNotFoundError):
+            self.model.rename(self.old)  # it is never there in part
         self.new.rename(self.model)
+        shutil.rmtree(self.old, ignore_errors=True)
         for path in {*self.blobs.iterdir()} - {self.blobs / each.id for each in objects}:
             path.unlink()
