@@ -21,7 +21,7 @@ CACHE = "vllm.v1.core.kv_cache_utils"
 @pytest.fixture
 def begun(monkeypatch: pytest.MonkeyPatch) -> Iterator[StartupLog]:
     monkeypatch.setenv(vllm_log.START, "")
-    yield StartupLog.new()
+    yield StartupLog(vllm_log.new_file(vllm_log.START))
     for name in (*vllm_log.BEGINS, *REPORTING_FAILURE):
         logging.getLogger(name).filters.clear()
         logging.getLogger(name).setLevel(logging.NOTSET)
