@@ -32,6 +32,11 @@ class LmiError(Exception):
     label = "internal"
     retry_after_s: int | None = None  # when a client may try again, if that can help
 
+    def __init_subclass__(cls, **facts: object) -> None:
+        """Take what differs from the base: `label`, `status`, `retry_after_s`, and `exit_code` of a StartError."""
+        for name, value in facts.items():
+            setattr(cls, name, value)
+
     def __init__(self, message: str = "", field: str | None = None) -> None:
         self.message = writable(message)
         self.field = None if field is None else writable(field)
@@ -49,185 +54,118 @@ class LmiError(Exception):
         return ErrorInfo(label, self.message, self.field, self.retry_after_s)
 
 
-class InvalidRequest(LmiError):
+class InvalidRequest(LmiError, label="invalid_request", status=400):
     """The request is wrong, and a second attempt will fail too."""
 
-    status = 400
-    label = "invalid_request"
 
-
-class MalformedRequest(InvalidRequest):
+class MalformedRequest(InvalidRequest, label="malformed_request"):
     """The body cannot be read as a request of this API."""
 
-    label = "malformed_request"
 
-
-class InvalidParameter(InvalidRequest):
+class InvalidParameter(InvalidRequest, label="invalid_parameter"):
     """A named field breaks a rule."""
-
-    label = "invalid_parameter"
 
     def __init__(self, name: str, rule: str, given: object) -> None:
         super().__init__(f"must be {rule}, given {shorten(given)}", name)
 
 
-class PromptTooLong(InvalidParameter):
+class PromptTooLong(InvalidParameter, label="prompt_too_long"):
     """The prompt leaves no room in the model's context."""
-
-    label = "prompt_too_long"
 
     def __init__(self, rule: str, given: str) -> None:
         super().__init__("inputs", rule, given)
 
 
-class UnknownAdapter(InvalidRequest):
+class UnknownAdapter(InvalidRequest, label="unknown_adapter"):
     """No adapter of this name is registered."""
 
-    label = "unknown_adapter"
 
-
-class Unsupported(InvalidRequest):
+class Unsupported(InvalidRequest, label="unsupported"):
     """A named field asks for something that this engine cannot do."""
-
-    label = "unsupported"
 
     def __init__(self, name: str, reason: str) -> None:
         super().__init__(f"is not supported here: {reason}", name)
 
 
-class Unauthorized(LmiError):
+class Unauthorized(LmiError, label="unauthorized", status=401):
     """The request has no key, or one that this server does not know (WWW-Authenticate)."""
 
-    status = 401
-    label = "unauthorized"
 
-
-class ForeignPage(LmiError):
+class ForeignPage(LmiError, label="foreign_page", status=403):
     """A browser sends the request for a page of another origin, or by a name that is not this server's."""
 
-    status = 403
-    label = "foreign_page"
 
-
-class UnknownModel(LmiError):
+class UnknownModel(LmiError, label="unknown_model", status=404):
     """A request names a model or version that is not served here."""
 
-    status = 404
-    label = "unknown_model"
 
-
-class Conflict(LmiError):
+class Conflict(LmiError, label="conflict", status=409):
     """The name of what a client wants to load is taken, or it was removed while it loaded."""
 
-    status = 409
-    label = "conflict"
 
-
-class Overloaded(LmiError):
+class Overloaded(LmiError, label="overloaded", status=503, retry_after_s=1):
     """A queue, or the memory for the bodies of requests, has no room (Retry-After)."""
 
-    status = 503
-    label = "overloaded"
-    retry_after_s = 1
 
-
-class Unavailable(LmiError):
+class Unavailable(LmiError, label="unavailable", status=503, retry_after_s=1):
     """No engine can take the request (Retry-After): loading, draining or restarting."""
 
-    status = 503
-    label = "unavailable"
-    retry_after_s = 1
 
-
-class EngineLost(Unavailable):
+class EngineLost(Unavailable, label="engine_lost"):
     """The engine that had accepted the request died, was replaced or shut down before the end."""
 
-    label = "engine_lost"
 
-
-class DeadlineExceeded(LmiError):
+class DeadlineExceeded(LmiError, label="deadline_exceeded", status=504):
     """It took longer than `predict_timeout`, than the client waits, or than a load may take."""
 
-    status = 504
-    label = "deadline_exceeded"
 
-
-class OutOfMemory(LmiError):
+class OutOfMemory(LmiError, label="out_of_memory", status=507):
     """The accelerator has no memory left for this request, or the server no room for what it should load."""
 
-    status = 507
-    label = "out_of_memory"
 
-
-class GenerationFailed(LmiError):
+class GenerationFailed(LmiError, label="generation_failed", status=424):
     """The engine accepted the request and then gave up only this one."""
 
-    status = 424
-    label = "generation_failed"
 
-
-class UserCodeFailed(GenerationFailed):
+class UserCodeFailed(GenerationFailed, label="custom_code_failed"):
     """User code raised an exception with this message."""
 
-    label = "custom_code_failed"
 
-
-class ClientGone(LmiError):
+class ClientGone(LmiError, label="client_gone", status=499):
     """The client closed its connection or stopped reading, so it does not get the answer."""
 
-    status = 499
-    label = "client_gone"
 
-
-class StartError(LmiError):
+class StartError(LmiError, label="start_failed"):
     """The server cannot start. The supervisor prints the message and exits with `exit_code`."""
 
     exit_code = 1
-    label = "start_failed"
 
 
-class BadConfiguration(StartError):
+class BadConfiguration(StartError, label="bad_configuration", exit_code=2):
     """One or more options are wrong. The message has one line for each."""
 
-    exit_code = 2
-    label = "bad_configuration"
 
-
-class PortUnavailable(StartError):
+class PortUnavailable(StartError, label="port_unavailable", exit_code=3):
     """The listening socket cannot be bound."""
 
-    exit_code = 3
-    label = "port_unavailable"
 
-
-class ModelUnusable(StartError):
+class ModelUnusable(StartError, label="model_unusable", exit_code=4):
     """A model's folder is missing, empty, of a wrong format or broken. The message names the file.
 
     For an adapter's folder the same error only refuses the adapter while the server runs.
     """
 
-    exit_code = 4
-    label = "model_unusable"
 
-
-class NoMemory(ModelUnusable):
+class NoMemory(ModelUnusable, label="no_memory"):
     """The machine or the accelerator has too little memory for the model."""
 
-    label = "no_memory"
 
-
-class SecurityRefused(StartError):
+class SecurityRefused(StartError, label="security_refused", exit_code=5):
     """The model asks for something that is switched off for safety (pickled weights, remote code)."""
 
-    exit_code = 5
-    label = "security_refused"
 
-
-class SourceUnreachable(StartError):
+class SourceUnreachable(StartError, label="source_unreachable", exit_code=6):
     """The model's source could not be reached in several tries. A later start may succeed."""
-
-    exit_code = 6
-    label = "source_unreachable"
 
 
 CLASSES = {

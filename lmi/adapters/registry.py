@@ -34,25 +34,16 @@ from lmi.shared.desired_state import Folder, State, is_abandoned
 log = logging.getLogger(__name__)
 
 
-class NotRegistered(LmiError):
+class NotRegistered(LmiError, label="unknown_adapter", status=404):
     """A route names an adapter that is not registered."""
 
-    status = 404
-    label = "unknown_adapter"
 
-
-class NameTaken(LmiError):
+class NameTaken(LmiError, label="name_taken", status=409):
     """The name of a new adapter belongs to something else, or another call changes the adapter now."""
 
-    status = 409
-    label = "name_taken"
 
-
-class AdapterUnusable(LmiError):
+class AdapterUnusable(LmiError, label="adapter_unusable", status=424):
     """An engine cannot load the adapter: its rank, its modules or its shapes do not fit."""
-
-    status = 424
-    label = "adapter_unusable"
 
 
 class AdapterRegistry:

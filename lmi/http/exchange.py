@@ -54,24 +54,19 @@ class Sent(Awaitable[None]):
 SENT = Sent()
 
 
-class BodyTooLarge(LmiError):
+class BodyTooLarge(LmiError, label="body_too_large", status=413):
     """The body is over `max_request_size`."""
-
-    status = 413
-    label = "body_too_large"
 
     def __init__(self, max_bytes: int) -> None:
         super().__init__(f"the request body must have at most {max_bytes} bytes (max_request_size)")
 
 
-class UnsupportedEncoding(LmiError):
-    status = 415
-    label = "unsupported_encoding"
+class UnsupportedEncoding(LmiError, label="unsupported_encoding", status=415):
+    """The body is compressed."""
 
 
-class UnsupportedMediaType(LmiError):
-    status = 415
-    label = "unsupported_media_type"
+class UnsupportedMediaType(LmiError, label="unsupported_media_type", status=415):
+    """The body is a form in parts."""
 
 
 class Exchange:

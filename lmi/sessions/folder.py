@@ -41,21 +41,15 @@ SCAN_S, FULL_SCAN_S = 60.0, 1.0  # between two scans for sessions that have expi
 log = logging.getLogger(__name__)
 
 
-class InvalidSession(LmiError):
+class InvalidSession(LmiError, label="invalid_session", status=400):
     """The request names a session in a way that breaks a rule, or one that is not open."""
-
-    status = 400
-    label = "invalid_session"
 
     def __init__(self, name: str, rule: str, given: object) -> None:
         super().__init__(f"must be {rule}, given {shorten(given)}", name)
 
 
-class SessionFailed(LmiError):
+class SessionFailed(LmiError, label="session_failed", status=424):
     """A session cannot be opened or closed here: there are too many, or the disk is full."""
-
-    status = 424
-    label = "session_failed"
 
 
 class Session(msgspec.Struct, frozen=True):

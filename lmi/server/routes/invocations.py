@@ -21,11 +21,8 @@ from lmi.server.service import Service
 from lmi.settings.config import ModelConfig
 
 
-class UnknownRoute(LmiError):
+class UnknownRoute(LmiError, label="unknown_route", status=404):
     """Custom-Attributes name a route that is not an inference route."""
-
-    status = 404
-    label = "unknown_route"
 
 
 async def serve_path(exchange: Exchange, service: Service, *, api: AnyApi) -> None:
