@@ -29,6 +29,7 @@ ANNEXES = {
     "description": ("lmi.description",),
     "pages": ("lmi.server.routes.pages",),
     "metrics": ("lmi.server.metrics", "lmi.server.metric_twins"),
+    "buffered_streams": ("lmi.http.buffered",),
     "access": ("lmi.server.access", "lmi.http.browsers"),
     "overload": ("lmi.engine.overload",),
     "prefixes": ("lmi.engine.prefixes",),

@@ -12,7 +12,7 @@ import re
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Coroutine, Generator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterable
 from contextlib import asynccontextmanager
 from itertools import accumulate
 from typing import Any
@@ -84,6 +84,7 @@ class Exchange:
         self.noted: defaultdict[str, float] = defaultdict(int)  # numbers for its line in the log
         self.num_body_bytes = 0  # that were read
         self.early_end: LmiError | None = None  # that `end_early` was called with
+        self.refuse: Callable[[LmiError], Awaitable[None]] | None = None  # answers in a route's own form, if it has one
         self._written = b""  # last
         self._kept_body: bytes | None = None  # that `peek` has read and `body` returns
         self._receive, self._send = receive, send
@@ -292,40 +293,6 @@ class Exchange:
     async def _until_gone(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
-
-
-class BufferedExchange(Exchange):
-    """Sends a streamed response whole at its end, with its length and with the status of an error inside it."""
-
-    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        super().__init__(scope, receive, send)
-        self._media_type = ""
-        self._fields: list[Header] = []
-        self._body = bytearray()
-        self._is_sent = False
-
-    @property
-    def has_begun(self) -> bool:
-        return self._is_sent
-
-    async def send_whole(self, status: int, media_type: str, body: bytes, headers: Iterable[Header] = ()) -> None:
-        self._is_sent = True
-        await super().send_whole(status, media_type, body, headers)
-
-    async def start(self, status: int, media_type: str, headers: Iterable[Header] = ()) -> None:
-        self.status, self._media_type, self._fields = status, media_type, list(headers)
-
-    def write(self, data: bytes) -> Awaitable[None]:
-        self._written = data or self._written
-        self._body += data
-        return SENT
-
-    async def end(self, data: bytes = b"") -> None:
-        await self.send_whole(self.status, self._media_type, bytes(self._body + data), self._fields)
-
-    def note_failure(self, status: int, headers: Iterable[Header] = ()) -> None:
-        self.status = status
-        self._fields += headers
 
 
 def num_bytes(headers: Iterable[Header]) -> int:

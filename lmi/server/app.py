@@ -19,7 +19,8 @@ from lmi.apis.anthropic import COUNT_TOKENS
 from lmi.apis.base.api import retry_header
 from lmi.apis.table import api_at
 from lmi.errors import ClientGone, ForeignPage, LmiError, Overloaded, Unauthorized, Unavailable, UnknownModel, shorten
-from lmi.http.exchange import BufferedExchange, Exchange
+from lmi.http.buffered import BufferedExchange
+from lmi.http.exchange import Exchange
 from lmi.models import routes as model_routes
 from lmi.models.choice import SeveralModels
 from lmi.runtime import ServerRuntime
@@ -88,11 +89,9 @@ def build_app(models: Models, exporter: Exporter | None = None) -> ASGIApp:
             await exporter.close()
 
     by_code = {path: handler for path, _, handler in USER_CODE_ROUTES}
-    endpoints = [
-        *(Route(path, ServerEndpoint(handler), methods=methods) for path, methods, handler in SERVER_ROUTES),
-        *(Route(path, Endpoint(handler, by_code.get(path)), methods=methods) for path, methods, handler in ROUTES),
-    ]
-    app = ErrorMiddleware(Router(endpoints, lifespan=lifespan, redirect_slashes=False), models, exporter)
+    of_models = [(path, methods, of_model(handler, by_code.get(path))) for path, methods, handler in ROUTES]
+    routes = [Route(path, Endpoint(handler), methods=methods) for path, methods, handler in SERVER_ROUTES + of_models]
+    app = ErrorMiddleware(Router(routes, lifespan=lifespan, redirect_slashes=False), models, exporter)
     origins = models.front_end.config.cors_allowed_origins
     return CrossOrigin(app, origins, app.end_requests) if origins else app
 
@@ -106,8 +105,8 @@ def exporter_of(front_end: FrontEnd) -> Exporter | None:
     return Exporter(endpoint, front_end.record)
 
 
-class ServerEndpoint:
-    """A handler that needs no model as an ASGI application. It takes the exchange that ErrorMiddleware made."""
+class Endpoint:
+    """A handler as an ASGI application. It takes the exchange that ErrorMiddleware made."""
 
     def __init__(self, handler: ServerHandler) -> None:
         self._handler = handler
@@ -116,21 +115,19 @@ class ServerEndpoint:
         await self._handler(scope["lmi.exchange"], scope["lmi.models"])
 
 
-class Endpoint:
-    """The handlers of one path for a model with engines and for a model that is user code, as an ASGI application."""
+def of_model(of_engines: Handler, of_user_code: Handler | None) -> ServerHandler:
+    """Return what lets the model of a request answer it: one with engines, or one that is user code."""
 
-    def __init__(self, of_engines: Handler, of_user_code: Handler | None) -> None:
-        self._of_engines, self._of_user_code = of_engines, of_user_code
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange, models = scope["lmi.exchange"], scope["lmi.models"]
+    async def serve(exchange: Exchange, models: Models) -> None:
         service = await models.pick(exchange)
         exchange.model = service.config.model.name
-        handler = self._of_user_code if service.config.is_user_code else self._of_engines
+        handler = of_user_code if service.config.is_user_code else of_engines
         if handler is None:
             raise HTTPException(404)
         with models.using(service):
             await handler(exchange, service)
+
+    return serve
 
 
 class ErrorMiddleware:
@@ -163,7 +160,10 @@ class ErrorMiddleware:
             exchange.status = ClientGone.status
         except LmiError as error:
             exchange.error_label = error.label
-            await self._refuse(exchange, error.status, str(error), retry_header(error), error)
+            if exchange.refuse is not None:
+                await exchange.refuse(error)
+            else:
+                await self._refuse(exchange, error.status, str(error), retry_header(error), error)
         except Exception:
             log.exception("request %s failed in the front end", exchange.request_id)
             if exchange.has_begun:

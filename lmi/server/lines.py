@@ -12,13 +12,16 @@ import logging
 import re
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
+from dataclasses import replace
 from itertools import islice
+from typing import Any
 
 import orjson
 
 from lmi.apis.base.api import AnyApi
-from lmi.apis.base.formatter import one_line
+from lmi.apis.base.formatter import JSON, one_line
+from lmi.apis.base.readers import Message
 from lmi.errors import LmiError, MalformedRequest
 from lmi.http.exchange import Exchange
 from lmi.server.models import Models
@@ -27,11 +30,13 @@ from lmi.server.service import Service
 from lmi.sessions.folder import InvalidSession
 from lmi.sessions.http import request_type, session_of
 from lmi.settings.config import ServerConfig
+from lmi.types import OutputFormat
 
 MEDIA_TYPE = "application/jsonlines"
 MEDIA_TYPES = (MEDIA_TYPE, "application/x-ndjson", "application/x-jsonlines")
 MAX_LINES = 100_000
 MAX_TRANSFORM_MB = 100  # of all requests at once, which is SageMaker's limit
+IGNORED_STREAM = "stream: no effect in a body of lines, whose answers are whole"
 LINE = re.compile(rb"\S[^\n]*")  # skips blank lines, however many there are
 
 log = logging.getLogger(__name__)
@@ -45,7 +50,7 @@ def are_lines(exchange: Exchange) -> bool:
 async def serve_lines(exchange: Exchange, service: Service, api: AnyApi, choose: Choose) -> None:
     """Read a body of lines and answer each. `choose` finds the API of a line, `api` refuses the whole body."""
     assert service.engines is not None
-    async with Inference(exchange, service, api) as inference:
+    with closing(Inference(exchange, service, api)) as inference:
         lines = split(await inference.receive())
         await service.engines.ready()  # else every line would fail for the same reason
         inference.session = await session_of(exchange, service)
@@ -67,6 +72,26 @@ def split(body: bytes) -> list[bytes]:
         found = "has more" if lines else "is empty"
         raise MalformedRequest(f"the body {found}, 1 to {MAX_LINES} lines of JSON are needed")
     return lines
+
+
+class LineInference(Inference):
+    """One line of a body. Its answer is not streamed, whatever it asks for."""
+
+    is_line = True
+
+    def __init__(self, body: Inference) -> None:
+        super().__init__(body.exchange, body.service, body.api, body.model)
+        self.content_type = JSON
+        self.session, self.started_s = body.session, time.monotonic()
+        self.client_timeout_s = body.client_timeout_s
+
+    async def read(self, body: bytes, choose: Choose | None = None) -> Message[Any]:
+        message = await super().read(body, choose)
+        if message.format.is_streamed:
+            self.service.front_end.report_ignored((IGNORED_STREAM,), self.exchange.request_id)
+        fields = {name: value for name, value in message.fields.items() if name != "stream"}
+        self.format = replace(message.format, output_format=OutputFormat.JSON)
+        return replace(message, fields=fields, format=self.format)
 
 
 class Places:
@@ -115,7 +140,7 @@ class LineBatch:
 
     async def _answer(self, line: bytes) -> bytes:
         """Return the answer to one line, or the error that it fails with, which affects no other line."""
-        inference = self._inference.of_line()
+        inference = LineInference(self._inference)
         try:
             return await self._generated(inference, line)
         except LmiError as error:

@@ -9,29 +9,27 @@ from __future__ import annotations
 import json
 import math
 import re
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, closing
 from dataclasses import replace
-from typing import Any, Self
+from typing import Any
 
 from lmi.adapters.choice import choose_adapter
 from lmi.apis.base.api import AnyApi, Rendered
-from lmi.apis.base.formatter import JSON, AsyncFormatter, Formatter
+from lmi.apis.base.formatter import AsyncFormatter, Formatter
 from lmi.apis.base.readers import Message, Parsed, is_text, priority
-from lmi.errors import ClientGone, InvalidParameter, LmiError
+from lmi.errors import InvalidParameter, LmiError
 from lmi.http.exchange import SENT, TIMEOUT, TIMEOUT_MS, Exchange
 from lmi.server.meter import Meter
 from lmi.server.service import Service
 from lmi.sessions.http import change_session, request_type, session_of
 from lmi.settings.config import ModelConfig
-from lmi.types import AnswerFormat, Delta, GenerationRequest, Origin, OutputFormat
+from lmi.types import AnswerFormat, Delta, GenerationRequest, Origin
 from lmi.user_code.formatter import UserFormatters
 
 Choose = Callable[[bytes, str | None], AnyApi]
 Send = Callable[[list[bytes]], Awaitable[None] | None]  # what it returns is awaited before the next records
 NOT_ASCII = re.compile(r"[^\x00-\x7f]")
-IGNORED_STREAM = "stream: no effect in a body of lines, whose answers are whole"
 
 
 async def serve_request(
@@ -42,7 +40,7 @@ async def serve_request(
     `model` has the name that the path has for it. `choose` finds the API from the body and its content type, if a path
     serves several; only such a path opens and closes sessions. Until the body is read the API is `api`.
     """
-    async with Inference(exchange, service, api, model) as inference:
+    with closing(Inference(exchange, service, api, model)) as inference:
         body = await inference.receive()
         if choose is not None and (asked := inference.session_request(body)) is not None:
             await change_session(exchange, service, asked)
@@ -59,77 +57,53 @@ class Inference:
     """One inference request: its API, and what it makes of a body, of an error and of the requests in it.
 
     The API is that of the path until the body has chosen one. The format of the answer is None until the body is read.
-    With `is_line` it is a line of a body: its answer is not streamed, and the caller holds a place in the queue for it.
-    An LmiError that leaves `async with` is the answer of the exchange.
     """
 
-    def __init__(
-        self, exchange: Exchange, service: Service, api: AnyApi, model: ModelConfig | None = None, is_line: bool = False
-    ) -> None:
+    is_line = False  # of a body of which another request was let in; the caller holds a place in the queue for it
+
+    def __init__(self, exchange: Exchange, service: Service, api: AnyApi, model: ModelConfig | None = None) -> None:
         self.exchange, self.service = exchange, service
-        self.api, self._model = api, model or service.model
+        self.api, self.model = api, model or service.model
+        self.content_type = exchange.headers.get("content-type")
         self.session: str | None = None  # the id of its session, if it names one
         self.started_s = exchange.started_s
-        self._client_timeout_s = math.inf
-        self._is_line = is_line
-        self._format: AnswerFormat | None = None
-        self.formatters = UserFormatters(exchange, service, is_admitted=is_line)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, kind: object, error: object, trace: object) -> bool:
-        try:
-            if not isinstance(error, LmiError) or isinstance(error, ClientGone):
-                return False
-            await self.refuse(error)
-            return True
-        finally:
-            self.close()
-
-    def of_line(self) -> Inference:
-        """The next line of this body."""
-        line = Inference(self.exchange, self.service, self.api, self._model, is_line=True)
-        line.session, line.started_s = self.session, time.monotonic()
-        line._client_timeout_s = self._client_timeout_s
-        return line
+        self.client_timeout_s = math.inf
+        self.format: AnswerFormat | None = None
+        self.formatters = UserFormatters(exchange, service, is_admitted=self.is_line)
 
     async def receive(self) -> bytes:
-        """Return the body of the HTTP request."""
+        """Return the body of the HTTP request. From here on the exchange is refused in the form of the API."""
         exchange, service = self.exchange, self.service
+        exchange.refuse = self.refuse
         service.check_room()  # before the body: a full server reads nothing
-        self._client_timeout_s = client_timeout_s(exchange)
+        self.client_timeout_s = client_timeout_s(exchange)
         if not self.formatters.reads(self.api):
             exchange.check_is_whole()
         return await exchange.body(service.config.server.max_request_size, service.front_end.body_memory)
 
     def session_request(self, body: bytes) -> str | None:
         """Return what the body asks of sessions, None if it asks for an answer. Raises InvalidSession."""
-        if is_text(self.exchange.headers.get("content-type")):
+        if is_text(self.content_type):
             return None
         return request_type(body, is_ours=not self.formatters.reads(self.api))
 
     async def read(self, body: bytes, choose: Choose | None = None) -> Message[Any]:
         """Decode the body. After this, errors have the format of the answer."""
-        content_type = JSON if self._is_line else self.exchange.headers.get("content-type")
         async with self.deadline():
-            body, content_type = await self.formatters.read(self.api, body, content_type)
+            body, content_type = await self.formatters.read(self.api, body, self.content_type)
         if choose is not None:
             self.api = choose(body, content_type)
-        message = self.api.read(body, content_type, self._model)
-        if self._is_line and message.format.is_streamed:
-            self.service.front_end.report_ignored((IGNORED_STREAM,), self.exchange.request_id)
-        message = whole(message) if self._is_line else message
-        self._format = message.format
+        message = self.api.read(body, content_type, self.model)
+        self.format = message.format
         return message
 
     async def parse(self, message: Message[Any]) -> Parsed[Any]:
         """Check the requests, choose their adapters, and log the names that they ignore."""
         parsed = self.api.parse(self.formatters.asked(self.api, message))
-        self._format = parsed.format
+        self.format = parsed.format
         parsed = await choose_adapter(self.exchange, self.service, parsed)
         self.exchange.model = parsed.requests[0].adapter or self.exchange.model
-        self._format = parsed.format
+        self.format = parsed.format
         self.service.front_end.report_ignored(parsed.ignored, self.exchange.request_id)
         self.service.check_sequences(parsed.requests)
         requests = parsed.requests
@@ -144,18 +118,17 @@ class Inference:
         timeout_s, since_s, _ = self._timeout
         deadline_s = math.inf if timeout_s is None else since_s + timeout_s
         client = client_of(self.exchange, requests[0].adapter)
-        first = Origin(client, self.started_s, deadline_s, self._is_line)
+        first = Origin(client, self.started_s, deadline_s, self.is_line)
         further = Origin(client, self.started_s, deadline_s, is_further=True)
         return [replace(each, origin=further if index else first) for index, each in enumerate(requests)]
 
     def rendered(self, error: LmiError, *, accepted: bool = False) -> Rendered:
         """Return the error in the form of the API, or with `accepted` as the last record of the answer."""
-        format = self._format or self.api.default_format(self._model)
+        format = self.format or self.api.default_format(self.model)
         return self.api.errors.render(error, format, accepted=accepted, request_id=self.exchange.request_id)
 
     async def refuse(self, error: LmiError) -> None:
         rendered = self.rendered(error)
-        self.exchange.error_label = error.label
         body = self.api.whole(rendered.media_type, rendered.body)
         await self.exchange.send_whole(rendered.status, rendered.media_type, body, rendered.headers.items())
 
@@ -170,18 +143,12 @@ class Inference:
         """
         predict_timeout_s, arrived_s = self.service.config.server.predict_timeout_s, self.exchange.started_s
         end_s = math.inf if predict_timeout_s is None else self.started_s + predict_timeout_s
-        if arrived_s + self._client_timeout_s < end_s:
-            return self._client_timeout_s, arrived_s, "as the client asked"
+        if arrived_s + self.client_timeout_s < end_s:
+            return self.client_timeout_s, arrived_s, "as the client asked"
         return predict_timeout_s, self.started_s, "the server's predict_timeout"
 
     def close(self) -> None:
         self.formatters.close()
-
-
-def whole(message: Message[Any]) -> Message[Any]:
-    """Return the message with an answer that is not streamed, whatever it asks for."""
-    fields = {name: value for name, value in message.fields.items() if name != "stream"}
-    return replace(message, fields=fields, format=replace(message.format, output_format=OutputFormat.JSON))
 
 
 async def stream_answer(inference: Inference, parsed: Parsed[Any], formatter: AsyncFormatter) -> None:
@@ -276,7 +243,7 @@ class Body:
 
     def __init__(self, exchange: Exchange, formatter: AsyncFormatter, *, is_ascii: bool = False) -> None:
         self._exchange = exchange
-        self._formatter = formatter
+        self.formatter = formatter
         self._is_ascii = is_ascii
         self._whole: list[bytes] = []
 
@@ -285,7 +252,7 @@ class Body:
 
         Returns an awaitable if they could not be sent at once: the first ones, or if the client reads slowly.
         """
-        if not self._formatter.is_streaming:
+        if not self.formatter.is_streaming:
             self._whole += records
         elif len(records) == 1 and self._exchange.status and records[0]:
             sent = self._write(records[0])
@@ -296,7 +263,7 @@ class Body:
 
     async def _send(self, records: list[bytes]) -> None:
         if not self._exchange.status:
-            await self._exchange.start(200, self._formatter.media_type, [("cache-control", "no-cache")])
+            await self._exchange.start(200, self.formatter.media_type, [("cache-control", "no-cache")])
         for record in filter(None, records):
             await self._write(record)
 
@@ -313,8 +280,8 @@ class Body:
         if self._exchange.status:
             await self._exchange.end(self._exchange.line_end())
             return
-        body, media_type = b"".join(self._whole), self._formatter.media_type
-        body = body if self._formatter.is_verbatim else api.whole(media_type, body)
+        body, media_type = b"".join(self._whole), self.formatter.media_type
+        body = body if self.formatter.is_verbatim else api.whole(media_type, body)
         await self._exchange.send_whole(200, media_type, body)
 
 

@@ -7,13 +7,14 @@ They replace every other inference route. An error is a JSON object with the ref
 from __future__ import annotations
 
 from contextlib import aclosing, closing
+from functools import partial
 
 import orjson
 
 from lmi.apis.base.api import retry_header
 from lmi.apis.base.formatter import JSON
 from lmi.apis.lmi.api import LMI
-from lmi.errors import ClientGone, LmiError
+from lmi.errors import LmiError
 from lmi.http.exchange import Exchange
 from lmi.server.respond import as_ascii
 from lmi.server.routes import invocations as of_engines
@@ -27,17 +28,16 @@ async def invocations(exchange: Exchange, service: Service) -> None:
     """Answer `/invocations`, and the paths that name the model too."""
     if "model" in (named := exchange.scope["path_params"]):
         service.check_model(named["model"], named.get("version"))
-    try:
-        service.check_room()
-        body = await exchange.body(service.config.server.max_request_size, service.front_end.body_memory)
-        with service.admitted():
-            await exchange.run_while_there(call_handler(exchange, service, body))
-    except ClientGone:
-        raise
-    except LmiError as error:
-        exchange.error_label = error.label
-        rendered = LMI.errors.render(error, LMI.default_format(service.config.model), accepted=False)
-        await exchange.send_whole(rendered.status, JSON, error_body(error, rendered.status), rendered.headers.items())
+    exchange.refuse = partial(refuse, exchange, service)
+    service.check_room()
+    body = await exchange.body(service.config.server.max_request_size, service.front_end.body_memory)
+    with service.admitted():
+        await exchange.run_while_there(call_handler(exchange, service, body))
+
+
+async def refuse(exchange: Exchange, service: Service, error: LmiError) -> None:
+    rendered = LMI.errors.render(error, LMI.default_format(service.config.model), accepted=False)
+    await exchange.send_whole(rendered.status, JSON, error_body(error, rendered.status), rendered.headers.items())
 
 
 async def call_handler(exchange: Exchange, service: Service, body: bytes) -> None:

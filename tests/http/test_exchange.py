@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from lmi.http.exchange import MAX_HEADER_BYTES, BufferedExchange, Exchange
+from lmi.http.buffered import BufferedExchange
+from lmi.http.exchange import MAX_HEADER_BYTES, Exchange
 
 Route = Callable[[Exchange], Awaitable[None]]
 

@@ -9,6 +9,7 @@ agents ask before they shorten a conversation.
 from __future__ import annotations
 
 import asyncio
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,7 @@ def _card(service: Service, name: str) -> dict[str, Any]:
 
 async def tokenize(exchange: Exchange, service: Service) -> None:
     assert service.pipeline is not None and service.engines is not None
-    async with Inference(exchange, service, OPENAI_COMPLETIONS) as inference:
+    with closing(Inference(exchange, service, OPENAI_COMPLETIONS)) as inference:
         message = await inference.read(await inference.receive(), _api_of)
         adds_special = boolean(ADD_SPECIAL, message.fields.pop(ADD_SPECIAL, inference.api is OPENAI_COMPLETIONS))
         has_names = boolean(NAMES, message.fields.pop(NAMES, None) or False)
@@ -101,7 +102,7 @@ def _check_countable(request: GenerationRequest) -> None:
 
 async def detokenize(exchange: Exchange, service: Service) -> None:
     assert service.pipeline is not None
-    async with Inference(exchange, service, OPENAI_COMPLETIONS) as inference:
+    with closing(Inference(exchange, service, OPENAI_COMPLETIONS)) as inference:
         message = await inference.read(await inference.receive())
         ids = PROMPT_IDS("tokens", message.fields.get("tokens"))
         if not ids:
@@ -115,7 +116,7 @@ async def detokenize(exchange: Exchange, service: Service) -> None:
 
 async def count_tokens(exchange: Exchange, service: Service, *, api: AnyApi) -> None:
     assert service.pipeline is not None and service.engines is not None
-    async with Inference(exchange, service, api) as inference:
+    with closing(Inference(exchange, service, api)) as inference:
         request = (await inference.parse(await inference.read(await inference.receive()))).request
         info = await service.engines.ready(request.adapter)
         _check_countable(request)
