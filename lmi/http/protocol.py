@@ -123,7 +123,6 @@ class GuardedProtocol(HttpToolsProtocol):
         self._num_messages = self._num_unanswered = 0
         self._line = b""  # a request line as far as it has come, without an end
         self._num_fed_bytes = 0  # of this request, to the parser
-        self._num_unparsed_bytes = 0  # that came while one head was being read
         self._num_head_bytes = 0
         self._num_chunks = 0
         self._num_body_bytes = 0
@@ -166,10 +165,8 @@ class GuardedProtocol(HttpToolsProtocol):
             self._check_line(data)
             self._feed(data)
             self._check_untold(len(data), self._num_messages - num_messages, was_idle=was_idle)
-            if self._is_in_head and self._num_messages == num_messages:
-                self._num_unparsed_bytes += len(data)  # the parser reports only whole fields, and one may be endless
-                if self._num_unparsed_bytes > MAX_HEAD_BYTES:
-                    raise _head_too_large()
+            if self._is_in_head and self._num_fed_bytes > MAX_HEAD_BYTES:
+                raise _head_too_large()  # the parser reports only whole fields, and one may be endless
         except Refusal as refusal:
             self._refuse(refusal)
         except httptools.HttpParserError as error:
@@ -218,8 +215,7 @@ class GuardedProtocol(HttpToolsProtocol):
         super().on_message_begin()
         self._is_in_head = True
         self._num_messages += 1
-        self._num_unparsed_bytes = self._num_head_bytes = self._num_chunks = self._num_body_bytes = 0
-        self._num_fed_bytes = 0
+        self._num_fed_bytes = self._num_head_bytes = self._num_chunks = self._num_body_bytes = 0
         self._body_s = 0.0
 
     def on_url(self, url: bytes) -> None:
