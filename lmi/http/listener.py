@@ -5,6 +5,7 @@ If the port is taken, the error names the process that holds it, if /proc shows 
 
 from __future__ import annotations
 
+import glob
 import os
 import socket
 from collections.abc import Iterator
@@ -42,9 +43,10 @@ def find_owner(port: int) -> tuple[int, str] | None:
 def owners(port: int) -> Iterator[int]:
     """Yield the pids of the processes that listen on a local port, as far as this user can see them."""
     sockets = set(_listening(port))
-    for process in Path("/proc").iterdir():
-        if process.name.isdigit() and sockets & _open_files(process):
-            yield int(process.name)
+    for file in glob.iglob("/proc/[0-9]*/fd/*") if sockets else ():
+        with suppress(OSError):  # it was closed meanwhile
+            if os.readlink(file) in sockets:
+                yield int(file.split("/")[2])
 
 
 def _listening(port: int) -> Iterator[str]:
@@ -55,12 +57,3 @@ def _listening(port: int) -> Iterator[str]:
                 row = line.split()
                 if row[3] == LISTENING and int(row[1].rpartition(":")[2], 16) == port:
                     yield f"socket:[{row[9]}]"
-
-
-def _open_files(process: Path) -> set[str]:
-    found = set()
-    with suppress(OSError):
-        for fd in (process / "fd").iterdir():
-            with suppress(OSError):
-                found.add(os.readlink(fd))
-    return found
