@@ -158,12 +158,7 @@ def of_request(exchange: Exchange, meters: Sequence[Meter]) -> TraceSpan:
 
 def _route(exchange: Exchange) -> str:
     """Return the path with names for its parameters, so that spans have few names, or "" if it is no route."""
-    if "endpoint" not in exchange.scope:
-        return ""
-    path = exchange.path
-    for name, value in exchange.scope["path_params"].items():
-        path = path.replace(f"/{value}", f"/{{{name}}}", 1)
-    return path
+    return exchange.scope["route"].path_format if "route" in exchange.scope else ""
 
 
 def _of_answer(meter: Meter, request_id: str) -> TraceSpan:
