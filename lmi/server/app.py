@@ -148,9 +148,12 @@ class ErrorMiddleware:
         scope.update({"app": self, "lmi.exchange": exchange, "lmi.models": self._models})
         if self._exporter is not None:
             scope["lmi.meters"] = []  # of the answers, for their spans
+        self._open.add(exchange)
         try:
             self._access.check(exchange)
-            async with self._counted_open(exchange):
+            if self._end is not None:
+                raise self._end
+            async with exchange.deadline(None):
                 await self._app(scope, receive, send)
         except HTTPException as error:  # starlette's own 404 and 405
             message = f"{error.detail}: {exchange.method} {shorten(exchange.path)}"
@@ -170,6 +173,7 @@ class ErrorMiddleware:
                 raise  # an answer has begun: the server cuts the connection, which shows that it is incomplete
             await self._refuse(exchange, 500, f"internal error, see the log for request {exchange.request_id}")
         finally:
+            self._open.remove(exchange)
             self._front_end.body_memory.change(exchange.num_body_bytes, 0)
             self._finish(exchange)
         return None
@@ -190,17 +194,6 @@ class ErrorMiddleware:
             rendered = api.errors.render_status(status, message, api.default_format(model), request_id)
         body = api.whole(rendered.media_type, rendered.body)
         await exchange.send_whole(rendered.status, rendered.media_type, body, (headers or {}).items())
-
-    @asynccontextmanager
-    async def _counted_open(self, exchange: Exchange) -> AsyncIterator[None]:
-        self._open.add(exchange)
-        try:
-            if self._end is not None:
-                raise self._end
-            async with exchange.deadline(None):
-                yield
-        finally:
-            self._open.remove(exchange)
 
     def end_requests(self) -> None:
         """End every open request with an error, because this process ends."""
