@@ -7,13 +7,11 @@ variable. Each holds the settings as JSON and a block of the records of the proc
 from __future__ import annotations
 
 import fcntl
-import logging
 import os
 import shutil
-import stat
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
@@ -30,7 +28,6 @@ from lmi.shared.state import Block, EngineRecord
 ENVIRONMENT_NAME = "LMI_RUNTIME_DIR"
 URL, MODEL = "url", "model"
 
-log = logging.getLogger(__name__)
 C = TypeVar("C", Config, ServerConfig)
 
 
@@ -220,18 +217,6 @@ class Runtime(RuntimeFolder[Config]):
         """Write the settings without option.env, which only the model's processes need, in their environment."""
         bare = replace(self.config, engine=replace(self.config.engine, environ={}))
         (self.path / self.settings).write_bytes(msgspec.json.encode(bare))
-
-
-def remove_leftovers() -> None:
-    """Remove the runtime folders of this user whose server no longer runs, because it was killed."""
-    for folder in Path(tempfile.gettempdir()).glob("lmi-*"):
-        with suppress(OSError):  # it has no such file, or its server holds the lock
-            found = folder.lstat()
-            if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid():
-                with open(folder / URL, "rb") as file:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    shutil.rmtree(folder)
-                    log.info("removed %s, which a killed server had left", folder)
 
 
 def _num_front_end_slots(config: ServerConfig) -> int:

@@ -1,16 +1,28 @@
-"""What must hold before a server starts: open files, its certificate, and that others may start as `option.user`."""
+"""What must hold before a server starts: open files, its certificate, and that others may start as `option.user`.
+
+And what must be gone: the folders of servers that were killed.
+"""
 
 from __future__ import annotations
 
+import fcntl
+import logging
 import os
 import resource
+import shutil
+import stat
 import sys
+import tempfile
+from contextlib import suppress
+from pathlib import Path
 
 from lmi.errors import BadConfiguration, StartError
-from lmi.runtime import ServerRuntime
+from lmi.runtime import URL, ServerRuntime
 from lmi.settings.server_config import User
 
 MIN_OPEN_FILES = 64  # a front end reserves 40, the others are for clients
+
+log = logging.getLogger(__name__)
 
 
 def raise_file_limit() -> None:
@@ -74,3 +86,15 @@ def check_user(user: User, runtime: ServerRuntime) -> None:
         powers = "root needs the capabilities CHOWN, DAC_OVERRIDE, KILL, SETGID and SETUID for this"
         why = [powers, *(f"that user cannot use {path}" for path in needed)][max(0, code - 1)]
         raise BadConfiguration(f"option.user={user}: {why}")
+
+
+def remove_leftovers() -> None:
+    """Remove the runtime folders of this user whose server no longer runs, because it was killed."""
+    for folder in Path(tempfile.gettempdir()).glob("lmi-*"):
+        with suppress(OSError):  # it has no such file, or its server holds the lock
+            found = folder.lstat()
+            if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid():
+                with open(folder / URL, "rb") as file:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(folder)
+                    log.info("removed %s, which a killed server had left", folder)

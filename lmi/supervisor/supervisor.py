@@ -23,7 +23,7 @@ from lmi.errors import StartError
 from lmi.gateway import local_url
 from lmi.http.listener import bind
 from lmi.models.follower import RunningModels
-from lmi.runtime import ServerRuntime, remove_leftovers
+from lmi.runtime import ServerRuntime
 from lmi.settings.config import Config
 from lmi.settings.resolve import Resolved
 from lmi.shared import linux
@@ -36,7 +36,7 @@ from lmi.supervisor.child import Child, Failure
 from lmi.supervisor.cores import Cores, claimed, usable
 from lmi.supervisor.gateway import gateways
 from lmi.supervisor.model import RunningModel
-from lmi.supervisor.preconditions import check_certificate, check_user, raise_file_limit
+from lmi.supervisor.preconditions import check_certificate, check_user, raise_file_limit, remove_leftovers
 from lmi.supervisor.restarts import DRAIN_CUT_S, DRAIN_END_S, LATE_TURN_S, drain_notice_s
 from lmi.supervisor.stages import Settle, Stage, stages
 

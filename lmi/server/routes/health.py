@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 
-from lmi import __version__
 from lmi.http.exchange import Exchange
 from lmi.server.models import Models
 from lmi.server.service import Service
@@ -23,10 +22,6 @@ async def ping(exchange: Exchange, models: Models) -> None:
 async def live(exchange: Exchange, models: Models) -> None:
     status, body = liveness(models)
     await exchange.send_json(body, status)
-
-
-async def version(exchange: Exchange, models: Models) -> None:
-    await exchange.send_json({"version": __version__})
 
 
 def health(models: Models) -> tuple[int, dict[str, object]]:
@@ -95,5 +90,4 @@ ROUTES = [
     ("/healthz", ["GET"], ping),
     ("/readyz", ["GET"], ping),
     ("/livez", ["GET"], live),
-    ("/version", ["GET"], version),
 ]

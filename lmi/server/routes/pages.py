@@ -47,6 +47,10 @@ async def page(exchange: Exchange, models: Models, *, name: str = "") -> None:
     await exchange.send_whole(200, media_type, FILES[name], [("content-security-policy", POLICY)])
 
 
+async def version(exchange: Exchange, models: Models) -> None:
+    await exchange.send_json({"version": __version__})
+
+
 async def openapi(exchange: Exchange, models: Models) -> None:
     from lmi.description.document import document
 
@@ -91,6 +95,7 @@ ROUTES: list[tuple[str, list[str], Callable[[Exchange, Models], Awaitable[None]]
     ("/playground", ["GET"], partial(page, name="playground.html")),
     ("/docs", ["GET"], partial(page, name="docs.html")),
     ("/pages/{name}", ["GET"], page),
+    ("/version", ["GET"], version),
     ("/openapi.json", ["GET"], openapi),
     ("/metrics", ["GET"], scrape),
     ("/load", ["GET"], load),
