@@ -18,8 +18,9 @@ import click
 from click.shell_completion import CompletionItem
 
 from lmi.errors import cause_line
+from lmi.settings.annexes import MODELS
 from lmi.settings.handler import announced
-from lmi.settings.kinds import BOOLEAN, MODELS, WORDS
+from lmi.settings.kinds import BOOLEAN, WORDS
 from lmi.settings.option import Option
 from lmi.settings.options import OPTIONS
 from lmi.settings.other_names import elsewhere, known_keys
@@ -38,14 +39,18 @@ class OptionFlag(click.Option):
     """The flag of one option. Its help shows the values that it takes, its key and its default."""
 
     def __init__(self, name: str, row: Option) -> None:
-        usual = written(row.key, row.default)
-        help = f"{row.help} [{row.key}{f'; default: {usual}' if usual else ''}]"
         if row.kind is BOOLEAN:
-            super().__init__([f"{row.flag}/--no-{row.flag[2:]}", name], default=None, help=help)
+            super().__init__([f"{row.flag}/--no-{row.flag[2:]}", name], default=None)
         else:
             words = "|".join(row.kind.words) or row.kind.unit
-            super().__init__([*row.flags, name], metavar=words, multiple=row.kind is MODELS, help=help)
+            super().__init__([*row.flags, name], metavar=words, multiple=row.kind is MODELS)
         self.row = row
+        del self.help  # the one below is made when it is shown
+
+    @functools.cached_property
+    def help(self) -> str:  # type: ignore[override]
+        usual = written(self.row.key, self.row.default)
+        return f"{self.row.help} [{self.row.key}{f'; default: {usual}' if usual else ''}]"
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         return [CompletionItem(word) for word in self.row.kind.words if word.startswith(incomplete)]

@@ -48,9 +48,11 @@ DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 ENGINE_NAME = re.compile("vllm|lmi.?dist|trt.?llm|tensorrt", re.IGNORECASE)
 # Texts for people, and names on the wire: help of options, engines that LMI names.
 ENGINES_NAMED_IN = {
-    "lmi.settings.kinds": {"Python or MPI; what runs the model is option.rolling_batch (auto, vllm, trtllm, lmi-dist)"}
-    | {"lmi-dist", "vllm", "trtllm"},
+    "lmi.settings.annexes": {
+        "Python or MPI; what runs the model is option.rolling_batch (auto, vllm, trtllm, lmi-dist)"
+    },
     "lmi.settings.engine_config": {
+        *("lmi-dist", "vllm", "trtllm", "engine: auto, lmi-dist, vllm, trtllm, scheduler, disable"),
         "run Python code that comes with the model (vllm, trtllm)",
         "GPUs that share each layer, or groups of cores on a CPU (vllm); max: all GPUs",
     },
@@ -113,7 +115,7 @@ def test_no_module_is_imported_by_what_it_imports() -> None:
 def test_the_settings_that_every_process_reads_stand_on_nothing_of_ours_but_what_an_option_is() -> None:
     code = "import sys, lmi.settings.config; print(*sorted(name for name in sys.modules if name.startswith('lmi.')))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    settings = ("", ".config", ".engine_config", ".kinds", ".option", ".server_config")
+    settings = ("", ".annexes", ".config", ".engine_config", ".kinds", ".option", ".server_config")
     assert done.stdout.split() == [f"lmi.settings{name}" for name in settings]
 
 

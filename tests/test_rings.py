@@ -40,6 +40,7 @@ ANNEXES = {
     "user_code": ("lmi.user_code", "lmi.supervisor.code"),
     "sources": ("lmi.sources", "lmi.supervisor.stages"),
     "tracing": ("lmi.tracing",),
+    "options": ("lmi.settings.annexes",),
     "secure_mode": ("lmi.settings.secure_mode",),
     "commands": ("lmi.commands", "lmi.flags"),
     "choice": ("lmi.settings.engine_choice", "lmi.settings.model_choice", "lmi.settings.ports"),
@@ -65,8 +66,8 @@ BESIDE = {
 ARROWS = {
     "adapters": {"description", "desired_state", "models", "openai", "secure_mode", "sources"},
     "anthropic": {"description", "guides", "openai"},  # both answer chats
-    "choice": {"sources"},
-    "commands": {"client", "gateway", "other_names"},
+    "choice": {"options", "sources"},
+    "commands": {"client", "gateway", "options", "other_names"},
     "description": {  # the whole document names all of them, and each is described in its words
         *("adapters", "anthropic", "batch", "embeddings", "metrics", "models", "openai"),
         *("pages", "responses", "sessions", "tgi", "triton"),
@@ -92,7 +93,8 @@ ARROWS = {
 # What names the annexes: the tuples of APIs and routes, the table of options, and the words of the start.
 JOINTS = {
     *("lmi.apis.table", "lmi.cli", "lmi.engine.worker", "lmi.server.app", "lmi.server.service"),
-    *("lmi.settings.resolve", "lmi.supervisor.kinds", "lmi.supervisor.supervisor"),
+    *("lmi.settings.config", "lmi.settings.engine_config", "lmi.settings.resolve", "lmi.settings.server_config"),
+    *("lmi.supervisor.kinds", "lmi.supervisor.supervisor"),
 }
 STILL = {
     "lmi.apis.lmi.schema": {"guides"},

@@ -16,7 +16,7 @@ from lmi.errors import BadConfiguration, Unauthorized, cause_line
 from lmi.http.browsers import ANY, check_page, is_loopback
 from lmi.http.exchange import Exchange
 from lmi.runtime import ServerRuntime
-from lmi.settings.kinds import KEYS, digest
+from lmi.settings.annexes import KEYS, digest
 
 PAGES = ("/", "/playground", "/docs")  # they ask for the key that their requests need
 PROBES = ("/ping", "/health", "/healthz", "/livez", "/readyz", "/v2/health/live", "/v2/health/ready")  # need no key

@@ -9,10 +9,10 @@ import os
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from lmi.settings import kinds
+from lmi.settings import annexes
 from lmi.settings.engine_config import EngineConfig as EngineConfig
-from lmi.settings.kinds import choice, integer
-from lmi.settings.option import ROW, SCRIPTS, TEMPLATES, Option, option
+from lmi.settings.kinds import NAME, NAMES, integer
+from lmi.settings.option import option
 from lmi.settings.server_config import ServerConfig as ServerConfig
 
 
@@ -37,8 +37,8 @@ class SamplingDefaults:
     without: SamplingValues
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelConfig:
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig(annexes.NamingConfig, annexes.FormsConfig, annexes.PromptsConfig):
     """The model as clients see it. `path` is a local folder."""
 
     path: str
@@ -47,72 +47,16 @@ class ModelConfig:
     dynamic_batch: bool = False  # option.rolling_batch=disable
     sampling_defaults: SamplingDefaults | None = None  # the engine's; None: greedy unless do_sample, without limits
 
-    required_memory_mb: int | None = option(
-        None,
-        integer(0),
-        "MB of memory that one of several models needs; nothing: estimated from its files",
-        key="required_memory_mb",
-    )
-    model_id: ClassVar = Option(
-        None,
-        kinds.TEXT,
-        "a folder, OWNER/NAME of a hub, s3://BUCKET/PREFIX or demo; nothing: the folder of serving.properties itself",
-        aliases=("option.model",),
-        env=("HF_MODEL_ID",),
-        is_path=True,
-    )
-    revision: str | None = option(
-        None,
-        kinds.TEXT,
-        "branch, tag or commit of a model from a hub; nothing: main",
-        env=("HF_REVISION",),
-        is_for_engine=True,
-    )
-    name: str = field(
-        metadata={
-            ROW: Option("", kinds.NAME, "name in URLs and answers; nothing: the folder's name", key="option.model_name")
-        }
-    )
-    aliases: tuple[str, ...] = option((), kinds.NAMES, "further names of the model in URLs", key="option.model_alias")
-    served_model_name: ClassVar = Option(
-        None, kinds.SERVED_NAMES, "the model's name, then further ones; nothing: option.model_name"
-    )
-    load_models: ClassVar = Option(
-        None,
-        kinds.MODELS,
-        "the folder to serve and the model's name, as NAME=PATH",
-        more_flags=("-m", "--models"),
-        key="load_models",
-    )
-    output_formatter: str | None = option(
-        None,
-        kinds.FORMATTER,
-        "form of answers, or a function for it",
-        refused_by=SCRIPTS,
-        harmless=kinds.FORMATTER_WORDS.__contains__,
-    )
-    input_formatter: ClassVar = Option(
-        None, kinds.FUNCTION, "function of model.py that reads requests", refused_by=SCRIPTS
-    )
-    tgi_compat: bool = option(False, kinds.BOOLEAN, "answers in the shape of TGI")
-    enable_streaming: bool = option(
-        False, kinds.STREAMING, "answers of option.rolling_batch=disable as they come, as jsonlines"
-    )
-    chat_template: str | None = option(
-        None, kinds.TEXT, "chat template: a file, or the text itself", is_path=True, refused_by=TEMPLATES
-    )
-    special_tokens_in_content: bool = option(
-        False,
-        kinds.BOOLEAN,
-        "special tokens that the content of a chat spells count as such, so that a user can write a system message",
-    )
-    tool_call_parser: str | None = option(None, kinds.TOOL_CALL_FORM, "form of a model's tool calls in its answers")
-    reasoning_parser: str | None = option(None, kinds.REASONING_FORM, "marks around a model's thoughts")
-    prefix_cache_scope: str = option(
-        "server",
-        choice("server", "request"),
-        "whose prompts share cached keys and values: all of the server, or only those of one request",
-    )
+    required_memory_mb: int | None = option(None, integer(0), key="required_memory_mb")
+    """MB of memory that one of several models needs; nothing: estimated from its files"""
+    model_id: ClassVar[str | None] = option(None, names="option.model HF_MODEL_ID", is_path=True)
+    """a folder, OWNER/NAME of a hub, s3://BUCKET/PREFIX or demo; nothing: the folder of serving.properties itself"""
+    revision: str | None = option(None, names="HF_REVISION", is_for_engine=True)
+    """branch, tag or commit of a model from a hub; nothing: main"""
+    name: str = option("", NAME, key="option.model_name")
+    """name in URLs and answers; nothing: the folder's name"""
+    aliases: tuple[str, ...] = option((), NAMES, key="option.model_alias")
+    """further names of the model in URLs"""
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from lmi.errors import ModelUnusable, shorten
+from lmi.settings.annexes import MODELS, NamedModel
 from lmi.settings.handler import announced
-from lmi.settings.kinds import MODELS, NamedModel, local_path
+from lmi.settings.kinds import local_path
 from lmi.settings.properties import Properties
 from lmi.settings.values import ENVIRONMENT, Given, Problems, Surroundings, Values, collect, setting
 from lmi.sources.source import ARCHIVE_SUFFIXES, GGUF, NO_GGUF, fault, listed, remote

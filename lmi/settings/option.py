@@ -1,20 +1,25 @@
 """What an option is: a field of the settings, with its key, the kind of its values, and all else that is known of it.
 
-Flags, `lmi config`, environment names, secure mode, the example and messages come from what the fields say.
+Its help is the docstring below the field. Flags, `lmi config`, environment names, secure mode, the example and
+messages come from what the fields say.
 """
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import inspect
 import re
+import sys
 from collections.abc import Callable, Mapping
+from functools import cache
+from itertools import pairwise
 from typing import Any, TypeVar
 
 from msgspec import Struct
 
 from lmi.settings.kinds import Kind
 
-ROW = "option"  # the name of an Option in a field's metadata
 Default = TypeVar("Default")
 # The controls of secure mode that refuse options.
 SCRIPTS, PICKLES = "DISALLOW_CUSTOM_INFERENCE_SCRIPTS", "DISALLOW_PICKLE_FILES"
@@ -25,15 +30,14 @@ class Option(Struct, frozen=True):
     """One option. As a `ClassVar` of the settings it fills no field itself: others are chosen by it."""
 
     default: Any
+    part: str  # server, model or engine: the settings that declare it
+    field: str  # the field of Config that it fills, such as "server.port", or "" if it fills none directly
+    declared: tuple[type, str]  # the class and its field
+    key: str  # in serving.properties
     kind: Kind
-    help: str
-    key: str = ""  # in serving.properties; left out: the field's name, after `option.` if it is not of ServerConfig
-    aliases: tuple[str, ...] = ()  # further keys with the same meaning
-    env: tuple[str, ...] = ()  # environment names beside OPTION_… and SERVING_…; the first one given counts
-    platform: tuple[str, ...] = ()  # SAGEMAKER_… names, which beat the file; the first one given counts
+    names: str = ""  # further keys, variables beside OPTION_… and SERVING_… and flags; the first one given counts
     own_kinds: Mapping[str, Kind] = {}  # of the variables whose values have another form
     has_flag: bool = True
-    more_flags: tuple[str, ...] = ()
     is_for_engine: bool = False  # EngineConfig.options holds its text for every engine
     otherwise: str = ""  # only engines whose Handler.uses names it read it: what happens on the others
     is_for_operator: bool = False  # in secure mode serving.properties, which may come with the model, cannot give it
@@ -41,25 +45,60 @@ class Option(Struct, frozen=True):
     is_safe: bool = True  # secure mode allows it
     refused_by: str = ""  # the control of secure mode that refuses every value but the default and harmless ones
     harmless: Callable[[Any], bool] = lambda value: False
-    part: str = ""  # server, model or engine: the settings that declare it
-    field: str = ""  # the field of Config that it fills, such as "server.port", or "" if it fills none directly
+
+    @property
+    def help(self) -> str:
+        settings, name = self.declared
+        return _docstrings(settings.__module__)[settings.__name__, name]
+
+    @property
+    def aliases(self) -> list[str]:
+        return [name for name in self.names.split() if not name.isupper() and not name.startswith("-")]
+
+    @property
+    def env(self) -> list[str]:
+        return [name for name in self.names.split() if name.isupper() and name not in self.platform]
+
+    @property
+    def platform(self) -> list[str]:
+        """The variables of SageMaker, which beat the file."""
+        return [name for name in self.names.split() if name.startswith("SAGEMAKER_")]
 
     @property
     def flag(self) -> str:
         return _flag(self.key)
 
     @property
-    def flags(self) -> tuple[str, ...]:
-        """All flags of the option: one for the key, one for each alias, and `more_flags`."""
-        return tuple(dict.fromkeys([*map(_flag, (self.key, *self.aliases)), *self.more_flags]))
+    def flags(self) -> list[str]:
+        """All flags of the option: one for each key, and the others among its names."""
+        more = [name for name in self.names.split() if name.startswith("-")]
+        return list(dict.fromkeys([*map(_flag, (self.key, *self.aliases)), *more]))
 
 
-def option(default: Default, kind: Kind, help: str, **facts: Any) -> Default:
-    """Return the default of a field, which then is an option. `facts` are further fields of Option."""
-    row: dict[str, Any] = {"metadata": {ROW: Option(default, kind, help, **facts)}}
+def option(default: Default, kind: Kind | None = None, **facts: Any) -> Default:
+    """Return the default of a field, which then is an option. `facts` are further fields of Option.
+
+    Without `kind` the field's type says what values there are (`kinds.OF_TYPE`). Without `key` it is the field's name
+    without the unit `_s`, after `option.` if it is not of the server.
+    """
+    facts["kind"] = kind
     if isinstance(default, dict):
-        return dataclasses.field(default_factory=lambda: default, **row)
-    return dataclasses.field(default=default, **row)
+        return dataclasses.field(default_factory=lambda: default, metadata=facts)
+    return dataclasses.field(default=default, metadata=facts)
+
+
+@cache  # of the source, since Python keeps no docstring of a field
+def _docstrings(module: str) -> dict[tuple[str, str], str]:
+    """Return the docstrings of fields by class and field."""
+    found = {}
+    classes = [
+        each for each in ast.parse(inspect.getsource(sys.modules[module])).body if isinstance(each, ast.ClassDef)
+    ]
+    for settings, one, after in ((each, *two) for each in classes for two in pairwise(each.body)):
+        match one, after:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                found[settings.name, name] = " ".join(text.split())
+    return found
 
 
 def _flag(key: str) -> str:

@@ -6,14 +6,12 @@ Sources: LMI's serving.properties, TGI's environment variables, and AWS's pages 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import fields
+from dataclasses import MISSING, Field, fields
 from typing import Any
 
-from msgspec.structs import replace
-
 from lmi.settings.config import EngineConfig, ModelConfig, ServerConfig
-from lmi.settings.kinds import is_true
-from lmi.settings.option import ROW, Option
+from lmi.settings.kinds import OF_TYPE, is_true
+from lmi.settings.option import Option
 
 # The key that a variable means. TRANSLATED converts values of another form.
 OTHER_ENV = {
@@ -29,13 +27,19 @@ TRANSLATED: dict[str, Callable[[str], str]] = {"ENABLE_CUDA_GRAPHS": lambda text
 
 
 def _options(part: str, settings: type) -> Iterator[Option]:
-    """Yield the options of a class of settings in its order, those of its fields and those that fill none."""
-    filling = {one.name: one.metadata[ROW] for one in fields(settings) if ROW in one.metadata}
-    for name in settings.__annotations__:
-        row = filling.get(name) or getattr(settings, name, None)
-        if isinstance(row, Option):
-            key = row.key or (name if part == "server" else f"option.{name}")
-            yield replace(row, key=key, part=part, field=f"{part}.{name}" if name in filling else "")
+    """Yield the options of a class of settings, then those of its bases, each in the order of its fields."""
+    declared: dict[str, Field[Any]] = vars(settings)["__dataclass_fields__"]
+    filled = {one.name for one in fields(settings)}  # not those of a ClassVar
+    for each in settings.__mro__:
+        for name in vars(each).get("__annotations__", ()):
+            one = declared[name]
+            if facts := dict(one.metadata):
+                held = str(one.type).removeprefix("ClassVar[").removesuffix("]")
+                facts["kind"] = facts["kind"] or OF_TYPE.get(held) or OF_TYPE[held.removesuffix(" | None")]
+                facts.setdefault("key", ("" if part == "server" else "option.") + name.removesuffix("_s"))
+                default = {} if one.default is MISSING else one.default
+                field = f"{part}.{name}" if name in filled else ""
+                yield Option(default=default, part=part, field=field, declared=(each, name), **facts)
 
 
 OPTIONS = (*_options("server", ServerConfig), *_options("model", ModelConfig), *_options("engine", EngineConfig))

@@ -9,8 +9,8 @@ import difflib
 from collections.abc import Iterable, Mapping
 
 from lmi.settings.engine_choice import ChosenEngine
+from lmi.settings.engine_config import LENGTH_OR_AUTO
 from lmi.settings.handler import USER_CODE
-from lmi.settings.kinds import LENGTH
 from lmi.settings.options import BY_KEY, OPTIONS, find
 from lmi.settings.values import Given, Values
 
@@ -109,7 +109,7 @@ def other_options(values: Values, engine: ChosenEngine) -> dict[str, str]:
                 options[name] = picked.value
         elif row.is_for_engine:
             options[name] = picked.given.text
-        elif row.kind is LENGTH and picked.value is None and key in (known or ()):
+        elif row.kind is LENGTH_OR_AUTO and picked.value is None and key in (known or ()):
             options[name] = "auto"
     return options
 

@@ -13,13 +13,14 @@ from pathlib import Path
 from lmi.adapters.files import OPTION, by_name, check_files, folders_beside, is_enabled
 from lmi.errors import BadConfiguration
 from lmi.settings import engine_choice, model_choice, other_names, ports, secure_mode
+from lmi.settings.annexes import FORMATTER_WORDS, MODELS, REASONING_FORMS, TOOL_CALL_FORMS
 from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig
 from lmi.settings.handler import USER_CODE, announced
-from lmi.settings.kinds import ADDRESS, FORMATTER_WORDS, MODELS, REASONING_FORMS, TOOL_CALL_FORMS
 from lmi.settings.machine import Machine
 from lmi.settings.model_choice import MODEL, Fetched, find_folder
 from lmi.settings.options import OPTIONS, is_of_server
 from lmi.settings.properties import Properties, read
+from lmi.settings.server_config import ADDRESS
 from lmi.settings.values import FILE, Given, Problems, Setting, Surroundings, Values, collect, pick, setting
 from lmi.sources.fetches import FetchRequest, WantedSource
 from lmi.sources.place import default_download_dir

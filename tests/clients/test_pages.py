@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from lmi.settings.kinds import KEYS
+from lmi.settings.annexes import KEYS
 from tests.clients.venvs import python_of, run
 from tests.scripted import Host, host
 from tests.served import Server

@@ -11,7 +11,7 @@ from lmi import __version__
 from lmi.errors import BadConfiguration
 from lmi.runtime import ServerRuntime
 from lmi.server.access import PROBES, keys_of, read_keys
-from lmi.settings.kinds import KEYS
+from lmi.settings.annexes import KEYS
 from lmi.settings.server_config import ServerConfig
 from tests.scripted import host
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lmi.settings.kinds import KEYS
+from lmi.settings.annexes import KEYS
 from tests.scripted import host
 
 PAGE = "https://app.example"

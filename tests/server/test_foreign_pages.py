@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lmi.settings.kinds import KEYS
+from lmi.settings.annexes import KEYS
 from tests.scripted import Host, host
 
 ATTACK = {"Origin": "https://evil.example", "Sec-Fetch-Site": "cross-site"}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from lmi.settings.kinds import BOOLEAN, MODELS, WORDS, NamedModel, is_true, local_path
+from lmi.settings.annexes import MODELS, NamedModel
+from lmi.settings.kinds import BOOLEAN, WORDS, is_true, local_path
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ def test_a_field_has_the_name_that_its_option_says() -> None:
 
 @pytest.mark.parametrize("option", OPTIONS, ids=[option.key for option in OPTIONS])
 def test_what_an_option_says_of_itself_fits_together(option: Option) -> None:
+    assert option.help
     assert option.refused_by in ("", *CONTROLS)
     assert option.own_kinds.keys() <= {*option.env, *option.platform}
     if text := written(option.key, option.default):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from lmi.apis.openai.parts import MARKS, Reasoning
-from lmi.settings.kinds import REASONING_FORMS
+from lmi.settings.annexes import REASONING_FORMS
 
 # name: prompt, answer, thought, rest of the answer
 ANSWERS = {

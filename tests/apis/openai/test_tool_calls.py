@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 from lmi.apis.openai.calls.parsers import PARSERS
 from lmi.apis.openai.calls.reader import Arguments, Part, Text, ToolCall, ToolCalls
 from lmi.apis.openai.parts import ForcedCall
-from lmi.settings.kinds import TOOL_CALL_FORMS
+from lmi.settings.annexes import TOOL_CALL_FORMS
 
 CALL = '{"name": "f", "arguments": {"a": [1, {"b": "}"}]}}'
 ARGUMENTS = '{"a": [1, {"b": "}"}]}'

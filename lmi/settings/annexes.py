@@ -1,0 +1,328 @@
+"""The options of annexes, each class those of one, and the kinds of their values.
+
+`ServerConfig`, `ModelConfig` and `EngineConfig` have them as bases. Forms of tool calls and of reasoning have the names
+of vLLM's parsers, `load_models` the form of djl-serving's -m.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar
+from urllib.parse import urlsplit
+
+from msgspec import Struct
+
+from lmi.settings.kinds import ABSOLUTE_PATH, BOOLEAN, NAME, Kind, choice, integer, matching, several, word
+from lmi.settings.option import SCRIPTS, TEMPLATES, option
+
+
+class NamedModel(Struct, frozen=True):
+    """One model of `load_models`. `name` and `engine` may be empty; version and device have no meaning here."""
+
+    url: str
+    name: str = ""
+    engine: str = ""
+
+    @classmethod
+    def of(cls, head: str | None, url: str) -> NamedModel:
+        """Return the model of [NAME]:VERSION:ENGINE:DEVICE=URL, of which the URL is needed."""
+        head = head or ""
+        head = head[1:-1] if head.startswith("[") and head.endswith("]") else head
+        name, _version, engine, *_device = [*head.split(":"), "", ""]
+        return cls(url, NAME.parse(name) if name else "", engine)
+
+    def __str__(self) -> str:
+        return f"{self.name}::{self.engine}={self.url}" if self.name or self.engine else self.url
+
+
+def digest(key: str) -> str:
+    """Return what is kept of an API key: nobody can make the key of it."""
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+def is_built_in(entry: str) -> bool:
+    return entry.startswith(BUILT_IN)
+
+
+def _collector(text: str, *, is_base: bool = False) -> str:
+    """Parse the URL of a collector. With `is_base` traces go to a path below it."""
+    parts = urlsplit(text)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError
+    return text.rstrip("/") + "/v1/traces" if is_base or parts.path in ("", "/") else text
+
+
+def _form(words: Sequence[str], other_names: dict[str, str]) -> Kind:
+    """Return the kind of one of `words`, in any case, or of any other name, which is a form that is not read here."""
+    known = {each: each for each in words} | other_names
+    allowed = f"{', '.join(words)}, or another name, which means plain text"
+    return Kind(allowed, word(known, FORM_NAME.parse), words=tuple(words))
+
+
+KEY = matching("a key", r"[\x21-\x7e]{1,256}", digest)
+KEYS = Kind(
+    "keys of printable ASCII without blanks, with , between",
+    lambda text: tuple(dict.fromkeys(KEY.parse(key.strip()) for key in text.split(","))),
+)
+OF_LIST = re.compile(r"[^\s,\"\[\]]+")
+ORIGIN = matching("an origin", r"\*|[a-z][a-z0-9+.-]*://[A-Za-z0-9.:\[\]-]+")
+ORIGINS = Kind(
+    "SCHEME://HOST[:PORT], several with , between, or *", lambda text: tuple(map(ORIGIN.parse, OF_LIST.findall(text)))
+)
+HOST_NAME = matching("a host name", r"\*|[A-Za-z0-9._-]{1,253}", str.lower)
+HOSTS = Kind("host names with , between, or *", lambda text: tuple(map(HOST_NAME.parse, OF_LIST.findall(text))))
+TEXTS = Kind(
+    "texts with , between",
+    lambda text: tuple(dict.fromkeys(part.strip() for part in re.split("[;,]", text) if part.strip())),
+)
+FOLDERS = several("absolute paths with ; between", ABSOLUTE_PATH)
+BATCH_STRATEGY = choice("SINGLE_RECORD", "MULTI_RECORD", singlerecord="SINGLE_RECORD", multirecord="MULTI_RECORD")
+COLLECTOR = Kind("http://HOST:PORT/v1/traces, or https, for OTLP over HTTP and not gRPC", _collector, unit="URL")
+COLLECTOR_BASE = Kind("http://HOST:PORT, or https, for OTLP over HTTP and not gRPC", partial(_collector, is_base=True))
+SERVED_NAME = matching(
+    "1 to 128 letters, digits or ._:@/-, a letter or digit first", r"[A-Za-z0-9][A-Za-z0-9._:@/-]{0,127}"
+)
+SERVED_NAMES = Kind(
+    f"names with , or blanks between, each {SERVED_NAME.allowed}",
+    lambda text: tuple(map(SERVED_NAME.parse, re.findall(r"[^;,\s]+", text.strip("[]").replace('"', "")))),
+)
+MODEL = matching("a model", r"(?:([^=/]*)=)?+(.+)", NamedModel.of)  # a URL or a path without a name may hold =
+MODELS = Kind(
+    "NAME=PATH, NAME:VERSION:ENGINE:DEVICE=PATH, a path, ALL or NONE",
+    word({"all": (), "none": ()}, lambda text: tuple(map(MODEL.parse, re.split(r"[,\s]+", text.strip())))),
+    unit="NAME=PATH",
+)
+FUNCTION = matching("the name of a function in the model's own model.py", r"[A-Za-z_][A-Za-z0-9_]{0,127}")
+FORMATTER_WORDS = ("json", "jsonlines", "sse")
+FORMATTER = Kind(
+    "json, jsonlines, sse, or a function in the model's own model.py",
+    word({each: each for each in FORMATTER_WORDS}, FUNCTION.parse),
+    words=FORMATTER_WORDS,
+)
+# The reference's own streamer, or transformers'.
+STREAMING = Kind("true, false", word({"huggingface": True}, BOOLEAN.parse), words=("true", "false"))
+FORM_NAME = matching("a name", r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+# The further names are vLLM's names of the forms. Source: the parsers of vLLM 0.32.
+# lmi/apis/openai/calls/parsers.py has these, but text.
+TOOL_CALL_FORMS = (
+    "hermes json deepseek_v3 deepseek_v31 glm45 granite granite-20b-fc jamba kimi_k2 lfm2 minimax_m2 mistral openai "
+    "phi4_mini_json pythonic qwen3_xml seed_oss text"
+).split()
+TOOL_CALL_FORM = _form(
+    TOOL_CALL_FORMS,
+    {
+        **dict.fromkeys(("qwen", "qwen25", "qwen2_5", "qwen3", "qwen3_json", "granite4"), "hermes"),
+        **dict.fromkeys(("llama3", "llama3_json", "llama4_json"), "json"),
+        **{"qwen3_coder": "qwen3_xml", "glm47": "glm45", "llama4_pythonic": "pythonic"},
+    },
+)
+REASONING_FORMS = ("think", "mistral", "openai", "seed_oss")
+THINKING = "deepseek_r1 deepseek_v3 glm45 glm47 holo2 kimi_k2 minimax_m2 nemotron_v3 olmo3 qwen3".split()
+REASONING_FORM = _form(REASONING_FORMS, dict.fromkeys(THINKING, "think") | {"openai_gptoss": "openai"})
+OUTPUT = matching("a name", r"([A-Za-z_][A-Za-z0-9_.]{0,127}(?::context)?)")
+OUTPUTS = several(
+    "names with ; between, each once and perhaps with :context, as in logits;hidden_states:context",
+    OUTPUT,
+    lambda output: output.partition(":")[0],
+)
+PYTHON_FILE = matching("a Python file in the model's folder", r"[^/\0]+\.py")
+BUILT_IN = "djl_python."  # the prefix of the reference's entry points
+ENTRY_POINT = matching(
+    "a Python file in the model's folder, or djl_python.…", r"djl_python\.[A-Za-z0-9_.-]+|[^\0]+\.py"
+)
+ENGINE = Kind(
+    "Python or MPI; what runs the model is option.rolling_batch (auto, vllm, trtllm, lmi-dist)",
+    choice("Python", "MPI").parse,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AccessConfig:
+    """Who may call."""
+
+    api_keys: tuple[str, ...] = option((), KEYS, key="option.api_key", names="LMI_API_KEY")
+    """keys of which a request needs one, as Authorization: Bearer KEY or x-api-key; only digests of them are kept"""
+    api_key_file: str | None = option(None, ABSOLUTE_PATH, key="option.api_key_file", is_path=True)
+    """file with further keys, one on each line"""
+    cors_allowed_origins: tuple[str, ...] = option((), ORIGINS, names="allowed_origins")
+    """origins whose pages may call this server from a browser, as in https://app.example; *: all"""
+    allowed_hosts: tuple[str, ...] = option((), HOSTS)
+    """names under which requests may come, as in llm.example, beside those without a dot; *: any. Nothing: any, but on
+    loopback only those without a dot"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformLimitsConfig:
+    """What a server tells about its batch transforms."""
+
+    max_payload_mb: int = option(6, integer(0), key="max_payload_in_mb", names="SAGEMAKER_MAX_PAYLOAD_IN_MB")
+    """largest request of a batch transform, which /execution-parameters reports; 0: no limit"""
+    max_concurrent_transforms: int | None = option(None, names="SAGEMAKER_MAX_CONCURRENT_TRANSFORMS")
+    """requests of a batch transform at once, which /execution-parameters reports"""
+    batch_strategy: str = option("SINGLE_RECORD", BATCH_STRATEGY, names="SAGEMAKER_BATCH_STRATEGY")
+    """records in a request of a batch transform, which /execution-parameters reports"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SessionsConfig:
+    """The sessions of clients."""
+
+    enable_sessions: bool = option(
+        True, key="option.enable_stateful_sessions", names="SAGEMAKER_ENABLE_STATEFUL_SESSIONS"
+    )
+    """clients may open sessions"""
+    sessions_expiration_s: float = option(
+        1200.0, key="option.sessions_expiration", names="SAGEMAKER_SESSIONS_EXPIRATION"
+    )
+    """seconds after which a session ends, used or not"""
+    sessions_path: str | None = option(
+        None, ABSOLUTE_PATH, key="option.sessions_path", names="SAGEMAKER_SESSIONS_PATH", is_path=True
+    )
+    """folder of the sessions; one of your own outlives the server; nothing: a temporary one"""
+    max_sessions: int = option(20_000, key="option.max_sessions")
+    """sessions that are open at once; a client may have as many as are free, so one alone has half of them"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdaptersConfig:
+    """The adapters of a model."""
+
+    management: bool = option(True)
+    """routes that change models and adapters; false: they are answered 404"""
+    max_adapters: int = option(128, names="SAGEMAKER_MAX_NUMBER_OF_ADAPTERS_IN_MEMORY")
+    """registered adapters of a model; more are answered 507"""
+    adapter_roots: tuple[str, ...] = option((), FOLDERS, is_for_operator=True)
+    """folders below which the src of an adapter may lie, beside the model's folder and /opt/ml"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TracingConfig:
+    """The traces of requests."""
+
+    otlp_traces_endpoint: str | None = option(
+        None,
+        COLLECTOR,
+        key="option.otlp_traces_endpoint",
+        names="OTEL_EXPORTER_OTLP_TRACES_ENDPOINT OTEL_EXPORTER_OTLP_ENDPOINT",
+        own_kinds={"OTEL_EXPORTER_OTLP_ENDPOINT": COLLECTOR_BASE},
+        is_for_operator=True,
+    )
+    """collector of OpenTelemetry traces, over HTTP; nothing: there are none"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PurposeConfig:
+    """What the server is for: batch transforms, or several models."""
+
+    batch_transform: ClassVar[bool | None] = option(None, names="SAGEMAKER_BATCH", has_flag=False)
+    """the server runs for a batch transform, where max_queue_wait may be over 60"""
+    multi_model: bool = option(False, names="SAGEMAKER_MULTI_MODEL")
+    """start without a model; POST /models loads one"""
+    max_models: int = option(64, integer(1, 10_000))
+    """models that are loaded at once with multi_model"""
+    model_store: str = option("/opt/ml/models", ABSOLUTE_PATH, is_for_operator=True)
+    """folder that models of multi_model must be in"""
+    reserved_memory_mb: int = option(500, integer(0))
+    """megabytes of memory that a further model of multi_model must leave free"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SecureModeConfig:
+    """What is refused of what a model brings along."""
+
+    secure_mode: bool = option(False, names="SAGEMAKER_SECURE_MODE", is_for_operator=True)
+    """refuse what security_controls name, and every option and path that is not known to be safe"""
+    security_controls: tuple[str, ...] = option((), TEXTS, names="SAGEMAKER_SECURITY_CONTROLS", is_for_operator=True)
+    """what secure_mode refuses, as in DISALLOW_PICKLE_FILES,DISALLOW_CHAT_TEMPLATE"""
+    untrusted_channels: tuple[str, ...] = option((), TEXTS, names="SAGEMAKER_UNTRUSTED_CHANNELS", is_for_operator=True)
+    """folders in which secure_mode looks for pickles and chat templates, with , between; nothing: the model's"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourcesConfig:
+    """Where what is fetched goes."""
+
+    download_dir: str = option("", is_for_operator=True)
+    """folder for models from S3 and for what requirements.txt installs; nothing: lmi/models in the user's cache"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamingConfig:
+    """The model's folder and names as other servers give them."""
+
+    served_model_name: ClassVar = option(None, SERVED_NAMES)
+    """the model's name, then further ones; nothing: option.model_name"""
+    load_models: ClassVar = option(None, MODELS, key="load_models", names="-m --models")
+    """the folder to serve and the model's name, as NAME=PATH"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FormsConfig:
+    """The form of answers."""
+
+    output_formatter: str | None = option(None, FORMATTER, refused_by=SCRIPTS, harmless=FORMATTER_WORDS.__contains__)
+    """form of answers, or a function for it"""
+    input_formatter: ClassVar = option(None, FUNCTION, refused_by=SCRIPTS)
+    """function of model.py that reads requests"""
+    tgi_compat: bool = option(False)
+    """answers in the shape of TGI"""
+    enable_streaming: bool = option(False, STREAMING)
+    """answers of option.rolling_batch=disable as they come, as jsonlines"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptsConfig:
+    """How the prompts of chats are made, what is read in their answers, and which prompts are cached together."""
+
+    chat_template: str | None = option(None, is_path=True, refused_by=TEMPLATES)
+    """chat template: a file, or the text itself"""
+    special_tokens_in_content: bool = option(False)
+    """special tokens that the content of a chat spells count as such, so that a user can write a system message"""
+    tool_call_parser: str | None = option(None, TOOL_CALL_FORM)
+    """form of a model's tool calls in its answers"""
+    reasoning_parser: str | None = option(None, REASONING_FORM)
+    """marks around a model's thoughts"""
+    prefix_cache_scope: str = option("server", choice("server", "request"))
+    """whose prompts share cached keys and values: all of the server, or only those of one request"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AbilitiesConfig:
+    """What some engines can do."""
+
+    request_stats_max_iterations: int = option(0, integer(0))
+    """steps of which an engine keeps each request's statistics"""
+    additional_outputs: tuple[str, ...] = option((), OUTPUTS)
+    """tensors of the model that requests may ask for, NAME or NAME:context, which has the prompt's rows too"""
+    logits_post_processors: str | None = option(None, PYTHON_FILE, refused_by=SCRIPTS)
+    """Python file with functions that change logits; it runs in the engine's own process"""
+    enable_prefix_caching: bool | None = option(None)
+    """prompts that begin alike share cached keys and values; nothing: the engine chooses, as a rule true"""
+    speculative: str | None = option(None, choice("ngram"), otherwise="nothing is guessed ahead")
+    """the embedded engine guesses tokens ahead, which changes no answer: ngram, from what the sequence holds"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class UserCodeOptions:
+    """The model's own code, and what it is for."""
+
+    engine: ClassVar = option(None, ENGINE, key="engine", has_flag=False)
+    """accepted, means nothing"""
+    entry_point: ClassVar = option(
+        None,
+        ENTRY_POINT,
+        key="option.entryPoint",
+        names="DJL_ENTRY_POINT",
+        is_path=True,
+        refused_by=SCRIPTS,
+        harmless=is_built_in,
+    )
+    """Python file whose function handle is the model; djl_python.… means nothing"""
+    task: ClassVar[str | None] = option(None, names="HF_TASK", has_flag=False)
+    """what the model is for; anything but generating text and embeddings is refused"""
+    handler_function: ClassVar = option(None, FUNCTION, key="option.handler", refused_by=SCRIPTS)
+    """the function of entryPoint, instead of handle"""
