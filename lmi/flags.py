@@ -29,6 +29,7 @@ from lmi.settings.values import written
 Command = Callable[..., Any]
 GROUPS = {"model": "The model", "server": "The server", "engine": "The engine"}
 CONFIG = "--config"
+MODEL_DIR = "--model-dir"
 WITH_GATEWAY, GATEWAY_VALUE = "--with-gateway", re.compile("[0-9]+|true|false")
 # An engine's flag of such a name takes no value, unless the next word is true or false.
 SWITCH = re.compile("(allow|async|enable|disable|enforce|fully|interleave|return|skip|use)_|.*_only$")
@@ -61,7 +62,7 @@ FLAGGED = {
     for row in OPTIONS
     if row.has_flag and (name := "option_" + row.flag[2:].replace("-", "_"))
 }
-KEYS = {flag: option.row.key for option in FLAGGED.values() for flag in option.opts}
+KEYS = {flag: option.row.key for option in FLAGGED.values() for flag in option.opts} | {MODEL_DIR: MODEL_DIR}
 OURS = {flag for option in FLAGGED.values() for flag in (*option.opts, *option.secondary_opts)}
 
 
@@ -69,7 +70,7 @@ class OptionsCommand(click.Command):
     """A command with DIR and the flags of all options, which its help shows in groups."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, _with_values(ctx, _with_file(ctx, args)))
+        return super().parse_args(ctx, _with_values(ctx, args))
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         groups: dict[str, list[tuple[str, str]]] = {"Options": [], **{title: [] for title in GROUPS.values()}}
@@ -89,9 +90,9 @@ def with_options(command: Command) -> Command:
     """
 
     @functools.wraps(command)
-    def collected(folder: str | None, model_dir: str | None, settings: tuple[str, ...], **others: Any) -> Any:
-        if folder and model_dir and folder != model_dir:
-            raise click.UsageError(f"DIR is {folder} and --model-dir is {model_dir}.")
+    def collected(
+        folder: str | None, model_dir: str | None, config: tuple[str, ...], settings: tuple[str, ...], **others: Any
+    ) -> Any:
         flags = {option.row.key: text_of(others.pop(name)) for name, option in FLAGGED.items()}
         given = {key: text for key, text in flags.items() if text is not None}
         for setting in settings:
@@ -100,15 +101,19 @@ def with_options(command: Command) -> Command:
                 raise click.UsageError(f"--set takes KEY=VALUE, given {setting}.")
             if given.setdefault(key, text) != text:
                 raise click.UsageError(f"{key} is given as {given[key]} and as {text}.")
-        of_files = click.get_current_context().meta.get(CONFIG, {})
-        names = ((key, name) for key in given for name in (key, _flag(key), _flag(key.removeprefix("option."))))
-        files = {key: of_files[name] for key, name in names if name in of_files}
+        given |= {MODEL_DIR: model_dir} if model_dir else {}
+        of_files = {key: (text, path) for path in config for key, text in _read(path).items()}
+        files = {key: path for key, (_, path) in of_files.items() if key not in given}
+        given |= {key: of_files[key][0] for key in files}
+        model_dir = given.pop(MODEL_DIR, None)
+        if folder and model_dir and folder != model_dir:
+            raise click.UsageError(f"DIR is {folder} and --model-dir is {model_dir}.")
         return command(folder=folder or model_dir, flags=given, files=files, **others)
 
     of_command: list[click.Parameter] = [
         click.Argument(["folder"], required=False, metavar="[DIR]"),
-        click.Option(["--model-dir"], metavar="DIR", help="the same as DIR"),
-        click.Option([CONFIG], metavar="FILE", expose_value=False, help="flags of a YAML file: max-num-seqs: 8"),
+        click.Option([MODEL_DIR], metavar="DIR", help="the same as DIR"),
+        click.Option([CONFIG], metavar="FILE", multiple=True, help="flags of a YAML file: max-num-seqs: 8"),
         click.Option(["--set", "settings"], multiple=True, metavar="KEY=VALUE", help="any key of serving.properties"),
     ]
     before = getattr(collected, "__click_params__", [])
@@ -127,55 +132,32 @@ def unknown(flag: str) -> str:
     """Return the message about an unknown flag, with a hint at a flag of nearly that name."""
     if elsewhere(flag):
         return f"{flag}: {elsewhere(flag)}."
-    near = difflib.get_close_matches(flag, [*OURS, "--model-dir", "--set", "--json", "--changed"], 1, NEAR)
+    near = difflib.get_close_matches(flag, [*OURS, MODEL_DIR, "--set", "--json", "--changed"], 1, NEAR)
     return f"No such option {flag}." + (f" Did you mean {near[0]}?" if near else "")
 
 
-def _with_file(ctx: click.Context, words: list[str]) -> list[str]:
-    """Return the words with the flags of each file of --config before them. A later file counts first."""
-    at = next((at for at, word in enumerate(words) if word.partition("=")[0] == CONFIG), None)
-    if at is None:
-        return words
-    word, *after = words[at:]
-    path = word.partition("=")[2] or (after.pop(0) if after else "")
-    rest = _with_file(ctx, [*words[:at], *after])
-    given = {_meaning(word.partition("=")[0].replace("--no-", "--", 1)) for word in rest}
-    flags = {name: value for name, value in _read(ctx, path).items() if _meaning(_flag(name)) not in given}
-    ctx.meta.setdefault(CONFIG, {}).update({_meaning(_flag(name)): path for name in flags})
-    return [*(_word(name, value) for name, value in flags.items()), *rest]
-
-
-def _meaning(flag: str) -> str:
-    """Return the key of an option's flag, and any other flag unchanged."""
-    return KEYS.get(flag, flag)
-
-
-def _read(ctx: click.Context, path: str) -> dict[str, Any]:
-    """Return the object of a YAML file without what is null. Raises UsageError."""
+def _read(path: str) -> dict[str, str]:
+    """Return the values of a YAML file by key, without what is null. Raises UsageError."""
     import yaml
 
     try:
         read = yaml.safe_load(Path(path).read_text())
     except (OSError, ValueError, yaml.YAMLError) as error:
-        raise click.UsageError(f"{CONFIG} {path}: {cause_line(error)}", ctx) from None
+        raise click.UsageError(f"{CONFIG} {path}: {cause_line(error)}") from None
     if not isinstance(read, dict) or not all(isinstance(name, str) for name in read):
-        raise click.UsageError(f"{CONFIG} {path}: holds no object of flags and values", ctx)
-    return {name: value for name, value in read.items() if value is not None}
-
-
-def _flag(name: str) -> str:
-    return f"--{name}".replace("_", "-")
-
-
-def _word(name: str, value: object) -> str:
-    """Return a flag, or a key of serving.properties, and its value in YAML as one word of a command line."""
-    flag, no = _flag(name), _flag(f"no-{name}")
-    if isinstance(value, bool) and no in OURS:
-        return flag if value else no
-    if isinstance(value, list) and not any(isinstance(each, dict | list) for each in value):
-        value = ",".join(map(str, value))
-    text = json.dumps(value, default=str) if isinstance(value, bool | dict | list) else str(value)
-    return f"--set={name}={text}" if "." in name else f"{flag}={text}"
+        raise click.UsageError(f"{CONFIG} {path}: holds no object of flags and values")
+    texts = {}
+    for name, value in read.items():
+        flag = f"--{name}".replace("_", "-")
+        if value is not None:
+            key = name if "." in name else KEYS.get(flag) or _key_of_engine(flag)
+            if not key:
+                raise click.NoSuchOption(flag)
+            if isinstance(value, list) and not any(isinstance(each, dict | list) for each in value):
+                value = ",".join(map(str, value))
+            is_json = isinstance(value, bool | dict | list)
+            texts[key] = json.dumps(value, default=str) if is_json else str(value)
+    return texts
 
 
 def _with_values(ctx: click.Context, words: list[str]) -> list[str]:
