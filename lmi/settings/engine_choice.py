@@ -37,7 +37,7 @@ class ChosenEngine:
 def choose_engine(values: Values, code: UserCodeConfig | None) -> ChosenEngine:
     if code is not None and code.handler is not None:
         return ChosenEngine("python", USER_CODE, f"{code.path} has a function {code.handler}")
-    machine, handlers = values.here.machine, values.here.handlers
+    machine, handlers = values.machine, values.handlers
     asked: str = values.given(KEY, "auto")
     if asked.lower() == NO_ROLLING_BATCH and (reason := _asynchronous(values)):
         values.note(f"{KEY}={asked} means auto beside {reason}")
@@ -138,7 +138,7 @@ def choose_replicas(values: Values, engine: ChosenEngine, gpus: tuple[str, ...])
         number = num_engines(num_gpus, gpus_each, values.given("minWorkers"), values.given("maxWorkers"))
     except BadConfiguration as error:
         sources = [values.how_given(key).source for key in ("minWorkers", "maxWorkers") if key in values]
-        values.problems.faults.append(f"{error} ({', '.join(sources)})" if sources else str(error))
+        values.faults.append(f"{error} ({', '.join(sources)})" if sources else str(error))
         return config
     return replace(config, num_engines=number, device_ids=gpus[: number * gpus_each])
 
@@ -161,7 +161,7 @@ def num_engines(num_gpus: int, gpus_each: int, low: int | None, high: int | None
 
 
 def choose_gpus(values: Values) -> tuple[str, ...]:
-    machine, device, wanted = values.here.machine, values.final("option.device"), values.given("load_on_devices")
+    machine, device, wanted = values.machine, values.final("option.device"), values.given("load_on_devices")
     if device == "cuda" and not machine.gpus:
         values.refuse("option.device", "auto or cpu, since no GPU is visible")
     gpus = () if device == "cpu" else machine.gpus
@@ -209,7 +209,7 @@ def _why_not(word: str, handlers: Mapping[str, Handler]) -> str:
 
 def _degree_of_several(values: Values) -> str:
     """Return the first option that gives a parallel degree over 1, as it was written, or ""."""
-    num_gpus = 0 if values.given("option.device") == "cpu" else len(values.here.machine.gpus)
+    num_gpus = 0 if values.given("option.device") == "cpu" else len(values.machine.gpus)
     for key in (TENSOR, PIPELINE):
         degree = values.given(key, 1)
         if (num_gpus if degree == "max" else degree) > 1:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +19,7 @@ from lmi.settings.annexes import MODELS, NamedModel
 from lmi.settings.handler import announced
 from lmi.settings.kinds import local_path
 from lmi.settings.properties import Properties
-from lmi.settings.values import ENVIRONMENT, Given, Problems, Surroundings, Values, collect, setting
+from lmi.settings.values import ENVIRONMENT, Given, Setting, Values, collect
 from lmi.sources.source import ARCHIVE_SUFFIXES, GGUF, NO_GGUF, fault, listed, remote
 
 MODEL, NAME, DRAFT = "option.model_id", "option.model_name", "option.speculative_draft_model"
@@ -72,19 +72,25 @@ def named_folder(environ: Mapping[str, str], flags: Mapping[str, str], cwd: Path
     return models[0].url
 
 
-def place(givens: list[Given], here: Surroundings, problems: Problems) -> tuple[list[Given], tuple[str, ...]]:
+def place(givens: list[Given], values: Values) -> tuple[list[Given], tuple[str, ...]]:
     """Replace remote sources by the folders that they were fetched to. Returns those too that were not fetched yet.
 
     An id from the environment does not count beside a whole model in the served folder, and a warning says so.
     """
-    if here.folder is not None and fault(here.folder) is None:
-        givens = list(_without_ids_of_environment(givens, here, problems))
-    missing: dict[str, None] = {}
-    placed = []
+    is_whole = values.folder is not None and fault(values.folder) is None
+    is_served_elsewhere = any(given.key == MODEL and given.rank[0] < ENVIRONMENT for given in givens)
+    placed, missing = [], dict[str, None]()
     for given in givens:
-        if _is_remote(given, here) and given.rank == min(other.rank for other in givens if other.key == given.key):
-            if given.text in here.fetched:
-                given = replace(given, text=str(here.fetched[given.text]))
+        is_remote = _is_remote(given, values)
+        if is_remote and is_whole and not is_served_elsewhere and given.key == MODEL:
+            values.warn(
+                f"{given.said}: the model in {values.folder} is served and this is not fetched; remove {given.source} "
+                "to serve the folder without this warning, or take the model out of the folder to serve the other"
+            )
+            continue
+        if is_remote and given.rank == min(other.rank for other in givens if other.key == given.key):
+            if given.text in values.fetched:
+                given = replace(given, text=str(values.fetched[given.text]))
             else:
                 missing[given.text] = None
         placed.append(given)
@@ -112,36 +118,23 @@ def demo_folder() -> Path:
 
 def user_code_folders(values: Values) -> list[Path]:
     """Return the folders that may hold the model's code: the model's, then that of serving.properties."""
-    folder = values.here.folder
+    folder = values.folder
     try:
         path = _model_path(values)
     except ModelUnusable:
-        path = folder or values.here.cwd
+        path = folder or values.cwd
     return [path] if folder is None or folder == path else [path, folder]
 
 
-def _is_remote(given: Given, here: Surroundings) -> bool:
+def _is_remote(given: Given, values: Values) -> bool:
     if given.key not in (MODEL, DRAFT) or given.text == DEMO:
         return False
     path = local_path(given.text)
-    is_here = any((base / path).is_dir() for base in (here.folder or here.cwd, here.cwd))
+    is_here = any((base / path).is_dir() for base in (values.folder or values.cwd, values.cwd))
     try:
         return remote(path, exists_locally=is_here) is not None
     except ModelUnusable as error:
         raise ModelUnusable(f"{error} ({given.source})") from None
-
-
-def _without_ids_of_environment(givens: list[Given], here: Surroundings, problems: Problems) -> Iterator[Given]:
-    is_served_elsewhere = any(given.key == MODEL and given.rank[0] < ENVIRONMENT for given in givens)
-    for given in givens:
-        is_from_environment = given.key == MODEL and given.rank[0] >= ENVIRONMENT
-        if is_served_elsewhere or not is_from_environment or not _is_remote(given, here):
-            yield given
-        else:
-            problems.warnings.append(
-                f"{given.said}: the model in {here.folder} is served and this is not fetched; remove {given.source} "
-                "to serve the folder without this warning, or take the model out of the folder to serve the other"
-            )
 
 
 def choose_model(values: Values, is_user_code: bool, missing: tuple[str, ...]) -> Path:
@@ -152,8 +145,8 @@ def choose_model(values: Values, is_user_code: bool, missing: tuple[str, ...]) -
     says that none was given.
     """
     # The option's text of a remote model is the source, or its folder once it was fetched.
-    sources = {str(path): source for source, path in values.here.fetched.items()} | {text: text for text in missing}
-    folder, model_id = values.here.folder, values.given(MODEL)
+    sources = {str(path): source for source, path in values.fetched.items()} | {text: text for text in missing}
+    folder, model_id = values.folder, values.given(MODEL)
     source = sources.get(model_id or "")
     if source is not None and source == model_id:
         _choose_names(values, "", source_name(source))
@@ -162,7 +155,7 @@ def choose_model(values: Values, is_user_code: bool, missing: tuple[str, ...]) -
         path = user_code_folders(values)[0] if is_user_code else _whole_model(values)
         name = DEMO if path == demo_folder() else Path(model_id or path).name
     except ModelUnusable as error:
-        place = setting(values, MODEL).source if MODEL in values else f"no {MODEL}"
+        place = Setting.of(values, MODEL).source if MODEL in values else f"no {MODEL}"
         raise ModelUnusable(f"{error} ({place})") from None
     _warn_of_other_models(values, path.resolve())
     values.choose(MODEL, str(path.resolve()), "the folder" if folder else "the built-in demo")
@@ -183,7 +176,7 @@ def _whole_model(values: Values) -> Path:
 
 
 def _model_path(values: Values) -> Path:
-    folder, cwd = values.here.folder, values.here.cwd
+    folder, cwd = values.folder, values.cwd
     if MODEL not in values:
         return folder or demo_folder()
     model_id = local_path(values.given(MODEL))
@@ -230,9 +223,9 @@ def _loaded_name(values: Values, served: Path) -> str:
     for model in models[1:]:
         said = shorten(str(model), 300)
         values.warn(f"{place}: one model is served, so {said} is not")
-    cwd = values.here.cwd
+    cwd = values.cwd
     named = cwd / local_path(models[0].url)
-    if named.is_dir() and find_folder(str(named), cwd) != values.here.folder:
+    if named.is_dir() and find_folder(str(named), cwd) != values.folder:
         values.warn(f"{place}: the model in {served} is served and this is not")
         return ""
     return models[0].name
@@ -242,7 +235,7 @@ def _warn_of_other_models(values: Values, path: Path) -> None:
     """Warn if options name two models, because only one is served."""
     if (picked := values.picked.get(MODEL)) is None:
         return
-    folder = values.here.folder
+    folder = values.folder
     if folder is not None and folder.resolve() != path and (folder / "config.json").is_file():
         values.warn(f"{picked.given.place}: it is served and the model in {folder} is not")
     for given in [given for given in picked.shadowed if given.text != picked.given.text]:

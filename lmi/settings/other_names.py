@@ -119,7 +119,7 @@ def warn_of_some_engines(values: Values, engine: ChosenEngine) -> None:
     for option in OPTIONS:
         key, is_given = option.key, values.given(option.key, option.default) != option.default
         if option.otherwise and is_given and key not in engine.handler.uses:
-            users = " or ".join(name for name, handler in values.here.handlers.items() if key in handler.uses)
+            users = " or ".join(name for name, handler in values.handlers.items() if key in handler.uses)
             said = f"has an effect on {users} alone, {option.otherwise}"
             values.warn(f"{values.how_given(key).place}: {said}")
 
@@ -142,12 +142,12 @@ def _report(given: Given, values: Values, engine: ChosenEngine, known: frozenset
         meaning, nearest = elsewhere(given.key), closest(given.key, known or ())
         if is_option and values.final("option.strict"):
             hint = f"; {meaning}" if meaning else nearest
-            values.problems.faults.append(f"{given.place}: unknown option, and option.strict is true{hint}")
+            values.faults.append(f"{given.place}: unknown option, and option.strict is true{hint}")
             return
         said = f"{given.place}: {meaning or f'unknown option{nearest}'}"
         values.warn(said)
         if not meaning and closest(given.key):  # another key may belong to an engine whose name is a fault
-            values.problems.unknown.append(said)
+            values.unknown.append(said)
 
 
 def known_keys() -> list[str]:

@@ -27,13 +27,13 @@ def choose_ports(values: Values, engine: ChosenEngine, config: EngineConfig) -> 
         return config
     ports = _ports(given_range, values.final("port"), values.final("management_port"))
     allowed = f"a port of {RANGE}, {given_range[0]}-{given_range[1]}, but not the server's own"
-    environ = {**values.here.environ, **values.final("option.env")}
+    environ = {**values.environ, **values.final("option.env")}
     asked = {name: environ[name] for name in engine.handler.port_variables if name in environ}
     if LEADER_PORT in values or values.given("option.nnodes", "1") != "1":  # the leader of several nodes must have one
         asked[LEADER_PORT] = values.given(LEADER_PORT, "")
     for name, text in asked.items():
         if text not in map(str, ports):
-            values.problems.faults.append(f"{name}={text or None}: allowed is {allowed}")
+            values.faults.append(f"{name}={text or None}: allowed is {allowed}")
     num_wanted = len(engine.handler.port_variables) * config.num_engines
     if len(ports) < num_wanted:
         values.refuse(RANGE, f"a range with {num_wanted} ports beside the server's own")

@@ -1,11 +1,11 @@
 """Turns serving.properties, environment and command line into a Config.
 
-Each step reads the values so far, writes its own choices into them, and adds to the problems.
+Each step reads the values so far, and writes its choices, faults and warnings into them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,7 +21,7 @@ from lmi.settings.model_choice import MODEL, Fetched, find_folder
 from lmi.settings.options import OPTIONS, is_of_server
 from lmi.settings.properties import Properties, read
 from lmi.settings.server_config import ADDRESS
-from lmi.settings.values import FILE, Given, Problems, Setting, Surroundings, Values, collect, pick, setting
+from lmi.settings.values import FILE, Given, Setting, Values, collect
 from lmi.sources.fetches import FetchRequest, WantedSource
 from lmi.sources.place import default_download_dir
 from lmi.sources.source import HubModel, parse, remote
@@ -46,13 +46,12 @@ class Resolved:
 
     @classmethod
     def of(cls, config: Config, values: Values, request: FetchRequest | None = None) -> Resolved:
-        known, problems = [option.key for option in OPTIONS], values.problems
         # The options of the table in its order, then the others that were given.
-        rows = tuple(setting(values, key) for key in (*known, *sorted(values.picked.keys() - set(known))))
+        known = [option.key for option in OPTIONS]
+        rows = tuple(Setting.of(values, key) for key in (*known, *sorted(values.picked.keys() - set(known))))
         shadowed = ((row, other) for row in rows for other in row.shadowed)
         notes = [f"{row.option}: {row.value} ({row.source}) counts, not {other}" for row, other in shadowed]
-        details = tuple(problems.details)
-        return cls(config, rows, tuple(problems.warnings), (*problems.notes, *notes), details, request)
+        return cls(config, rows, tuple(values.warnings), (*values.notes, *notes), tuple(values.details), request)
 
 
 def resolve_folder(
@@ -98,13 +97,13 @@ def resolve(
     its settings are what is known without them. Secure mode searches the folders of `untrusted` as it does those that
     were fetched.
     """
-    warnings = [*properties.warnings, *other_names.of_other_images(environ)]
-    problems = Problems(warnings=warnings, details=other_names.unused_of_platform(environ))
-    here = Surroundings(environ, folder, cwd, machine or Machine.here(environ), announced(), fetched or {}, untrusted)
-    givens, missing = model_choice.place(
-        _expand(collect(properties, environ, flags, files or {}), here.machine), here, problems
-    )
-    values = Values(pick(givens, problems), here, problems)
+    machine = machine or Machine.here(environ)
+    values = Values(environ, folder, cwd, machine, announced(), fetched or {}, untrusted)
+    values.warnings += [*properties.warnings, *other_names.of_other_images(environ)]
+    values.details += other_names.unused_of_platform(environ)
+    given = _with_meanings(collect(properties, environ, flags, files or {}), machine)
+    placed, missing = model_choice.place(list(given), values)
+    values.pick(placed)
     has_keys = values.final("option.api_key") or values.final("option.api_key_file")
     if has_keys and any(name.startswith("SAGEMAKER_") for name in environ):
         values.warn("option.api_key: SageMaker passes on neither Authorization nor x-api-key, so its requests get 401")
@@ -123,7 +122,7 @@ def _with_one_model(values: Values, missing: tuple[str, ...]) -> Resolved:
     _choose_for_server(values)
     other_names.warn_of_some_engines(values, engine)
     options = other_names.other_options(values, engine)
-    values.problems.stop_at_faults()
+    values.stop_at_faults()
     secure_mode.check(values, model_choice.user_code_folders(values))
     requirements = choose_requirements(values, code)
     if is_code:  # it loads a hub's id itself, as with the reference
@@ -131,10 +130,10 @@ def _with_one_model(values: Values, missing: tuple[str, ...]) -> Resolved:
     path = model_choice.choose_model(values, is_code, missing)
     if str(path) not in missing:
         engine.handler.check_model(path)
-    values.problems.notes += unrun_code(path) if not values.final("option.trust_remote_code") else []
+    values.notes += unrun_code(path) if not values.final("option.trust_remote_code") else []
     config = ports.choose_gateway_port(_config(values, engine, replace(engine_config, options=options), path))
     if code is not None:
-        code = with_properties(code, config, values, is_apart=path != values.here.folder)
+        code = with_properties(code, config, values, is_apart=path != values.folder)
     config = _with_adapters(replace(config, user_code=code, requirements=requirements), values, engine)
     wanted = tuple(WantedSource.of(source, config) for source in missing)
     return Resolved.of(config, values, FetchRequest(sources=wanted) if wanted else None)
@@ -142,7 +141,7 @@ def _with_one_model(values: Values, missing: tuple[str, ...]) -> Resolved:
 
 def _choose_for_engine(values: Values, engine: engine_choice.ChosenEngine) -> EngineConfig:
     """Choose the engine's accelerators, how many processes of it there are, and their ports."""
-    values.problems.warnings += [f"{engine.name}: {engine.handler.caveat}"] if engine.handler.caveat else []
+    values.warnings += [f"{engine.name}: {engine.handler.caveat}"] if engine.handler.caveat else []
     values.settle(engine_choice.KEY, engine.name, engine.reason)
     engine_choice.read_meanings(values, engine)
     engine_choice.choose_defaults(values, engine)
@@ -162,38 +161,35 @@ def _without_model(values: Values, flags: Mapping[str, str]) -> Resolved:
             values.warn(f"{picked.given.said}: not served, multi_model starts without a model")
         elif picked.given.rank[0] == FILE and not is_of_server(picked.given.key):
             values.note(f"{picked.given.place}: no effect with multi_model, each model has its own file")
-    values.problems.stop_at_faults()
+    values.stop_at_faults()
     of_models = {key: text for key, text in flags.items() if not is_of_server(key)}
     server = ServerConfig(**values.fields("server"), model_flags=of_models)
     config = Config(server=server, model=ModelConfig(path="", name="model"), engine=EngineConfig())
     return Resolved.of(ports.choose_gateway_port(config), values)
 
 
-def _expand(givens: list[Given], machine: Machine) -> list[Given]:
-    """Add the options that others imply.
+def _with_meanings(givens: list[Given], machine: Machine) -> Iterator[Given]:
+    """Add the options that others imply: an address implies host and port, and load_models may name an engine.
 
     gpu.minWorkers means minWorkers if a GPU is visible, and cpu.minWorkers if none is. The other of the two is dropped.
     """
-    expanded = []
     for given in givens:
         prefix, _, rest = given.key.partition(".")
-        if prefix not in ("gpu", "cpu"):
-            expanded += [given, *_meant(given)]
-        elif (prefix == "gpu") == bool(machine.gpus):
-            expanded.append(replace(given, key=rest, rank=(given.rank[0], -1)))
-    return expanded
-
-
-def _meant(given: Given) -> list[Given]:
-    """Return the options that `given` implies: an address implies host and port, and load_models may name an engine."""
-    texts: dict[str, str] = {}
-    with suppress(ValueError, IndexError):  # the option's row reports a bad text; there may be no model
-        if given.key == "inference_address":
-            host, port = ADDRESS.parse(given.text)
-            texts = {"host": host, "port": str(port)}
-        if given.key == "load_models":
-            texts = {"engine": MODELS.parse(given.text)[0].engine}
-    return [replace(given, key=key, text=text, rank=(given.rank[0], 1)) for key, text in texts.items() if text]
+        if prefix in ("gpu", "cpu"):
+            if (prefix == "gpu") == bool(machine.gpus):
+                yield replace(given, key=rest, rank=(given.rank[0], -1))
+            continue
+        yield given
+        texts: dict[str, str] = {}
+        with suppress(ValueError, IndexError):  # the option's row reports a bad text; there may be no model
+            if given.key == "inference_address":
+                host, port = ADDRESS.parse(given.text)
+                texts = {"host": host, "port": str(port)}
+            if given.key == "load_models":
+                texts = {"engine": MODELS.parse(given.text)[0].engine}
+        for key, text in texts.items():
+            if text:
+                yield replace(given, key=key, text=text, rank=(given.rank[0], 1))
 
 
 def _choose_forms(values: Values) -> None:
@@ -214,26 +210,26 @@ def _choose_for_server(values: Values) -> None:
 
     There is room for at least one body of the allowed size, and no wait is longer than the platform's.
     """
-    key, largest, here = "max_body_memory", values.final("max_request_size"), values.here
+    key, largest = "max_body_memory", values.final("max_request_size")
     if values.final(key) < largest:
         if key in values:
             values.warn(f"{values.how_given(key).said}: less than max_request_size, so {largest} bytes count")
         values.settle(key, largest, "max_request_size")
     key = "max_queue_wait"
-    is_platform = any(name.startswith("SAGEMAKER_") for name in here.environ)
+    is_platform = any(name.startswith("SAGEMAKER_") for name in values.environ)
     has_time = values.final("batch_transform") or values.final("buffer_streams")
     if is_platform and not has_time and values.final(key) > PLATFORM_WAITS_S:
         waits = f"SageMaker waits {PLATFORM_WAITS_S:g} s for an answer, so they count"
         values.warn(f"{values.how_given(key).said}: {waits}")
         values.settle(key, PLATFORM_WAITS_S, "SageMaker")
     ports.check_management_port(values)
-    if here.machine.is_container:
+    if values.machine.is_container:
         values.choose("host", "0.0.0.0", "this is a container")
-    values.choose("frontend_workers", min(4, max(1, here.machine.num_cores // 2)), "half of the cores, 1 to 4")
+    values.choose("frontend_workers", min(4, max(1, values.machine.num_cores // 2)), "half of the cores, 1 to 4")
     key = "download_dir"
     if key in values:
-        values.settle(key, str((here.cwd / values.given(key)).absolute()), "absolute")
-    values.choose(key, str(default_download_dir(here.environ).absolute()), "the user's cache")
+        values.settle(key, str((values.cwd / values.given(key)).absolute()), "absolute")
+    values.choose(key, str(default_download_dir(values.environ).absolute()), "the user's cache")
 
 
 def _config(values: Values, engine: engine_choice.ChosenEngine, engine_config: EngineConfig, path: Path) -> Config:
@@ -257,7 +253,7 @@ def _config(values: Values, engine: engine_choice.ChosenEngine, engine_config: E
 def _with_adapters(config: Config, values: Values, engine: engine_choice.ChosenEngine) -> Config:
     """Add the adapters beside the model or serving.properties, or warn that they are not loaded."""
     model = config.model
-    found = folders_beside(*filter(None, (values.here.folder, Path(model.path))))
+    found = folders_beside(*filter(None, (values.folder, Path(model.path))))
     if not found or config.is_user_code:
         return config
     if not is_enabled(config.engine.options) or OPTION in engine.handler.unused:

@@ -67,7 +67,7 @@ def check(values: Values, folders: Collection[Path]) -> None:
     if not values.final(SWITCH):
         return
     names, channels = check_operator(values)
-    folder, cwd, fetched = values.here.folder, values.here.cwd, (*values.here.fetched.values(), *values.here.untrusted)
+    folder, cwd, fetched = values.folder, values.cwd, (*values.fetched.values(), *values.untrusted)
     roots = [PLATFORM_FOLDER, Path(values.final("download_dir")), *([folder] if folder else []), *fetched]
     refused = list(_refused_options(values, names))
     refused += _refused_paths(values, [*folders, folder or cwd, cwd], roots)

@@ -7,7 +7,7 @@ environment names, defaults.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,11 @@ class Given:
     source: str  # file:line, the name of a variable, a flag
     rank: tuple[int, int]  # layer, order inside the layer
 
+    @classmethod
+    def of(cls, written: str, text: str, source: str, layer: int, order: int = 0) -> Given:
+        option = find(written)
+        return cls(option.key if option else written, _printable(written)[:100], text.strip(), source, (layer, order))
+
     @property
     def said(self) -> str:
         """Its name in messages, with its value and source."""
@@ -45,9 +50,22 @@ class Given:
 
     @property
     def shown(self) -> str:
-        if SECRET.search(self.key):
-            return "***"
-        return self.text if self.text.isprintable() else ascii(self.text)[1:-1]
+        return "***" if SECRET.search(self.key) else _printable(self.text)
+
+    def fault(self, allowed: str) -> str:
+        """Return the line about a bad value: key, value, source, allowed values."""
+        shown = "***" if self.shown == "***" else shorten(self.text)
+        return f"{self.written}={shown} ({self.source}): allowed is {allowed}"
+
+    def value(self) -> Any:
+        """Parse the text. Raises ValueError with the line about a bad one."""
+        option = find(self.key)
+        kind = option.own_kinds.get(self.source, option.kind) if option else TEXT
+        try:
+            (self.key + self.text).encode()  # raises for a lone surrogate, as a byte that is not UTF-8 becomes
+            return kind.parse(self.text)
+        except ValueError as error:
+            raise ValueError(self.fault(str(error) if isinstance(error, TooLarge) else kind.allowed)) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,37 +75,6 @@ class Picked:
     value: Any
     given: Given
     shadowed: tuple[Given, ...] = ()
-
-
-@dataclass(slots=True)
-class Problems:
-    """Faults, warnings and notes for the author of the configuration."""
-
-    faults: list[str] = field(default_factory=list)  # each one stops the start
-    warnings: list[str] = field(default_factory=list)
-    unknown: list[str] = field(default_factory=list)  # the warnings about unknown keys, which `warnings` holds too
-    notes: list[str] = field(default_factory=list)
-    details: list[str] = field(default_factory=list)  # for who looks for the cause of something
-    unusable: ModelUnusable | None = None  # reported after every fault of an option
-
-    def stop_at_faults(self) -> None:
-        if self.faults:
-            raise BadConfiguration("\n".join(self.faults + self.unknown))
-        if self.unusable is not None:
-            raise self.unusable
-
-
-@dataclass(frozen=True, slots=True)
-class Surroundings:
-    """What the settings depend on beside the texts that were given."""
-
-    environ: Mapping[str, str]
-    folder: Path | None  # that is served; None: none was named
-    cwd: Path
-    machine: Machine
-    handlers: Mapping[str, Handler]  # that are announced, by name
-    fetched: Mapping[str, Path]  # the local folder of each remote source, by its text
-    untrusted: Collection[Path]  # folders that secure mode searches as it does those that were fetched
 
 
 def collect(
@@ -101,79 +88,71 @@ def collect(
     for key, text in flags.items():
         option = find(key)
         flag = option.flag if option and option.key == key and option.has_flag else f"--set {key}"
-        givens.append(_given(key, text, files.get(key, flag), (COMMAND_LINE, 0)))
+        givens.append(Given.of(key, text, files.get(key, flag), COMMAND_LINE))
     for key, entry in properties.entries.items():
-        givens.append(_given(key, entry.value, properties.source(key), (FILE, 0)))
+        givens.append(Given.of(key, entry.value, properties.source(key), FILE))
     for name, text in sorted(environ.items()):
         if name.startswith(("OPTION_", "SERVING_")):
-            givens.append(_given(key_of_env(name), text, name, (ENVIRONMENT, 0)))
-    named: list[tuple[str, str, tuple[int, int]]] = []
+            givens.append(Given.of(key_of_env(name), text, name, ENVIRONMENT))
+    named: list[tuple[str, str, int, int]] = []
     for option in OPTIONS:
-        named += [(name, option.key, (PLATFORM, order)) for order, name in enumerate(option.platform)]
-        named += [(name, option.key, (OTHER_NAMES, order)) for order, name in enumerate(option.env)]
-    named += [(name, key, (OTHER_NAMES, 0)) for name, key in OTHER_ENV.items()]
-    for name, key, rank in named:
+        named += [(name, option.key, PLATFORM, order) for order, name in enumerate(option.platform)]
+        named += [(name, option.key, OTHER_NAMES, order) for order, name in enumerate(option.env)]
+    named += [(name, key, OTHER_NAMES, 0) for name, key in OTHER_ENV.items()]
+    for name, key, layer, order in named:
         if text := environ.get(name, "").strip():
-            givens.append(_given(key, TRANSLATED[name](text) if name in TRANSLATED else text, name, rank))
+            text = TRANSLATED[name](text) if name in TRANSLATED else text
+            givens.append(Given.of(key, text, name, layer, order))
     return [given for given in givens if given.text]
-
-
-def pick(givens: list[Given], problems: Problems) -> dict[str, Picked]:
-    """Return the value that counts for each key that was given. A bad value is a fault and is left out."""
-    by_key: dict[str, list[Given]] = {}
-    for given in sorted(givens, key=lambda given: given.rank):
-        by_key.setdefault(given.key, []).append(given)
-    picked = {}
-    for key, candidates in by_key.items():
-        rivals = [given for given in candidates if given.rank == candidates[0].rank]
-        values = [value for given in rivals for value in _parsed(given, problems)]
-        if len(values) < len(rivals):
-            continue
-        if any(value != values[0] for value in values):
-            said = ", ".join(given.said for given in rivals)
-            problems.faults.append(f"{said}: these mean the same option, allowed is one value")
-            continue
-        picked[key] = Picked(values[0], candidates[0], tuple(candidates[1:]))
-    return picked
-
-
-def fault(given: Given, allowed: str) -> str:
-    """Return the line about a bad value: key, value, source, allowed values."""
-    shown = "***" if given.shown == "***" else shorten(given.text)
-    return f"{given.written}={shown} ({given.source}): allowed is {allowed}"
-
-
-def _given(written: str, text: str, source: str, rank: tuple[int, int]) -> Given:
-    option = find(written)
-    shown = written if written.isprintable() else ascii(written)[1:-1]
-    return Given(option.key if option else written, shown[:100], text.strip(), source, rank)
-
-
-def _parsed(given: Given, problems: Problems) -> Iterator[Any]:
-    """Yield the value of a text, or nothing for a fault."""
-    option = find(given.key)
-    kind = option.own_kinds.get(given.source, option.kind) if option else TEXT
-    try:
-        (given.key + given.text).encode()  # raises for a lone surrogate, which also stands for a byte that is not UTF-8
-        yield kind.parse(given.text)
-    except ValueError as error:
-        problems.faults.append(fault(given, str(error) if isinstance(error, TooLarge) else kind.allowed))
 
 
 @dataclass(slots=True)
 class Values:
-    """Values by key. The key is that of the row in the table of options, or as written if the option has no row.
+    """What was given and chosen for each option, on what it depends, and what its author should know.
 
-    Steps that settle the options in turn write their choices here.
+    The key is that of the row in the table of options, or as written if the option has no row. Steps that settle the
+    options in turn write their choices here.
     """
 
-    picked: dict[str, Picked]
-    here: Surroundings
-    problems: Problems
+    environ: Mapping[str, str]
+    folder: Path | None  # that is served; None: none was named
+    cwd: Path
+    machine: Machine
+    handlers: Mapping[str, Handler]  # that are announced, by name
+    fetched: Mapping[str, Path]  # the local folder of each remote source, by its text
+    untrusted: Collection[Path]  # folders that secure mode searches as it does those that were fetched
+
+    picked: dict[str, Picked] = field(default_factory=dict)
     chosen: dict[str, tuple[Any, str]] = field(default_factory=dict)  # value, why
+    faults: list[str] = field(default_factory=list)  # each one stops the start
+    warnings: list[str] = field(default_factory=list)
+    unknown: list[str] = field(default_factory=list)  # the warnings about unknown keys, which `warnings` holds too
+    notes: list[str] = field(default_factory=list)
+    details: list[str] = field(default_factory=list)  # for who looks for the cause of something
+    unusable: ModelUnusable | None = None  # reported after every fault of an option
 
     def __contains__(self, key: str) -> bool:
         return key in self.picked
+
+    def pick(self, givens: list[Given]) -> None:
+        """Pick the value that counts for each key that was given. A bad value is a fault and is left out."""
+        by_key: dict[str, list[Given]] = {}
+        for given in sorted(givens, key=lambda given: given.rank):
+            by_key.setdefault(given.key, []).append(given)
+        for key, candidates in by_key.items():
+            rivals = [given for given in candidates if given.rank == candidates[0].rank]
+            values = []
+            for given in rivals:
+                try:
+                    values.append(given.value())
+                except ValueError as error:
+                    self.faults.append(str(error))
+            if len(values) == len(rivals):
+                if all(value == values[0] for value in values):
+                    self.picked[key] = Picked(values[0], candidates[0], tuple(candidates[1:]))
+                else:
+                    said = ", ".join(given.said for given in rivals)
+                    self.faults.append(f"{said}: these mean the same option, allowed is one value")
 
     def given(self, key: str, otherwise: Any = None) -> Any:
         return self.picked[key].value if key in self.picked else otherwise
@@ -198,8 +177,7 @@ class Values:
     def rename(self, key: str, to: str) -> None:
         """Read what was given for `key` as if it had been given for `to`, an option of the table."""
         rivals = [self.picked.pop(each) for each in (key, to) if each in self.picked]
-        givens = [replace(given, key=to) for each in rivals for given in (each.given, *each.shadowed)]
-        self.picked |= pick(givens, self.problems)
+        self.pick([replace(given, key=to) for each in rivals for given in (each.given, *each.shadowed)])
 
     def annotate(self, key: str, reason: str) -> None:
         """Add what became of an option that was given to its source."""
@@ -213,13 +191,19 @@ class Values:
 
     def refuse(self, key: str, allowed: str) -> None:
         unsaid = f"{key}={self.final(key)} (not given): allowed is {allowed}"
-        self.problems.faults.append(fault(self.how_given(key), allowed) if key in self.picked else unsaid)
+        self.faults.append(self.how_given(key).fault(allowed) if key in self.picked else unsaid)
 
     def warn(self, said: str) -> None:
-        self.problems.warnings.append(said)
+        self.warnings.append(said)
 
     def note(self, said: str) -> None:
-        self.problems.notes.append(said)
+        self.notes.append(said)
+
+    def stop_at_faults(self) -> None:
+        if self.faults:
+            raise BadConfiguration("\n".join(self.faults + self.unknown))
+        if self.unusable is not None:
+            raise self.unusable
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,16 +215,15 @@ class Setting:
     source: str
     shadowed: tuple[str, ...] = ()  # "value (source)" of each value that was given and does not count
 
-
-def setting(values: Values, key: str) -> Setting:
-    value = written(key, values.final(key))
-    picked, (_, reason) = values.picked.get(key), values.chosen.get(key, (None, ""))
-    if picked is None:
-        return Setting(key, value, reason or "default")
-    shadowed = tuple(f"{given.shown} ({given.source})" for given in picked.shadowed)
-    is_secret = picked.given.shown == "***"
-    source = f"{picked.given.source}, {reason}" if reason else picked.given.source
-    return Setting(key, "***" if is_secret else value, source, shadowed)
+    @classmethod
+    def of(cls, values: Values, key: str) -> Setting:
+        value = written(key, values.final(key))
+        picked, (_, reason) = values.picked.get(key), values.chosen.get(key, (None, ""))
+        if picked is None:
+            return cls(key, value, reason or "default")
+        shadowed = tuple(f"{given.shown} ({given.source})" for given in picked.shadowed)
+        source = ", ".join(filter(None, (picked.given.source, reason)))
+        return cls(key, "***" if picked.given.shown == "***" else value, source, shadowed)
 
 
 def written(key: str, value: Any) -> str:
@@ -254,3 +237,7 @@ def written(key: str, value: Any) -> str:
     if isinstance(value, float):
         return f"{value:g}"
     return ";".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def _printable(text: str) -> str:
+    return text if text.isprintable() else ascii(text)[1:-1]

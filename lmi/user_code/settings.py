@@ -69,7 +69,7 @@ def choose_code(values: Values) -> UserCodeConfig | None:
     try:
         names, marks = outline(path)
     except ModelUnusable as error:
-        values.problems.unusable = error
+        values.unusable = error
         return None
     handler = _choose_handler(values, path, names)
     formatters = dict.fromkeys(marks, "") | _named_formatters(values, names)
@@ -138,7 +138,7 @@ def _warn_of_nothing_to_run(values: Values, path: Path, names: set[str]) -> None
         entry = values.given(ENTRY_KEY)
         lacks = f"has no formatter, and option.entryPoint={entry} answers in place of its function {wanted}"
     if "option.model_id" not in values and not (path.parent / CONFIG).is_file():
-        values.problems.unusable = ModelUnusable(f"{path}: {lacks}, and there is no {CONFIG} of a model beside it")
+        values.unusable = ModelUnusable(f"{path}: {lacks}, and there is no {CONFIG} of a model beside it")
         return
     values.warn(f"{path}: {lacks}, so it is not run")
 
