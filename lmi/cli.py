@@ -12,7 +12,7 @@ import click
 from lmi import __version__
 from lmi.commands import COMMANDS
 from lmi.errors import StartError
-from lmi.flags import OptionsCommand, text_of, unknown, with_options
+from lmi.flags import OptionsCommand, text_of, unknown
 from lmi.settings.resolve import resolve_folder
 from lmi.shared import log, sink
 
@@ -87,7 +87,6 @@ Examples:
 
 
 @lmi.command(cls=OptionsCommand, epilog=EXAMPLES)
-@with_options
 def serve(folder: str | None, flags: dict[str, str], files: dict[str, str]) -> int:
     """Serve the model in DIR.
 

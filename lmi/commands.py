@@ -19,7 +19,7 @@ import click
 import orjson
 
 from lmi import __version__
-from lmi.flags import OptionsCommand, with_options
+from lmi.flags import OptionsCommand
 from lmi.settings.handler import announced
 from lmi.settings.resolve import resolve_folder
 from lmi.settings.values import Setting
@@ -29,7 +29,6 @@ REPORTED_LIBRARIES = ("torch", "transformers", "tokenizers", "gunicorn", "uvicor
 
 
 @click.command(cls=OptionsCommand)
-@with_options
 @click.option("--json", "is_json", is_flag=True, help="one JSON object")
 @click.option("--changed", "is_changed", is_flag=True, help="only options that have another value than their default")
 def config(folder: str | None, flags: dict[str, str], files: dict[str, str], is_json: bool, is_changed: bool) -> None:

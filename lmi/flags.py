@@ -10,7 +10,6 @@ import difflib
 import functools
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,6 @@ from lmi.settings.options import OPTIONS
 from lmi.settings.other_names import elsewhere, known_keys
 from lmi.settings.values import written
 
-Command = Callable[..., Any]
 GROUPS = {"model": "The model", "server": "The server", "engine": "The engine"}
 CONFIG = "--config"
 MODEL_DIR = "--model-dir"
@@ -67,10 +65,27 @@ OURS = {flag for option in FLAGGED.values() for flag in (*option.opts, *option.s
 
 
 class OptionsCommand(click.Command):
-    """A command with DIR and the flags of all options, which its help shows in groups."""
+    """A command with DIR and a flag for each option, which its function receives as `folder` and `flags`, by key.
+
+    `files` has the file of --config that a value came from, by key. The help shows the options in groups.
+    """
+
+    def __init__(self, name: str, *, params: list[click.Parameter], **attributes: Any) -> None:
+        first = [
+            click.Argument(["folder"], required=False, metavar="[DIR]"),
+            click.Option([MODEL_DIR], metavar="DIR", help="the same as DIR"),
+            click.Option([CONFIG], multiple=True, metavar="FILE", help="flags of a YAML file: max-num-seqs: 8"),
+            click.Option(
+                ["--set", "settings"], multiple=True, metavar="KEY=VALUE", help="any key of serving.properties"
+            ),
+        ]
+        super().__init__(name, params=[*first, *params, *FLAGGED.values()], **attributes)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, _with_values(ctx, args))
+        rest = super().parse_args(ctx, _with_values(ctx, args))
+        if not ctx.resilient_parsing:
+            ctx.params = _collected(**ctx.params)
+        return rest
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         groups: dict[str, list[tuple[str, str]]] = {"Options": [], **{title: [] for title in GROUPS.values()}}
@@ -83,42 +98,26 @@ class OptionsCommand(click.Command):
                 formatter.write_dl(records)
 
 
-def with_options(command: Command) -> Command:
-    """Add DIR and a flag for each option to a command, which receives them as `folder` and `flags`.
-
-    `files` has the file of --config that a value came from, by key.
-    """
-
-    @functools.wraps(command)
-    def collected(
-        folder: str | None, model_dir: str | None, config: tuple[str, ...], settings: tuple[str, ...], **others: Any
-    ) -> Any:
-        flags = {option.row.key: text_of(others.pop(name)) for name, option in FLAGGED.items()}
-        given = {key: text for key, text in flags.items() if text is not None}
-        for setting in settings:
-            key, equals, text = map(str.strip, setting.partition("="))
-            if not equals or not key:
-                raise click.UsageError(f"--set takes KEY=VALUE, given {setting}.")
-            if given.setdefault(key, text) != text:
-                raise click.UsageError(f"{key} is given as {given[key]} and as {text}.")
-        given |= {MODEL_DIR: model_dir} if model_dir else {}
-        of_files = {key: (text, path) for path in config for key, text in _read(path).items()}
-        files = {key: path for key, (_, path) in of_files.items() if key not in given}
-        given |= {key: of_files[key][0] for key in files}
-        model_dir = given.pop(MODEL_DIR, None)
-        if folder and model_dir and folder != model_dir:
-            raise click.UsageError(f"DIR is {folder} and --model-dir is {model_dir}.")
-        return command(folder=folder or model_dir, flags=given, files=files, **others)
-
-    of_command: list[click.Parameter] = [
-        click.Argument(["folder"], required=False, metavar="[DIR]"),
-        click.Option([MODEL_DIR], metavar="DIR", help="the same as DIR"),
-        click.Option([CONFIG], metavar="FILE", multiple=True, help="flags of a YAML file: max-num-seqs: 8"),
-        click.Option(["--set", "settings"], multiple=True, metavar="KEY=VALUE", help="any key of serving.properties"),
-    ]
-    before = getattr(collected, "__click_params__", [])
-    collected.__click_params__ = [*reversed(FLAGGED.values()), *before, *reversed(of_command)]  # type: ignore[attr-defined]
-    return collected
+def _collected(
+    folder: str | None, model_dir: str | None, config: tuple[str, ...], settings: tuple[str, ...], **others: Any
+) -> dict[str, Any]:
+    """Return the parameters of a command, with the texts of flags and files by key."""
+    flags = {option.row.key: text_of(others.pop(name)) for name, option in FLAGGED.items()}
+    given = {key: text for key, text in flags.items() if text is not None}
+    for setting in settings:
+        key, equals, text = map(str.strip, setting.partition("="))
+        if not equals or not key:
+            raise click.UsageError(f"--set takes KEY=VALUE, given {setting}.")
+        if given.setdefault(key, text) != text:
+            raise click.UsageError(f"{key} is given as {given[key]} and as {text}.")
+    given |= {MODEL_DIR: model_dir} if model_dir else {}
+    of_files = {key: (text, path) for path in config for key, text in _read(path).items()}
+    files = {key: path for key, (_, path) in of_files.items() if key not in given}
+    given |= {key: of_files[key][0] for key in files}
+    model_dir = given.pop(MODEL_DIR, None)
+    if folder and model_dir and folder != model_dir:
+        raise click.UsageError(f"DIR is {folder} and --model-dir is {model_dir}.")
+    return {"folder": folder or model_dir, "flags": given, "files": files, **others}
 
 
 def text_of(value: bool | str | tuple[str, ...] | None) -> str | None:
