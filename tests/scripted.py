@@ -71,7 +71,8 @@ from lmi.server.front_end import FrontEnd
 from lmi.server.models import Models
 from lmi.server.service import Service
 from lmi.sessions.folder import Sessions
-from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig, UserCodeConfig
+from lmi.settings.annexes import UserCodeConfig
+from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig
 from lmi.shared.desired_state import Folder
 from lmi.shared.state import Block, Phase
 from lmi.text import tokenizer as lmi_tokenizer

@@ -79,7 +79,7 @@ ARROWS = {
     "lmi_vllm": {"adapters", "engines", "guides"},
     "models": {"adapters", "choice", "description", "desired_state", "openai", "other_names", "secure_mode", "sources"},
     "openai": {"description", "guides"},
-    "other_names": {"choice"},
+    "other_names": {"choice", "options"},
     "pages": {"description", "metrics"},
     "responses": {"description", "guides", "openai"},
     "secure_mode": {"choice", "user_code"},

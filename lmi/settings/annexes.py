@@ -7,9 +7,10 @@ of vLLM's parsers, `load_models` the form of djl-serving's -m.
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import ClassVar
 from urllib.parse import urlsplit
@@ -326,3 +327,29 @@ class UserCodeOptions:
     """what the model is for; anything but generating text and embeddings is refused"""
     handler_function: ClassVar = option(None, FUNCTION, key="option.handler", refused_by=SCRIPTS)
     """the function of entryPoint, instead of handle"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UserCodeConfig:
+    """A file of user code. A file with a `handler` is the model; another file holds formatters for a model.
+
+    A formatter whose name is "" is the function with djl_python's decorator.
+    """
+
+    path: str
+    handler: str | None = None
+    output_formatter: str | None = None
+    input_formatter: str | None = None
+    properties: dict[str, str] = field(default_factory=dict)  # the properties of the handler's first call
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequirementsConfig:
+    """A requirements.txt of the model, and the folder that what it names is installed in."""
+
+    file: str
+    folder: str
+
+    @property
+    def are_installed(self) -> bool:
+        return os.path.isdir(self.folder)

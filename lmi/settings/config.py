@@ -5,11 +5,11 @@ The default of an option is the default of its field, unless the engine's `Handl
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 from lmi.settings import annexes
+from lmi.settings.annexes import RequirementsConfig, UserCodeConfig
 from lmi.settings.engine_config import EngineConfig as EngineConfig
 from lmi.settings.kinds import NAME, NAMES, integer
 from lmi.settings.option import option
@@ -62,32 +62,6 @@ class ModelConfig(annexes.NamingConfig, annexes.FormsConfig, annexes.PromptsConf
     def names(self) -> tuple[str, ...]:
         """All names that a request may have for this model. `model` is always one of them."""
         return tuple(dict.fromkeys((self.name, "model", *self.aliases)))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UserCodeConfig:
-    """A file of user code. A file with a `handler` is the model; another file holds formatters for a model.
-
-    A formatter whose name is "" is the function with djl_python's decorator.
-    """
-
-    path: str
-    handler: str | None = None
-    output_formatter: str | None = None
-    input_formatter: str | None = None
-    properties: dict[str, str] = field(default_factory=dict)  # the properties of the handler's first call
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequirementsConfig:
-    """A requirements.txt of the model, and the folder that what it names is installed in."""
-
-    file: str
-    folder: str
-
-    @property
-    def are_installed(self) -> bool:
-        return os.path.isdir(self.folder)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

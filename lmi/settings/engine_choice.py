@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from lmi.errors import BadConfiguration
-from lmi.settings.config import EngineConfig, UserCodeConfig
+from lmi.settings.annexes import UserCodeConfig
+from lmi.settings.config import EngineConfig
 from lmi.settings.handler import USER_CODE, Auto, Handler, installed
 from lmi.settings.machine import Machine, num_ranks_here
 from lmi.settings.options import find

@@ -1,4 +1,4 @@
-"""Options and variables that no field is: those for the engine, those without an effect, and those of other servers.
+"""Options and variables that no field is, and those of other servers: what they mean here, or why nothing.
 
 Sources: LMI's serving.properties, and AWS's pages of LMI and of its vLLM, SGLang and llama.cpp images.
 """
@@ -6,12 +6,17 @@ Sources: LMI's serving.properties, and AWS's pages of LMI and of its vLLM, SGLan
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
 
+from lmi.settings.annexes import MODELS, REASONING_FORMS, TOOL_CALL_FORMS
 from lmi.settings.engine_choice import ChosenEngine
 from lmi.settings.engine_config import LENGTH_OR_AUTO
 from lmi.settings.handler import USER_CODE
+from lmi.settings.machine import Machine
 from lmi.settings.options import BY_KEY, OPTIONS, find
+from lmi.settings.server_config import ADDRESS
 from lmi.settings.values import Given, Values
 
 NEARLY_SAME = 0.86  # of difflib: rolling_back is a slip for rolling_batch, max_new_tokens is not one for max_num_tokens
@@ -91,6 +96,43 @@ NAMES = frozenset(
 OF_SUPERVISORD = frozenset(
     "SUPERVISOR_ENABLED SUPERVISOR_GROUP_NAME SUPERVISOR_PROCESS_NAME SUPERVISOR_SERVER_URL".split()
 )
+
+
+def with_meanings(givens: list[Given], machine: Machine) -> Iterator[Given]:
+    """Add the options that others imply: an address implies host and port, and load_models may name an engine.
+
+    gpu.minWorkers means minWorkers if a GPU is visible, and cpu.minWorkers if none is. The other of the two is dropped.
+    """
+    for given in givens:
+        prefix, _, rest = given.key.partition(".")
+        if prefix in ("gpu", "cpu"):
+            if (prefix == "gpu") == bool(machine.gpus):
+                yield replace(given, key=rest, rank=(given.rank[0], -1))
+            continue
+        yield given
+        texts: dict[str, str] = {}
+        with suppress(ValueError, IndexError):  # the option's row reports a bad text; there may be no model
+            if given.key == "inference_address":
+                host, port = ADDRESS.parse(given.text)
+                texts = {"host": host, "port": str(port)}
+            if given.key == "load_models":
+                texts = {"engine": MODELS.parse(given.text)[0].engine}
+        for key, text in texts.items():
+            if text:
+                yield replace(given, key=key, text=text, rank=(given.rank[0], 1))
+
+
+def settle_forms(values: Values) -> None:
+    """Leave tool calls and reasoning in the text, with a warning, if their form is not read here."""
+    for key, known, instead in (
+        ("option.tool_call_parser", TOOL_CALL_FORMS, "text"),
+        ("option.reasoning_parser", REASONING_FORMS, None),
+    ):
+        name = values.given(key)
+        if name is not None and name not in known:
+            read_here = ", ".join(one for one in known if one != instead)
+            values.warn(f"{values.how_given(key).said}: this form stays plain text, read here are {read_here}")
+            values.settle(key, instead, "not read here")
 
 
 def other_options(values: Values, engine: ChosenEngine) -> dict[str, str]:

@@ -5,23 +5,21 @@ Each step reads the values so far, and writes its choices, faults and warnings i
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lmi.adapters.files import OPTION, by_name, check_files, folders_beside, is_enabled
 from lmi.errors import BadConfiguration
 from lmi.settings import engine_choice, model_choice, other_names, ports, secure_mode
-from lmi.settings.annexes import FORMATTER_WORDS, MODELS, REASONING_FORMS, TOOL_CALL_FORMS
+from lmi.settings.annexes import FORMATTER_WORDS
 from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig
 from lmi.settings.handler import USER_CODE, announced
 from lmi.settings.machine import Machine
 from lmi.settings.model_choice import MODEL, Fetched, find_folder
 from lmi.settings.options import OPTIONS, is_of_server
 from lmi.settings.properties import Properties, read
-from lmi.settings.server_config import ADDRESS
-from lmi.settings.values import FILE, Given, Setting, Values, collect
+from lmi.settings.values import FILE, Setting, Values, collect
 from lmi.sources.fetches import FetchRequest, WantedSource
 from lmi.sources.place import default_download_dir
 from lmi.sources.source import HubModel, parse, remote
@@ -101,7 +99,7 @@ def resolve(
     values = Values(environ, folder, cwd, machine, announced(), fetched or {}, untrusted)
     values.warnings += [*properties.warnings, *other_names.of_other_images(environ)]
     values.details += other_names.unused_of_platform(environ)
-    given = _with_meanings(collect(properties, environ, flags, files or {}), machine)
+    given = other_names.with_meanings(collect(properties, environ, flags, files or {}), machine)
     placed, missing = model_choice.place(list(given), values)
     values.pick(placed)
     has_keys = values.final("option.api_key") or values.final("option.api_key_file")
@@ -118,7 +116,7 @@ def _with_one_model(values: Values, missing: tuple[str, ...]) -> Resolved:
     engine = engine_choice.choose_engine(values, code)
     is_code = engine.handler is USER_CODE
     engine_config = _choose_for_engine(values, engine)
-    _choose_forms(values)
+    other_names.settle_forms(values)
     _choose_for_server(values)
     other_names.warn_of_some_engines(values, engine)
     options = other_names.other_options(values, engine)
@@ -166,43 +164,6 @@ def _without_model(values: Values, flags: Mapping[str, str]) -> Resolved:
     server = ServerConfig(**values.fields("server"), model_flags=of_models)
     config = Config(server=server, model=ModelConfig(path="", name="model"), engine=EngineConfig())
     return Resolved.of(ports.choose_gateway_port(config), values)
-
-
-def _with_meanings(givens: list[Given], machine: Machine) -> Iterator[Given]:
-    """Add the options that others imply: an address implies host and port, and load_models may name an engine.
-
-    gpu.minWorkers means minWorkers if a GPU is visible, and cpu.minWorkers if none is. The other of the two is dropped.
-    """
-    for given in givens:
-        prefix, _, rest = given.key.partition(".")
-        if prefix in ("gpu", "cpu"):
-            if (prefix == "gpu") == bool(machine.gpus):
-                yield replace(given, key=rest, rank=(given.rank[0], -1))
-            continue
-        yield given
-        texts: dict[str, str] = {}
-        with suppress(ValueError, IndexError):  # the option's row reports a bad text; there may be no model
-            if given.key == "inference_address":
-                host, port = ADDRESS.parse(given.text)
-                texts = {"host": host, "port": str(port)}
-            if given.key == "load_models":
-                texts = {"engine": MODELS.parse(given.text)[0].engine}
-        for key, text in texts.items():
-            if text:
-                yield replace(given, key=key, text=text, rank=(given.rank[0], 1))
-
-
-def _choose_forms(values: Values) -> None:
-    """Leave tool calls and reasoning in the text, with a warning, if their form is not read here."""
-    for key, known, instead in (
-        ("option.tool_call_parser", TOOL_CALL_FORMS, "text"),
-        ("option.reasoning_parser", REASONING_FORMS, None),
-    ):
-        name = values.given(key)
-        if name is not None and name not in known:
-            read_here = ", ".join(one for one in known if one != instead)
-            values.warn(f"{values.how_given(key).said}: this form stays plain text, read here are {read_here}")
-            values.settle(key, instead, "not read here")
 
 
 def _choose_for_server(values: Values) -> None:

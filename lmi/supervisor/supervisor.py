@@ -24,7 +24,6 @@ from lmi.gateway import local_url
 from lmi.http.listener import bind
 from lmi.models.follower import RunningModels
 from lmi.runtime import ServerRuntime
-from lmi.settings.annexes import digest
 from lmi.settings.config import Config
 from lmi.settings.resolve import Resolved
 from lmi.shared import linux

@@ -20,8 +20,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from lmi.settings.annexes import is_built_in
-from lmi.settings.config import UserCodeConfig
+from lmi.settings.annexes import UserCodeConfig, is_built_in
 from lmi.user_code import answer
 from lmi.user_code.answer import ResponseAnswer, TokenAnswer, as_bytes, call, synchronous
 from lmi.user_code.messages import Head, Open

@@ -22,7 +22,8 @@ from typing import Any
 from lmi.errors import ModelUnusable, OutOfMemory, UserCodeFailed, is_out_of_memory, writable
 from lmi.ipc import Accepted, FrameTooLarge, frame, listen
 from lmi.runtime import LoadReport, Runtime
-from lmi.settings.config import ModelConfig, UserCodeConfig
+from lmi.settings.annexes import UserCodeConfig
+from lmi.settings.config import ModelConfig
 from lmi.shared import linux, slot_process
 from lmi.shared.log import follow
 from lmi.shared.state import EngineRecord, Phase

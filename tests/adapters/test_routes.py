@@ -16,7 +16,7 @@ import pytest
 from lmi.adapters.folder import Adapter
 from lmi.executor import Capabilities
 from lmi.http.exchange import ENDPOINT_NAME
-from lmi.settings.config import UserCodeConfig
+from lmi.settings.annexes import UserCodeConfig
 from lmi.shared.desired_state import Folder, State
 from lmi.shared.state import Phase
 from tests.scripted import CAPABILITIES, Host, host

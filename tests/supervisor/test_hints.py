@@ -12,7 +12,8 @@ import pytest
 from handlers.lmi_dist.config_file import unsupported
 from lmi.engine.worker import missing_library
 from lmi.errors import BadConfiguration, ModelUnusable
-from lmi.settings.config import ModelConfig, UserCodeConfig
+from lmi.settings.annexes import UserCodeConfig
+from lmi.settings.config import ModelConfig
 from lmi.settings.engine_choice import choose_handler
 from lmi.settings.handler import announced
 from lmi.settings.machine import Machine

@@ -7,7 +7,8 @@ import time
 from pathlib import Path
 
 from lmi.runtime import Runtime
-from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig, UserCodeConfig
+from lmi.settings.annexes import UserCodeConfig
+from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig
 from lmi.shared.pauses import Pauses
 from lmi.shared.state import Phase
 from lmi.supervisor import kinds

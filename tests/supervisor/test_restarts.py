@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig, UserCodeConfig
+from lmi.settings.annexes import UserCodeConfig
+from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig
 from lmi.shared.pauses import Pauses
 from lmi.shared.state import Block, EngineRecord, Phase
 from lmi.supervisor.code import limits

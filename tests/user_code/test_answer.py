@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lmi.settings.config import UserCodeConfig
+from lmi.settings.annexes import UserCodeConfig
 from lmi.types import Token
 from lmi.user_code.answer import TokenAnswer
 from lmi.user_code.messages import Feed, Open

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from lmi.settings.config import UserCodeConfig
+from lmi.settings.annexes import UserCodeConfig
 from lmi.user_code.messages import Head
 from lmi.user_code.runner import UserCode
 
