@@ -18,12 +18,13 @@ from lmi.settings.config import Config, EngineConfig, ServerConfig
 from lmi.settings.handler import Handler, announced
 from lmi.settings.kinds import local_path
 from lmi.settings.model_choice import MODEL, facts, find_folder
-from lmi.settings.options import OPTIONS, find, is_of_server, key_of_env
+from lmi.settings.options import find, is_of_server
 from lmi.settings.other_names import is_of_other_image
 from lmi.settings.ports import RANGE
 from lmi.settings.properties import Properties, read
 from lmi.settings.resolve import Resolved, resolve
 from lmi.settings.secure_mode import CONTROLS_KEY, SWITCH
+from lmi.settings.values import COMMAND_LINE, FILE, Given
 from lmi.shared import linux
 
 NAMING = frozenset(("load_models", "option.model_name", "option.served_model_name", "option.model_alias"))
@@ -48,20 +49,19 @@ def resolve_model(name: str, url: str, server: ServerConfig, environ: Mapping[st
     folder = find_folder(str(checked_folder(path, server.model_store)), Path(path))
     assert folder is not None
     file = folder / "serving.properties"
-    given = read(file) if file.exists() else Properties()
-    counted = {key: entry for key, entry in given.entries.items() if _is_of_model(key)}
-    properties = replace(given, entries=counted)
+    properties = read(file) if file.exists() else Properties()
     flags = {key: text for key, text in server.model_flags.items() if _is_of_model(key) and key != MODEL}
     flags |= _of_server(server)
-    resolved = resolve(properties, _of_models(environ), flags, folder=folder, cwd=folder, untrusted=[folder])
+    environ = {name: text for name, text in environ.items() if not is_of_other_image(name)}  # told at the start
+    resolved = resolve(properties, environ, flags, folder=folder, cwd=folder, untrusted=[folder], counts=_counts)
     model = resolved.config.model
     if resolved.request is not None:
         source = resolved.request.sources[0].source
         raise ModelUnusable(f"{file} names {source}: nothing is downloaded for one of several models")
     checked_folder(model.path, server.model_store)
     config = replace(resolved.config, server=server, model=replace(model, name=name, aliases=()))
-    ignored = ", ".join(key for key in given.entries if key not in counted)
-    note = f"{given.name}: {ignored}: no effect in the file of one of several models"
+    ignored = ", ".join(key for key in properties.entries if not _is_of_model(key))
+    note = f"{properties.name}: {ignored}: no effect in the file of one of several models"
     return replace(resolved, config=config, notes=(*resolved.notes, *[note] * bool(ignored)))
 
 
@@ -84,13 +84,10 @@ def _is_of_model(key: str) -> bool:
     return not is_of_server(key) and (option.key if option else key) not in NAMING
 
 
-def _of_models(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment without variables that name a model, belong to the server or were told at its start."""
-    return {
-        name: text
-        for name, text in environ.items()
-        if not is_of_other_image(name) and all(_is_of_model(key) and key != MODEL for key in _keys(name))
-    }
+def _counts(given: Given) -> bool:
+    """Return whether a value counts here. Variables name no model, and `_of_server` has what the server says."""
+    layer = given.rank[0]
+    return layer == COMMAND_LINE or (_is_of_model(given.key) and (layer == FILE or given.key != MODEL))
 
 
 def _of_server(server: ServerConfig) -> dict[str, str]:
@@ -102,13 +99,6 @@ def _of_server(server: ServerConfig) -> dict[str, str]:
         first, last = server.safe_port_range
         given |= {"port": str(server.port), RANGE: f"{first}-{last}"}
     return given
-
-
-def _keys(name: str) -> Iterator[str]:
-    if name.startswith(("OPTION_", "SERVING_")):
-        option = find(key_of_env(name))
-        yield option.key if option else name
-    yield from (option.key for option in OPTIONS if name in (*option.env, *option.platform))
 
 
 def need_bytes(config: Config) -> int:

@@ -98,7 +98,7 @@ OF_SUPERVISORD = frozenset(
 )
 
 
-def with_meanings(givens: list[Given], machine: Machine) -> Iterator[Given]:
+def with_meanings(givens: Iterable[Given], machine: Machine) -> Iterator[Given]:
     """Add the options that others imply: an address implies host and port, and load_models may name an engine.
 
     gpu.minWorkers means minWorkers if a GPU is visible, and cpu.minWorkers if none is. The other of the two is dropped.

@@ -5,7 +5,7 @@ Each step reads the values so far, and writes its choices, faults and warnings i
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from lmi.settings.machine import Machine
 from lmi.settings.model_choice import MODEL, Fetched, find_folder
 from lmi.settings.options import OPTIONS, is_of_server
 from lmi.settings.properties import Properties, read
-from lmi.settings.values import FILE, Setting, Values, collect
+from lmi.settings.values import FILE, Given, Setting, Values, collect
 from lmi.sources.fetches import FetchRequest, WantedSource
 from lmi.sources.place import default_download_dir
 from lmi.sources.source import HubModel, parse, remote
@@ -87,20 +87,21 @@ def resolve(
     fetched: Fetched | None = None,
     untrusted: Collection[Path] = (),
     files: Mapping[str, str] | None = None,
+    counts: Callable[[Given], bool] = lambda given: True,
 ) -> Resolved:
     """Settle every option. Raises BadConfiguration with one line for each fault, or else ModelUnusable.
 
     `flags` holds the texts of the command line by key, `files` the files that some of them came from. If `folder` is
     None, the demo is served. The result's `request` names the remote sources that are not in `fetched`. Until they are,
     its settings are what is known without them. Secure mode searches the folders of `untrusted` as it does those that
-    were fetched.
+    were fetched. What `counts` is false for is left out.
     """
     machine = machine or Machine.here(environ)
     values = Values(environ, folder, cwd, machine, announced(), fetched or {}, untrusted)
     values.warnings += [*properties.warnings, *other_names.of_other_images(environ)]
     values.details += other_names.unused_of_platform(environ)
-    given = other_names.with_meanings(collect(properties, environ, flags, files or {}), machine)
-    placed, missing = model_choice.place(list(given), values)
+    givens = filter(counts, collect(properties, environ, flags, files or {}))
+    placed, missing = model_choice.place(list(other_names.with_meanings(givens, machine)), values)
     values.pick(placed)
     has_keys = values.final("option.api_key") or values.final("option.api_key_file")
     if has_keys and any(name.startswith("SAGEMAKER_") for name in environ):
