@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from msgspec import Struct
 
-from lmi.settings.kinds import ABSOLUTE_PATH, BOOLEAN, NAME, Kind, choice, integer, matching, several, word
+from lmi.settings.kinds import ABSOLUTE_PATH, BOOLEAN, NAME, TEXT, Kind, choice, integer, matching, several, word
 from lmi.settings.option import SCRIPTS, TEMPLATES, option
 
 
@@ -65,21 +65,13 @@ def _form(words: Sequence[str], other_names: dict[str, str]) -> Kind:
 
 
 KEY = matching("a key", r"[\x21-\x7e]{1,256}", digest)
-KEYS = Kind(
-    "keys of printable ASCII without blanks, with , between",
-    lambda text: tuple(dict.fromkeys(KEY.parse(key.strip()) for key in text.split(","))),
-)
-OF_LIST = re.compile(r"[^\s,\"\[\]]+")
+KEYS = several("keys of printable ASCII without blanks, with , between", KEY, re.compile(",").split)
+OF_LIST = re.compile(r"[^\s,\"\[\]]+").findall
 ORIGIN = matching("an origin", r"\*|[a-z][a-z0-9+.-]*://[A-Za-z0-9.:\[\]-]+")
-ORIGINS = Kind(
-    "SCHEME://HOST[:PORT], several with , between, or *", lambda text: tuple(map(ORIGIN.parse, OF_LIST.findall(text)))
-)
+ORIGINS = several("SCHEME://HOST[:PORT], several with , between, or *", ORIGIN, OF_LIST)
 HOST_NAME = matching("a host name", r"\*|[A-Za-z0-9._-]{1,253}", str.lower)
-HOSTS = Kind("host names with , between, or *", lambda text: tuple(map(HOST_NAME.parse, OF_LIST.findall(text))))
-TEXTS = Kind(
-    "texts with , between",
-    lambda text: tuple(dict.fromkeys(part.strip() for part in re.split("[;,]", text) if part.strip())),
-)
+HOSTS = several("host names with , between, or *", HOST_NAME, OF_LIST)
+TEXTS = several("texts with , between", TEXT, re.compile(r"[^;,\s][^;,]*").findall)
 FOLDERS = several("absolute paths with ; between", ABSOLUTE_PATH)
 BATCH_STRATEGY = choice("SINGLE_RECORD", "MULTI_RECORD", singlerecord="SINGLE_RECORD", multirecord="MULTI_RECORD")
 COLLECTOR = Kind("http://HOST:PORT/v1/traces, or https, for OTLP over HTTP and not gRPC", _collector, unit="URL")
@@ -87,14 +79,15 @@ COLLECTOR_BASE = Kind("http://HOST:PORT, or https, for OTLP over HTTP and not gR
 SERVED_NAME = matching(
     "1 to 128 letters, digits or ._:@/-, a letter or digit first", r"[A-Za-z0-9][A-Za-z0-9._:@/-]{0,127}"
 )
-SERVED_NAMES = Kind(
+SERVED_NAMES = several(
     f"names with , or blanks between, each {SERVED_NAME.allowed}",
-    lambda text: tuple(map(SERVED_NAME.parse, re.findall(r"[^;,\s]+", text.strip("[]").replace('"', "")))),
+    SERVED_NAME,
+    lambda text: re.findall(r"[^;,\s]+", text.strip("[]").replace('"', "")),
 )
 MODEL = matching("a model", r"(?:([^=/]*)=)?+(.+)", NamedModel.of)  # a URL or a path without a name may hold =
 MODELS = Kind(
     "NAME=PATH, NAME:VERSION:ENGINE:DEVICE=PATH, a path, ALL or NONE",
-    word({"all": (), "none": ()}, lambda text: tuple(map(MODEL.parse, re.split(r"[,\s]+", text.strip())))),
+    word({"all": (), "none": ()}, several("", MODEL, re.compile(r"[,\s]+").split).parse),
     unit="NAME=PATH",
 )
 FUNCTION = matching("the name of a function in the model's own model.py", r"[A-Za-z_][A-Za-z0-9_]{0,127}")
@@ -128,7 +121,7 @@ OUTPUT = matching("a name", r"([A-Za-z_][A-Za-z0-9_.]{0,127}(?::context)?)")
 OUTPUTS = several(
     "names with ; between, each once and perhaps with :context, as in logits;hidden_states:context",
     OUTPUT,
-    lambda output: output.partition(":")[0],
+    once=lambda output: output.partition(":")[0],
 )
 PYTHON_FILE = matching("a Python file in the model's folder", r"[^/\0]+\.py")
 BUILT_IN = "djl_python."  # the prefix of the reference's entry points

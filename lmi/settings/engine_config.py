@@ -42,7 +42,7 @@ LENGTH_OR_AUTO = Kind(
 )
 DEGREE = Kind("a whole number 1..1024, or max", word({"max": "max"}, integer(1, 1024).parse), unit="N|max")
 DEVICE = matching("a number", "[0-9]{1,4}")
-DEVICES = Kind("* or GPU numbers with ; between", word({"*": None}, several("", DEVICE, str).parse), unset="*")
+DEVICES = Kind("* or GPU numbers with ; between", word({"*": None}, several("", DEVICE, once=str).parse), unset="*")
 VARIABLES = Kind("NAME=VALUE, several with , between", _variables, unit="NAME=VALUE")
 DTYPE = choice(
     "auto", "fp32", "bf16", "fp16", float32="fp32", float="fp32", bfloat16="bf16", float16="fp16", half="fp16"

@@ -81,14 +81,19 @@ def matching(allowed: str, pattern: str, meant: Callable[..., Any] = str, unit: 
     return Kind(allowed, parse, unit=unit)
 
 
-def several(allowed: str, each: Kind, once: Callable[[Any], str] | None = None) -> Kind:
+def several(
+    allowed: str,
+    each: Kind,
+    divided: Callable[[str], list[str]] = re.compile("[;,]").split,
+    once: Callable[[Any], str] | None = None,
+) -> Kind:
     """Return the kind of values of one kind with `;` or `,` between. `once` says what no two of them may share."""
 
     def parse(text: str) -> tuple[Any, ...]:
-        values = tuple(each.parse(part.strip()) for part in re.split("[;,]", text))
+        values = tuple(each.parse(part.strip()) for part in divided(text))
         if once is not None and len(set(map(once, values))) < len(values):
             raise ValueError
-        return values
+        return tuple(dict.fromkeys(values))
 
     return Kind(allowed, parse)
 

@@ -11,7 +11,7 @@ import dataclasses
 import inspect
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from itertools import pairwise
 from typing import Any, TypeVar
@@ -35,7 +35,10 @@ class Option(Struct, frozen=True):
     declared: tuple[type, str]  # the class and its field
     key: str  # in serving.properties
     kind: Kind
-    names: str = ""  # further keys, variables beside OPTION_… and SERVING_… and flags; the first one given counts
+    aliases: Sequence[str] = ()  # further keys with the same meaning
+    env: Sequence[str] = ()  # environment names beside OPTION_… and SERVING_…; the first one given counts
+    platform: Sequence[str] = ()  # SAGEMAKER_… names, which beat the file; the first one given counts
+    more_flags: Sequence[str] = ()
     own_kinds: Mapping[str, Kind] = {}  # of the variables whose values have another form
     has_flag: bool = True
     is_for_engine: bool = False  # EngineConfig.options holds its text for every engine
@@ -52,36 +55,26 @@ class Option(Struct, frozen=True):
         return _docstrings(settings.__module__)[settings.__name__, name]
 
     @property
-    def aliases(self) -> list[str]:
-        return [name for name in self.names.split() if not name.isupper() and not name.startswith("-")]
-
-    @property
-    def env(self) -> list[str]:
-        return [name for name in self.names.split() if name.isupper() and name not in self.platform]
-
-    @property
-    def platform(self) -> list[str]:
-        """The variables of SageMaker, which beat the file."""
-        return [name for name in self.names.split() if name.startswith("SAGEMAKER_")]
-
-    @property
     def flag(self) -> str:
         return _flag(self.key)
 
     @property
     def flags(self) -> list[str]:
-        """All flags of the option: one for each key, and the others among its names."""
-        more = [name for name in self.names.split() if name.startswith("-")]
-        return list(dict.fromkeys([*map(_flag, (self.key, *self.aliases)), *more]))
+        """All flags of the option: one for the key, one for each alias, and `more_flags`."""
+        return list(dict.fromkeys([*map(_flag, (self.key, *self.aliases)), *self.more_flags]))
 
 
-def option(default: Default, kind: Kind | None = None, **facts: Any) -> Default:
+def option(default: Default, kind: Kind | None = None, names: str = "", **facts: Any) -> Default:
     """Return the default of a field, which then is an option. `facts` are further fields of Option.
 
     Without `kind` the field's type says what values there are (`kinds.OF_TYPE`). Without `key` it is the field's name
-    without the unit `_s`, after `option.` if it is not of the server.
+    without the unit `_s`, after `option.` if it is not of the server. `names` has keys, variables and flags.
     """
     facts["kind"] = kind
+    for name in names.split():
+        is_platform, is_flag = name.startswith("SAGEMAKER_"), name.startswith("-")
+        form = "platform" if is_platform else "more_flags" if is_flag else "env" if name.isupper() else "aliases"
+        facts.setdefault(form, []).append(name)
     if isinstance(default, dict):
         return dataclasses.field(default_factory=lambda: default, metadata=facts)
     return dataclasses.field(default=default, metadata=facts)

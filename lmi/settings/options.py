@@ -52,11 +52,6 @@ def find(key: str) -> Option | None:
     return BY_KEY.get(key)
 
 
-def default(key: str) -> Any:
-    option = find(key)
-    return None if option is None else option.default
-
-
 def is_of_server(key: str) -> bool:
     """Return whether an option belongs to the whole server, and not to a model of it."""
     option = find(key)

@@ -16,7 +16,7 @@ from lmi.errors import BadConfiguration, ModelUnusable, shorten
 from lmi.settings.handler import Handler
 from lmi.settings.kinds import TEXT, TooLarge
 from lmi.settings.machine import Machine
-from lmi.settings.options import OPTIONS, OTHER_ENV, TRANSLATED, default, find, key_of_env
+from lmi.settings.options import OPTIONS, OTHER_ENV, TRANSLATED, find, key_of_env
 from lmi.settings.properties import Properties
 
 COMMAND_LINE, PLATFORM, FILE, ENVIRONMENT, OTHER_NAMES = range(5)
@@ -162,7 +162,8 @@ class Values:
         return self.picked[key].given
 
     def final(self, key: str) -> Any:
-        return self.chosen[key][0] if key in self.chosen else self.given(key, default(key))
+        option = find(key)
+        return self.chosen[key][0] if key in self.chosen else self.given(key, option and option.default)
 
     def choose(self, key: str, value: Any, reason: str) -> None:
         """Set an option that was not given."""
