@@ -112,7 +112,7 @@ MAX_LINES = {
     "lmi/description": 440,
     "lmi/engine": 1460,
     "lmi/executor": 880,
-    "lmi/gateway": 2130,
+    "lmi/gateway": 2110,
     "lmi/http": 1050,
     "lmi/models": 1160,
     "lmi/server": 2400,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from lmi.gateway.endpoints import ANY
 from lmi.gateway.eventstream import AsIs, Parts, parse_parts
 from lmi.gateway.exchange import ENDPOINT_NAME
 from lmi.gateway.stores import S3_SCHEME, parse_s3
+from lmi.settings.option import docstrings
 
 SECONDS = click.FloatRange(min=0, min_open=True)
 FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
@@ -72,94 +73,55 @@ def _collect(context: click.Context, param: click.Parameter, pairs: tuple[tuple[
     return found or None
 
 
-def _flag(name: str, default: object, help: str = "", parse: Callable[[str], object] | None = None, **more: Any) -> Any:
-    """Return a setting that a flag gives. `parse` raises ValueError with the rule, and `more` goes to click."""
-    is_plain = isinstance(default, str | int | float | Path) and default is not False
-    more["help"] = f"{help} [{default}]" if is_plain else help
+def _flag(default: Any, parse: Callable[[str], object] | None = None, name: str = "", **more: Any) -> Any:
+    """Return a setting that a flag gives. `parse` raises ValueError with the rule, and `more` goes to click.
 
-    def read(text: str) -> object:
-        assert parse is not None
-        try:
-            return parse(text)
-        except ValueError as error:
-            raise click.UsageError(f"{name} {error}") from None
-
-    more |= {} if parse is None else {"type": read}
-    return field(default_factory=lambda: default, metadata={"name": name, "more": more})
+    Without `name` the flag has that of the field, without its unit. Its help stands below the field.
+    """
+    return field(default_factory=lambda: default, metadata={"name": name, "parse": parse, "more": more})
 
 
-def _pairs(name: str, default: object, help: str, metavar: str, parse: Callable[[str], object]) -> Any:
-    return _flag(name, default, help, metavar=metavar, parse=parse, multiple=True, callback=_collect)
+def _pairs(default: object, name: str, metavar: str, parse: Callable[[str], object]) -> Any:
+    return _flag(default, parse, name, metavar=metavar, multiple=True, callback=_collect)
 
 
 @dataclass(frozen=True, kw_only=True)
 class GatewaySettings:
     """What the flags say. Containers, adapters and sources of models are by endpoint, ANY is every other name."""
 
-    host: str = _flag("--host", "127.0.0.1", "address to listen on")
-    port: int = _flag("--port", 8081, "0: any free one", type=click.IntRange(0, 65535))
-    endpoints: Mapping[str, str] = _pairs(
-        "--endpoint",
-        {ANY: "http://127.0.0.1:8080"},
-        "a container and its endpoint's name; without NAME: every other name [http://127.0.0.1:8080]",
-        "[NAME=]URL",
-        _endpoint,
-    )
-    components: Mapping[tuple[str, str], str] = _pairs(
-        "--component",
-        {},
-        "an inference component, and the adapter that it is in the container; without any, every component is taken",
-        "[NAME/]IC[=ADAPTER]",
-        _component,
-    )
-    models: Mapping[str, str] = _pairs(
-        "--models",
-        {},
-        "a folder or s3:// URL of the models that TargetModel names, and their endpoint; without NAME: every other",
-        "[NAME=]SOURCE",
-        _models,
-    )
-    models_dir: Path = _flag(
-        "--models-dir",
-        Path("/opt/ml/models"),
-        "where these models are stored for the container, its model_store",
-        parse=_folder,
-        metavar="FOLDER",
-    )
-    parts: Parts = _flag(
-        "--parts",
-        AsIs(),
-        "how streams are cut: as-is (this is the default), as the container did; coalesce[:MS], all that comes within "
-        "50 ms; split[:BYTES], every 7 bytes",
-        parse=parse_parts,
-        metavar="MODE",
-    )
-    max_body_bytes: int = _flag(
-        "--max-body", 25 << 20, "the limit of a request body", type=click.IntRange(min=1), metavar="BYTES"
-    )
-    timeout_s: float = _flag("--timeout", 60.0, "the limit of a whole answer", type=SECONDS, metavar="S")
-    stream_timeout_s: float = _flag(
-        "--stream-timeout", 480.0, "the limit of a streamed answer, to its last byte", type=SECONDS, metavar="S"
-    )
-    async_output: str = _flag(
-        "--async-output",
-        f"{tempfile.gettempdir()}/lmi-async",
-        "where answers of async invocations go",
-        parse=_place,
-        metavar="FOLDER or s3://…",
-    )
-    async_input: Path | None = _flag(
-        "--async-input", None, "allows file:// locations below this folder as their input", type=FOLDER
-    )
-    async_concurrency: int = _flag(
-        "--async-concurrency", 4, "async invocations that run at a time", type=click.IntRange(1, 1000), metavar="NUM"
-    )
-    s3_endpoint: str | None = _flag("--s3-endpoint", None, "[AWS_ENDPOINT_URL_S3]", metavar="URL")
-    checks_signatures: bool = _flag(
-        "--check-signatures", False, "refuse requests not signed with the credentials here", is_flag=True
-    )
-    log_level: str = _flag("--log-level", "INFO", type=LOG_LEVELS)
-    log_format: str = _flag("--log-format", "auto", type=click.Choice(["auto", "text", "json"]))
+    host: str = _flag("127.0.0.1")
+    """address to listen on"""
+    port: int = _flag(8081, type=click.IntRange(0, 65535))
+    """0: any free one"""
+    endpoints: Mapping[str, str] = _pairs({ANY: "http://127.0.0.1:8080"}, "--endpoint", "[NAME=]URL", _endpoint)
+    """a container and its endpoint's name; without NAME: every other name [http://127.0.0.1:8080]"""
+    components: Mapping[tuple[str, str], str] = _pairs({}, "--component", "[NAME/]IC[=ADAPTER]", _component)
+    """an inference component, and the adapter that it is in the container; without any, every component is taken"""
+    models: Mapping[str, str] = _pairs({}, "--models", "[NAME=]SOURCE", _models)
+    """a folder or s3:// URL of the models that TargetModel names, and their endpoint; without NAME: every other"""
+    models_dir: Path = _flag(Path("/opt/ml/models"), _folder, metavar="FOLDER")
+    """where these models are stored for the container, its model_store"""
+    parts: Parts = _flag(AsIs(), parse_parts, metavar="MODE")
+    """how streams are cut: as-is (this is the default), as the container did; coalesce[:MS], all that comes within
+    50 ms; split[:BYTES], every 7 bytes"""
+    max_body_bytes: int = _flag(25 << 20, name="--max-body", type=click.IntRange(min=1), metavar="BYTES")
+    """the limit of a request body"""
+    timeout_s: float = _flag(60.0, type=SECONDS, metavar="S")
+    """the limit of a whole answer"""
+    stream_timeout_s: float = _flag(480.0, type=SECONDS, metavar="S")
+    """the limit of a streamed answer, to its last byte"""
+    async_output: str = _flag(f"{tempfile.gettempdir()}/lmi-async", _place, metavar="FOLDER or s3://…")
+    """where answers of async invocations go"""
+    async_input: Path | None = _flag(None, type=FOLDER)
+    """allows file:// locations below this folder as their input"""
+    async_concurrency: int = _flag(4, type=click.IntRange(1, 1000), metavar="NUM")
+    """async invocations that run at a time"""
+    s3_endpoint: str | None = _flag(None, metavar="URL")
+    """[AWS_ENDPOINT_URL_S3]"""
+    checks_signatures: bool = _flag(False, name="--check-signatures", is_flag=True)
+    """refuse requests not signed with the credentials here"""
+    log_level: str = _flag("INFO", type=LOG_LEVELS)
+    log_format: str = _flag("auto", type=click.Choice(["auto", "text", "json"]))
 
 
 def settings(**flags: Any) -> GatewaySettings:
@@ -171,8 +133,23 @@ def settings(**flags: Any) -> GatewaySettings:
     return found
 
 
+def _option(setting: Field[Any], usual: object) -> click.Option:
+    name = setting.metadata["name"] or "--" + setting.name.removesuffix("_s").replace("_", "-")
+
+    def read(text: str) -> object:
+        try:
+            return setting.metadata["parse"](text)
+        except ValueError as error:
+            raise click.UsageError(f"{name} {error}") from None
+
+    more = setting.metadata["more"] | ({"type": read} if setting.metadata["parse"] else {})
+    help = docstrings(__name__).get((GatewaySettings.__name__, setting.name), "")
+    is_plain = isinstance(usual, str | int | float | Path) and usual is not False
+    return click.Option([name, setting.name], help=f"{help} [{usual}]" if is_plain else help, **more)
+
+
 @click.command(
-    params=[click.Option([one.metadata["name"], one.name], **one.metadata["more"]) for one in fields(GatewaySettings)],
+    params=[_option(one, getattr(GatewaySettings(), one.name)) for one in fields(GatewaySettings)],
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 def gateway(**flags: Any) -> int:

@@ -52,7 +52,7 @@ class Option(Struct, frozen=True):
     @property
     def help(self) -> str:
         settings, name = self.declared
-        return _docstrings(settings.__module__)[settings.__name__, name]
+        return docstrings(settings.__module__)[settings.__name__, name]
 
     @property
     def flag(self) -> str:
@@ -81,7 +81,7 @@ def option(default: Default, kind: Kind | None = None, names: str = "", **facts:
 
 
 @cache  # of the source, since Python keeps no docstring of a field
-def _docstrings(module: str) -> dict[tuple[str, str], str]:
+def docstrings(module: str) -> dict[tuple[str, str], str]:
     """Return the docstrings of fields by class and field."""
     found = {}
     classes = [
