@@ -48,7 +48,7 @@ def choose_engine(values: Values, code: UserCodeConfig | None) -> ChosenEngine:
     except BadConfiguration as error:
         values.refuse(KEY, str(error))
         return ChosenEngine(asked, handlers.get(asked, Handler(load="")))
-    several = _engine_of_several_devices(handlers)
+    several = next(iter(_names(Auto.ON_GPUS, installed(handlers))), None)
     if handlers[name].is_one_device and several and (degree := _degree_of_several(values)):
         values.warn(f"{degree}: {name} runs on one device, so the engine is {several}")
         name, reason = several, f"{degree} needs several devices"
@@ -60,8 +60,12 @@ def choose_engine(values: Values, code: UserCodeConfig | None) -> ChosenEngine:
 def choose_handler(asked: str, machine: Machine, handlers: Mapping[str, Handler]) -> tuple[str, str]:
     """Return the name of one of `handlers`, and the reason. Raises BadConfiguration, which lists the allowed words."""
     word, usable = asked.lower(), installed(handlers)
-    if word in ("auto", NO_ROLLING_BATCH) and (chosen := _automatic(machine, handlers, usable)):
-        return chosen
+    if word in ("auto", NO_ROLLING_BATCH):
+        if machine.gpus and (on_gpus := _names(Auto.ON_GPUS, usable)):
+            return on_gpus[0], f"{on_gpus[0]} is installed and a GPU is visible"
+        if elsewhere := _names(Auto.ELSEWHERE, usable):
+            missing = " or ".join(_names(Auto.ON_GPUS, handlers))
+            return elsewhere[0], f"{missing} is not installed" if machine.gpus else "no GPU is visible"
     if word in usable:
         return word, "asked for"
     for name, handler in usable.items():
@@ -182,21 +186,8 @@ def refuse_other_tasks(values: Values, engine: ChosenEngine) -> None:
         values.refuse("option.task", f"{', '.join(TASKS)} ({only})")
 
 
-def _automatic(
-    machine: Machine, handlers: Mapping[str, Handler], usable: Mapping[str, Handler]
-) -> tuple[str, str] | None:
-    """Return the engine that auto chooses and the reason, or None if no such engine is installed."""
-    if machine.gpus and (on_gpus := _engine_of_several_devices(handlers)):
-        return on_gpus, f"{on_gpus} is installed and a GPU is visible"
-    elsewhere = next((name for name, handler in usable.items() if handler.auto is Auto.ELSEWHERE), None)
-    if elsewhere is None:
-        return None
-    missing = [name for name, handler in handlers.items() if handler.auto is Auto.ON_GPUS]
-    return elsewhere, f"{' or '.join(missing)} is not installed" if machine.gpus else "no GPU is visible"
-
-
-def _engine_of_several_devices(handlers: Mapping[str, Handler]) -> str | None:
-    return next((name for name, handler in installed(handlers).items() if handler.auto is Auto.ON_GPUS), None)
+def _names(auto: Auto, handlers: Mapping[str, Handler]) -> list[str]:
+    return [name for name, handler in handlers.items() if handler.auto is auto]
 
 
 def _why_not(word: str, handlers: Mapping[str, Handler]) -> str:
@@ -204,7 +195,7 @@ def _why_not(word: str, handlers: Mapping[str, Handler]) -> str:
         return f" ({word}: the library {handlers[word].library} is not installed)"
     if word not in ENGINES_ELSEWHERE:
         return ""
-    chosen = [name for place in (Auto.ELSEWHERE, Auto.ON_GPUS) for name in handlers if handlers[name].auto is place]
+    chosen = _names(Auto.ELSEWHERE, handlers) + _names(Auto.ON_GPUS, handlers)
     return f"; auto chooses {' or '.join(chosen)} ({word}: {ENGINES_ELSEWHERE[word]})"
 
 
