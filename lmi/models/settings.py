@@ -21,7 +21,7 @@ from lmi.settings.model_choice import MODEL, facts, find_folder
 from lmi.settings.options import find, is_of_server
 from lmi.settings.other_names import is_of_other_image
 from lmi.settings.ports import RANGE
-from lmi.settings.properties import Properties, read
+from lmi.settings.properties import read
 from lmi.settings.resolve import Resolved, resolve
 from lmi.settings.secure_mode import CONTROLS_KEY, SWITCH
 from lmi.settings.values import COMMAND_LINE, FILE, Given
@@ -49,7 +49,7 @@ def resolve_model(name: str, url: str, server: ServerConfig, environ: Mapping[st
     folder = find_folder(str(checked_folder(path, server.model_store)), Path(path))
     assert folder is not None
     file = folder / "serving.properties"
-    properties = read(file) if file.exists() else Properties()
+    properties = read(file)
     flags = {key: text for key, text in server.model_flags.items() if _is_of_model(key) and key != MODEL}
     flags |= _of_server(server)
     environ = {name: text for name, text in environ.items() if not is_of_other_image(name)}  # told at the start

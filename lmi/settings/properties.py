@@ -40,9 +40,11 @@ class Properties:
 
 
 def read(path: Path) -> Properties:
-    """Read a file. Raises BadConfiguration if it cannot be read as properties."""
+    """Read a file, which need not be there. Raises BadConfiguration if it cannot be read as properties."""
     try:
         data = path.read_bytes()
+    except FileNotFoundError:
+        return Properties()
     except OSError as error:
         raise BadConfiguration(f"{path}: cannot be read: {error.strerror}") from None
     if len(data) > MAX_BYTES:

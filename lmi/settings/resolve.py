@@ -71,8 +71,7 @@ def resolve_folder(
             raise BadConfiguration(f"{asked} is to be served and {MODEL} is {flags[MODEL]}: allowed is one model")
         return resolve(Properties(), environ, {**flags, MODEL: asked}, cwd=cwd, fetched=fetched, files=files)
     folder = find_folder(asked, cwd)
-    file = folder / "serving.properties" if folder else None
-    properties = read(file) if file and file.exists() else Properties()
+    properties = read(folder / "serving.properties") if folder else Properties()
     return resolve(properties, environ, flags, folder=folder, cwd=cwd, fetched=fetched, files=files)
 
 

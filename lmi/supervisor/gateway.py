@@ -9,7 +9,7 @@ import sys
 from lmi.errors import BadConfiguration, PortUnavailable, StartError
 from lmi.gateway import argv
 from lmi.runtime import ServerRuntime
-from lmi.settings.kinds import digest
+from lmi.settings.annexes import digest
 from lmi.shared.files import write_whole
 from lmi.supervisor import environment
 from lmi.supervisor.child import Child, ChildKind
