@@ -1,4 +1,4 @@
-"""The options of annexes, each class those of one, and the kinds of their values.
+"""The options of annexes, each class those of one, after the kinds of their values.
 
 `ServerConfig`, `ModelConfig` and `EngineConfig` have them as bases. Forms of tool calls and of reasoning have the names
 of vLLM's parsers, `load_models` the form of djl-serving's -m.
@@ -21,47 +21,9 @@ from lmi.settings.kinds import ABSOLUTE_PATH, BOOLEAN, NAME, TEXT, Kind, choice,
 from lmi.settings.option import SCRIPTS, TEMPLATES, option
 
 
-class NamedModel(Struct, frozen=True):
-    """One model of `load_models`. `name` and `engine` may be empty; version and device have no meaning here."""
-
-    url: str
-    name: str = ""
-    engine: str = ""
-
-    @classmethod
-    def of(cls, head: str | None, url: str) -> NamedModel:
-        """Return the model of [NAME]:VERSION:ENGINE:DEVICE=URL, of which the URL is needed."""
-        head = head or ""
-        head = head[1:-1] if head.startswith("[") and head.endswith("]") else head
-        name, _version, engine, *_device = [*head.split(":"), "", ""]
-        return cls(url, NAME.parse(name) if name else "", engine)
-
-    def __str__(self) -> str:
-        return f"{self.name}::{self.engine}={self.url}" if self.name or self.engine else self.url
-
-
 def digest(key: str) -> str:
     """Return what is kept of an API key: nobody can make the key of it."""
     return hashlib.sha256(key.encode()).hexdigest()
-
-
-def is_built_in(entry: str) -> bool:
-    return entry.startswith(BUILT_IN)
-
-
-def _collector(text: str, *, is_base: bool = False) -> str:
-    """Parse the URL of a collector. With `is_base` traces go to a path below it."""
-    parts = urlsplit(text)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError
-    return text.rstrip("/") + "/v1/traces" if is_base or parts.path in ("", "/") else text
-
-
-def _form(words: Sequence[str], other_names: dict[str, str]) -> Kind:
-    """Return the kind of one of `words`, in any case, or of any other name, which is a form that is not read here."""
-    known = {each: each for each in words} | other_names
-    allowed = f"{', '.join(words)}, or another name, which means plain text"
-    return Kind(allowed, word(known, FORM_NAME.parse), words=tuple(words))
 
 
 KEY = matching("a key", r"[\x21-\x7e]{1,256}", digest)
@@ -71,67 +33,6 @@ ORIGIN = matching("an origin", r"\*|[a-z][a-z0-9+.-]*://[A-Za-z0-9.:\[\]-]+")
 ORIGINS = several("SCHEME://HOST[:PORT], several with , between, or *", ORIGIN, OF_LIST)
 HOST_NAME = matching("a host name", r"\*|[A-Za-z0-9._-]{1,253}", str.lower)
 HOSTS = several("host names with , between, or *", HOST_NAME, OF_LIST)
-TEXTS = several("texts with , between", TEXT, re.compile(r"[^;,\s][^;,]*").findall)
-FOLDERS = several("absolute paths with ; between", ABSOLUTE_PATH)
-BATCH_STRATEGY = choice("SINGLE_RECORD", "MULTI_RECORD", singlerecord="SINGLE_RECORD", multirecord="MULTI_RECORD")
-COLLECTOR = Kind("http://HOST:PORT/v1/traces, or https, for OTLP over HTTP and not gRPC", _collector, unit="URL")
-COLLECTOR_BASE = Kind("http://HOST:PORT, or https, for OTLP over HTTP and not gRPC", partial(_collector, is_base=True))
-SERVED_NAME = matching(
-    "1 to 128 letters, digits or ._:@/-, a letter or digit first", r"[A-Za-z0-9][A-Za-z0-9._:@/-]{0,127}"
-)
-SERVED_NAMES = several(
-    f"names with , or blanks between, each {SERVED_NAME.allowed}",
-    SERVED_NAME,
-    lambda text: re.findall(r"[^;,\s]+", text.strip("[]").replace('"', "")),
-)
-MODEL = matching("a model", r"(?:([^=/]*)=)?+(.+)", NamedModel.of)  # a URL or a path without a name may hold =
-MODELS = Kind(
-    "NAME=PATH, NAME:VERSION:ENGINE:DEVICE=PATH, a path, ALL or NONE",
-    word({"all": (), "none": ()}, several("", MODEL, re.compile(r"[,\s]+").split).parse),
-    unit="NAME=PATH",
-)
-FUNCTION = matching("the name of a function in the model's own model.py", r"[A-Za-z_][A-Za-z0-9_]{0,127}")
-FORMATTER_WORDS = ("json", "jsonlines", "sse")
-FORMATTER = Kind(
-    "json, jsonlines, sse, or a function in the model's own model.py",
-    word({each: each for each in FORMATTER_WORDS}, FUNCTION.parse),
-    words=FORMATTER_WORDS,
-)
-# The reference's own streamer, or transformers'.
-STREAMING = Kind("true, false", word({"huggingface": True}, BOOLEAN.parse), words=("true", "false"))
-FORM_NAME = matching("a name", r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-# The further names are vLLM's names of the forms. Source: the parsers of vLLM 0.32.
-# lmi/apis/openai/calls/parsers.py has these, but text.
-TOOL_CALL_FORMS = (
-    "hermes json deepseek_v3 deepseek_v31 glm45 granite granite-20b-fc jamba kimi_k2 lfm2 minimax_m2 mistral openai "
-    "phi4_mini_json pythonic qwen3_xml seed_oss text"
-).split()
-TOOL_CALL_FORM = _form(
-    TOOL_CALL_FORMS,
-    {
-        **dict.fromkeys(("qwen", "qwen25", "qwen2_5", "qwen3", "qwen3_json", "granite4"), "hermes"),
-        **dict.fromkeys(("llama3", "llama3_json", "llama4_json"), "json"),
-        **{"qwen3_coder": "qwen3_xml", "glm47": "glm45", "llama4_pythonic": "pythonic"},
-    },
-)
-REASONING_FORMS = ("think", "mistral", "openai", "seed_oss")
-THINKING = "deepseek_r1 deepseek_v3 glm45 glm47 holo2 kimi_k2 minimax_m2 nemotron_v3 olmo3 qwen3".split()
-REASONING_FORM = _form(REASONING_FORMS, dict.fromkeys(THINKING, "think") | {"openai_gptoss": "openai"})
-OUTPUT = matching("a name", r"([A-Za-z_][A-Za-z0-9_.]{0,127}(?::context)?)")
-OUTPUTS = several(
-    "names with ; between, each once and perhaps with :context, as in logits;hidden_states:context",
-    OUTPUT,
-    once=lambda output: output.partition(":")[0],
-)
-PYTHON_FILE = matching("a Python file in the model's folder", r"[^/\0]+\.py")
-BUILT_IN = "djl_python."  # the prefix of the reference's entry points
-ENTRY_POINT = matching(
-    "a Python file in the model's folder, or djl_python.…", r"djl_python\.[A-Za-z0-9_.-]+|[^\0]+\.py"
-)
-ENGINE = Kind(
-    "Python or MPI; what runs the model is option.rolling_batch (auto, vllm, trtllm, lmi-dist)",
-    choice("Python", "MPI").parse,
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,6 +48,9 @@ class AccessConfig:
     allowed_hosts: tuple[str, ...] = option((), HOSTS)
     """names under which requests may come, as in llm.example, beside those without a dot; *: any. Nothing: any, but on
     loopback only those without a dot"""
+
+
+BATCH_STRATEGY = choice("SINGLE_RECORD", "MULTI_RECORD", singlerecord="SINGLE_RECORD", multirecord="MULTI_RECORD")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,6 +85,9 @@ class SessionsConfig:
     """sessions that are open at once; a client may have as many as are free, so one alone has half of them"""
 
 
+FOLDERS = several("absolute paths with ; between", ABSOLUTE_PATH)
+
+
 @dataclass(frozen=True, kw_only=True)
 class AdaptersConfig:
     """The adapters of a model."""
@@ -191,6 +98,18 @@ class AdaptersConfig:
     """registered adapters of a model; more are answered 507"""
     adapter_roots: tuple[str, ...] = option((), FOLDERS, is_for_operator=True)
     """folders below which the src of an adapter may lie, beside the model's folder and /opt/ml"""
+
+
+def _collector(text: str, *, is_base: bool = False) -> str:
+    """Parse the URL of a collector. With `is_base` traces go to a path below it."""
+    parts = urlsplit(text)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError
+    return text.rstrip("/") + "/v1/traces" if is_base or parts.path in ("", "/") else text
+
+
+COLLECTOR = Kind("http://HOST:PORT/v1/traces, or https, for OTLP over HTTP and not gRPC", _collector, unit="URL")
+COLLECTOR_BASE = Kind("http://HOST:PORT, or https, for OTLP over HTTP and not gRPC", partial(_collector, is_base=True))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,6 +143,9 @@ class PurposeConfig:
     """megabytes of memory that a further model of multi_model must leave free"""
 
 
+TEXTS = several("texts with , between", TEXT, re.compile(r"[^;,\s][^;,]*").findall)
+
+
 @dataclass(frozen=True, kw_only=True)
 class SecureModeConfig:
     """What is refused of what a model brings along."""
@@ -244,6 +166,41 @@ class SourcesConfig:
     """folder for models from S3 and for what requirements.txt installs; nothing: lmi/models in the user's cache"""
 
 
+class NamedModel(Struct, frozen=True):
+    """One model of `load_models`. `name` and `engine` may be empty; version and device have no meaning here."""
+
+    url: str
+    name: str = ""
+    engine: str = ""
+
+    @classmethod
+    def of(cls, head: str | None, url: str) -> NamedModel:
+        """Return the model of [NAME]:VERSION:ENGINE:DEVICE=URL, of which the URL is needed."""
+        head = head or ""
+        head = head[1:-1] if head.startswith("[") and head.endswith("]") else head
+        name, _version, engine, *_device = [*head.split(":"), "", ""]
+        return cls(url, NAME.parse(name) if name else "", engine)
+
+    def __str__(self) -> str:
+        return f"{self.name}::{self.engine}={self.url}" if self.name or self.engine else self.url
+
+
+SERVED_NAME = matching(
+    "1 to 128 letters, digits or ._:@/-, a letter or digit first", r"[A-Za-z0-9][A-Za-z0-9._:@/-]{0,127}"
+)
+SERVED_NAMES = several(
+    f"names with , or blanks between, each {SERVED_NAME.allowed}",
+    SERVED_NAME,
+    lambda text: re.findall(r"[^;,\s]+", text.strip("[]").replace('"', "")),
+)
+MODEL = matching("a model", r"(?:([^=/]*)=)?+(.+)", NamedModel.of)  # a URL or a path without a name may hold =
+MODELS = Kind(
+    "NAME=PATH, NAME:VERSION:ENGINE:DEVICE=PATH, a path, ALL or NONE",
+    word({"all": (), "none": ()}, several("", MODEL, re.compile(r"[,\s]+").split).parse),
+    unit="NAME=PATH",
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class NamingConfig:
     """The model's folder and names as other servers give them."""
@@ -252,6 +209,17 @@ class NamingConfig:
     """the model's name, then further ones; nothing: option.model_name"""
     load_models: ClassVar = option(None, MODELS, key="load_models", names="-m --models")
     """the folder to serve and the model's name, as NAME=PATH"""
+
+
+FUNCTION = matching("the name of a function in the model's own model.py", r"[A-Za-z_][A-Za-z0-9_]{0,127}")
+FORMATTER_WORDS = ("json", "jsonlines", "sse")
+FORMATTER = Kind(
+    "json, jsonlines, sse, or a function in the model's own model.py",
+    word({each: each for each in FORMATTER_WORDS}, FUNCTION.parse),
+    words=FORMATTER_WORDS,
+)
+# The reference's own streamer, or transformers'.
+STREAMING = Kind("true, false", word({"huggingface": True}, BOOLEAN.parse), words=("true", "false"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -266,6 +234,33 @@ class FormsConfig:
     """answers in the shape of TGI"""
     enable_streaming: bool = option(False, STREAMING)
     """answers of option.rolling_batch=disable as they come, as jsonlines"""
+
+
+def _form(words: Sequence[str], other_names: dict[str, str]) -> Kind:
+    """Return the kind of one of `words`, in any case, or of any other name, which is a form that is not read here."""
+    known = {each: each for each in words} | other_names
+    allowed = f"{', '.join(words)}, or another name, which means plain text"
+    return Kind(allowed, word(known, FORM_NAME.parse), words=tuple(words))
+
+
+FORM_NAME = matching("a name", r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+# The further names are vLLM's names of the forms. Source: the parsers of vLLM 0.32.
+# lmi/apis/openai/calls/parsers.py has these, but text.
+TOOL_CALL_FORMS = (
+    "hermes json deepseek_v3 deepseek_v31 glm45 granite granite-20b-fc jamba kimi_k2 lfm2 minimax_m2 mistral openai "
+    "phi4_mini_json pythonic qwen3_xml seed_oss text"
+).split()
+TOOL_CALL_FORM = _form(
+    TOOL_CALL_FORMS,
+    {
+        **dict.fromkeys(("qwen", "qwen25", "qwen2_5", "qwen3", "qwen3_json", "granite4"), "hermes"),
+        **dict.fromkeys(("llama3", "llama3_json", "llama4_json"), "json"),
+        **{"qwen3_coder": "qwen3_xml", "glm47": "glm45", "llama4_pythonic": "pythonic"},
+    },
+)
+REASONING_FORMS = ("think", "mistral", "openai", "seed_oss")
+THINKING = "deepseek_r1 deepseek_v3 glm45 glm47 holo2 kimi_k2 minimax_m2 nemotron_v3 olmo3 qwen3".split()
+REASONING_FORM = _form(REASONING_FORMS, dict.fromkeys(THINKING, "think") | {"openai_gptoss": "openai"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -284,6 +279,15 @@ class PromptsConfig:
     """whose prompts share cached keys and values: all of the server, or only those of one request"""
 
 
+OUTPUT = matching("a name", r"([A-Za-z_][A-Za-z0-9_.]{0,127}(?::context)?)")
+OUTPUTS = several(
+    "names with ; between, each once and perhaps with :context, as in logits;hidden_states:context",
+    OUTPUT,
+    once=lambda output: output.partition(":")[0],
+)
+PYTHON_FILE = matching("a Python file in the model's folder", r"[^/\0]+\.py")
+
+
 @dataclass(frozen=True, kw_only=True)
 class AbilitiesConfig:
     """What some engines can do."""
@@ -298,6 +302,20 @@ class AbilitiesConfig:
     """prompts that begin alike share cached keys and values; nothing: the engine chooses, as a rule true"""
     speculative: str | None = option(None, choice("ngram"), otherwise="nothing is guessed ahead")
     """the embedded engine guesses tokens ahead, which changes no answer: ngram, from what the sequence holds"""
+
+
+def is_built_in(entry: str) -> bool:
+    return entry.startswith(BUILT_IN)
+
+
+BUILT_IN = "djl_python."  # the prefix of the reference's entry points
+ENTRY_POINT = matching(
+    "a Python file in the model's folder, or djl_python.…", r"djl_python\.[A-Za-z0-9_.-]+|[^\0]+\.py"
+)
+ENGINE = Kind(
+    "Python or MPI; what runs the model is option.rolling_batch (auto, vllm, trtllm, lmi-dist)",
+    choice("Python", "MPI").parse,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
