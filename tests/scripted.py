@@ -71,12 +71,12 @@ from lmi.server.front_end import FrontEnd
 from lmi.server.models import Models
 from lmi.server.service import Service
 from lmi.sessions.folder import Sessions
-from lmi.settings.annexes import UserCodeConfig
 from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig
 from lmi.shared.desired_state import Folder
 from lmi.shared.state import Block, Phase
 from lmi.text import tokenizer as lmi_tokenizer
 from lmi.user_code.client import UserCodeWorkers
+from lmi.user_code.options import UserCodeConfig
 from lmi.user_code.runner import UserCode
 from lmi.user_code.worker import CallConnection, CodeThread
 from tests import machine

@@ -48,7 +48,7 @@ DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 ENGINE_NAME = re.compile("vllm|lmi.?dist|trt.?llm|tensorrt", re.IGNORECASE)
 # Texts for people, and names on the wire: help of options, engines that LMI names.
 ENGINES_NAMED_IN = {
-    "lmi.settings.annexes": {
+    "lmi.user_code.options": {
         "Python or MPI; what runs the model is option.rolling_batch (auto, vllm, trtllm, lmi-dist)"
     },
     "lmi.settings.engine_config": {
@@ -116,7 +116,8 @@ def test_the_settings_that_every_process_reads_stand_on_nothing_of_ours_but_what
     code = "import sys, lmi.settings.config; print(*sorted(name for name in sys.modules if name.startswith('lmi.')))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     settings = ("", ".annexes", ".config", ".engine_config", ".kinds", ".option", ".server_config")
-    assert done.stdout.split() == [f"lmi.settings{name}" for name in settings]
+    options = ("lmi.user_code", "lmi.user_code.options")
+    assert done.stdout.split() == [*(f"lmi.settings{name}" for name in settings), *options]
 
 
 @pytest.mark.parametrize("path", sources("handlers"), ids=module_name)

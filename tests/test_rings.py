@@ -66,7 +66,7 @@ BESIDE = {
 ARROWS = {
     "adapters": {"description", "desired_state", "models", "openai", "secure_mode", "sources"},
     "anthropic": {"description", "guides", "openai"},  # both answer chats
-    "choice": {"options", "sources"},
+    "choice": {"options", "sources", "user_code"},
     "commands": {"client", "gateway", "options", "other_names"},
     "description": {  # the whole document names all of them, and each is described in its words
         *("adapters", "anthropic", "batch", "embeddings", "metrics", "models", "openai"),

@@ -7,17 +7,16 @@ of vLLM's parsers, `load_models` the form of djl-serving's -m.
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 from urllib.parse import urlsplit
 
 from msgspec import Struct
 
-from lmi.settings.kinds import ABSOLUTE_PATH, BOOLEAN, NAME, TEXT, Kind, choice, integer, matching, several, word
+from lmi.settings.kinds import ABSOLUTE_PATH, NAME, TEXT, Kind, choice, integer, matching, several, word
 from lmi.settings.option import SCRIPTS, TEMPLATES, option
 
 
@@ -211,31 +210,6 @@ class NamingConfig:
     """the folder to serve and the model's name, as NAME=PATH"""
 
 
-FUNCTION = matching("the name of a function in the model's own model.py", r"[A-Za-z_][A-Za-z0-9_]{0,127}")
-FORMATTER_WORDS = ("json", "jsonlines", "sse")
-FORMATTER = Kind(
-    "json, jsonlines, sse, or a function in the model's own model.py",
-    word({each: each for each in FORMATTER_WORDS}, FUNCTION.parse),
-    words=FORMATTER_WORDS,
-)
-# The reference's own streamer, or transformers'.
-STREAMING = Kind("true, false", word({"huggingface": True}, BOOLEAN.parse), words=("true", "false"))
-
-
-@dataclass(frozen=True, kw_only=True)
-class FormsConfig:
-    """The form of answers."""
-
-    output_formatter: str | None = option(None, FORMATTER, refused_by=SCRIPTS, harmless=FORMATTER_WORDS.__contains__)
-    """form of answers, or a function for it"""
-    input_formatter: ClassVar = option(None, FUNCTION, refused_by=SCRIPTS)
-    """function of model.py that reads requests"""
-    tgi_compat: bool = option(False)
-    """answers in the shape of TGI"""
-    enable_streaming: bool = option(False, STREAMING)
-    """answers of option.rolling_batch=disable as they come, as jsonlines"""
-
-
 def _form(words: Sequence[str], other_names: dict[str, str]) -> Kind:
     """Return the kind of one of `words`, in any case, or of any other name, which is a form that is not read here."""
     known = {each: each for each in words} | other_names
@@ -302,65 +276,3 @@ class AbilitiesConfig:
     """prompts that begin alike share cached keys and values; nothing: the engine chooses, as a rule true"""
     speculative: str | None = option(None, choice("ngram"), otherwise="nothing is guessed ahead")
     """the embedded engine guesses tokens ahead, which changes no answer: ngram, from what the sequence holds"""
-
-
-def is_built_in(entry: str) -> bool:
-    return entry.startswith(BUILT_IN)
-
-
-BUILT_IN = "djl_python."  # the prefix of the reference's entry points
-ENTRY_POINT = matching(
-    "a Python file in the model's folder, or djl_python.…", r"djl_python\.[A-Za-z0-9_.-]+|[^\0]+\.py"
-)
-ENGINE = Kind(
-    "Python or MPI; what runs the model is option.rolling_batch (auto, vllm, trtllm, lmi-dist)",
-    choice("Python", "MPI").parse,
-)
-
-
-@dataclass(frozen=True, kw_only=True)
-class UserCodeOptions:
-    """The model's own code, and what it is for."""
-
-    engine: ClassVar = option(None, ENGINE, key="engine", has_flag=False)
-    """accepted, means nothing"""
-    entry_point: ClassVar = option(
-        None,
-        ENTRY_POINT,
-        key="option.entryPoint",
-        names="DJL_ENTRY_POINT",
-        is_path=True,
-        refused_by=SCRIPTS,
-        harmless=is_built_in,
-    )
-    """Python file whose function handle is the model; djl_python.… means nothing"""
-    task: ClassVar[str | None] = option(None, names="HF_TASK", has_flag=False)
-    """what the model is for; anything but generating text and embeddings is refused"""
-    handler_function: ClassVar = option(None, FUNCTION, key="option.handler", refused_by=SCRIPTS)
-    """the function of entryPoint, instead of handle"""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UserCodeConfig:
-    """A file of user code. A file with a `handler` is the model; another file holds formatters for a model.
-
-    A formatter whose name is "" is the function with djl_python's decorator.
-    """
-
-    path: str
-    handler: str | None = None
-    output_formatter: str | None = None
-    input_formatter: str | None = None
-    properties: dict[str, str] = field(default_factory=dict)  # the properties of the handler's first call
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequirementsConfig:
-    """A requirements.txt of the model, and the folder that what it names is installed in."""
-
-    file: str
-    folder: str
-
-    @property
-    def are_installed(self) -> bool:
-        return os.path.isdir(self.folder)

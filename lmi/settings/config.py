@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from lmi.settings import annexes
-from lmi.settings.annexes import RequirementsConfig, UserCodeConfig
 from lmi.settings.engine_config import EngineConfig as EngineConfig
 from lmi.settings.kinds import NAME, NAMES, integer
 from lmi.settings.option import option
 from lmi.settings.server_config import ServerConfig as ServerConfig
+from lmi.user_code.options import FormsConfig, RequirementsConfig, UserCodeConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class SamplingDefaults:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelConfig(annexes.NamingConfig, annexes.FormsConfig, annexes.PromptsConfig):
+class ModelConfig(annexes.NamingConfig, FormsConfig, annexes.PromptsConfig):
     """The model as clients see it. `path` is a local folder."""
 
     path: str

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from lmi.errors import BadConfiguration
-from lmi.settings.annexes import UserCodeConfig
 from lmi.settings.config import EngineConfig
 from lmi.settings.handler import USER_CODE, Auto, Handler, installed
 from lmi.settings.machine import Machine, num_ranks_here
 from lmi.settings.options import find
 from lmi.settings.values import Values
+from lmi.user_code.options import UserCodeConfig
 
 NO_ROLLING_BATCH = "disable"  # the dynamic-batch schema, over any engine
 KEY, BATCH = "option.rolling_batch", "option.max_rolling_batch_size"

@@ -9,6 +9,7 @@ from typing import ClassVar
 from lmi.settings import annexes
 from lmi.settings.kinds import LARGEST, MILLISECONDS, Kind, TooLarge, choice, integer, matching, several, word
 from lmi.settings.option import PICKLES, REMOTE_CODE, option
+from lmi.user_code.options import UserCodeOptions
 
 LENGTH_UNITS = {"": 1, "k": 10**3, "m": 10**6, "K": 1 << 10, "M": 1 << 20}
 
@@ -96,7 +97,7 @@ class ReplicasConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EngineConfig(annexes.AbilitiesConfig, ReplicasConfig, annexes.UserCodeOptions):
+class EngineConfig(annexes.AbilitiesConfig, ReplicasConfig, UserCodeOptions):
     """Settings of the engine replicas. None means that the engine chooses."""
 
     num_engines: int = 1

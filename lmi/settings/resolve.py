@@ -12,7 +12,6 @@ from pathlib import Path
 from lmi.adapters.files import OPTION, by_name, check_files, folders_beside, is_enabled
 from lmi.errors import BadConfiguration
 from lmi.settings import engine_choice, model_choice, other_names, ports, secure_mode
-from lmi.settings.annexes import FORMATTER_WORDS
 from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig
 from lmi.settings.handler import USER_CODE, announced
 from lmi.settings.machine import Machine
@@ -23,6 +22,7 @@ from lmi.settings.values import FILE, Given, Setting, Values, collect
 from lmi.sources.fetches import FetchRequest, WantedSource
 from lmi.sources.place import default_download_dir
 from lmi.sources.source import HubModel, parse, remote
+from lmi.user_code.options import FORMATTER_WORDS
 from lmi.user_code.settings import choose_code, choose_requirements, unrun_code, with_properties
 
 PLATFORM_WAITS_S = 60.0  # SageMaker, for the answer of a real-time endpoint

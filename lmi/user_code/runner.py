@@ -20,10 +20,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from lmi.settings.annexes import UserCodeConfig, is_built_in
 from lmi.user_code import answer
 from lmi.user_code.answer import ResponseAnswer, TokenAnswer, as_bytes, call, synchronous
 from lmi.user_code.messages import Head, Open
+from lmi.user_code.options import UserCodeConfig, is_built_in
 
 if TYPE_CHECKING:
     from djl_python import Input, Output

@@ -14,12 +14,19 @@ from dataclasses import replace
 from pathlib import Path
 
 from lmi.errors import ModelUnusable
-from lmi.settings.annexes import BUILT_IN, ENTRY_POINT, FORMATTER_WORDS, RequirementsConfig, UserCodeConfig, is_built_in
 from lmi.settings.config import Config
 from lmi.settings.engine_choice import NEURON
 from lmi.settings.model_choice import facts, user_code_folders
 from lmi.settings.values import Values
 from lmi.sources.source import CONFIG
+from lmi.user_code.options import (
+    BUILT_IN,
+    ENTRY_POINT,
+    FORMATTER_WORDS,
+    RequirementsConfig,
+    UserCodeConfig,
+    is_built_in,
+)
 
 HANDLER = "handle"
 # Entry points that call the handler of a model.py first.

@@ -22,7 +22,6 @@ from typing import Any
 from lmi.errors import ModelUnusable, OutOfMemory, UserCodeFailed, is_out_of_memory, writable
 from lmi.ipc import Accepted, FrameTooLarge, frame, listen
 from lmi.runtime import LoadReport, Runtime
-from lmi.settings.annexes import UserCodeConfig
 from lmi.settings.config import ModelConfig
 from lmi.shared import linux, slot_process
 from lmi.shared.log import follow
@@ -30,6 +29,7 @@ from lmi.shared.state import EngineRecord, Phase
 from lmi.user_code import messages, runner
 from lmi.user_code.answer import TokenAnswer
 from lmi.user_code.messages import MAX_CHUNK_BYTES, WINDOW, End, Head, ToFrontEnd, Work
+from lmi.user_code.options import UserCodeConfig
 from lmi.user_code.runner import UserCode
 
 ENDING = (signal.SIGTERM, signal.SIGINT)

@@ -16,9 +16,9 @@ import pytest
 from lmi.adapters.folder import Adapter
 from lmi.executor import Capabilities
 from lmi.http.exchange import ENDPOINT_NAME
-from lmi.settings.annexes import UserCodeConfig
 from lmi.shared.desired_state import Folder, State
 from lmi.shared.state import Phase
+from lmi.user_code.options import UserCodeConfig
 from tests.scripted import CAPABILITIES, Host, host
 
 LORA = Capabilities(max_top_log_probs=5, typical_p=True, lora=True)

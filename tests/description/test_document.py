@@ -14,8 +14,8 @@ from lmi.apis.base.formatter import JSONLINES, SSE
 from lmi.description.document import PATHS, document as document_of
 from lmi.http.exchange import TIMEOUT, TIMEOUT_MS
 from lmi.server.app import ROUTES, SERVER_ROUTES, USER_CODE_ROUTES
-from lmi.settings.annexes import UserCodeConfig
 from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig
+from lmi.user_code.options import UserCodeConfig
 from tests.scripted import Host, host
 
 CHAT_TEMPLATE = "{{ messages[0]['content'] }}"

@@ -9,10 +9,11 @@ import pytest
 from msgspec import structs
 
 from lmi.runtime import LoadReport
-from lmi.settings.annexes import KEYS, UserCodeConfig
+from lmi.settings.annexes import KEYS
 from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig
 from lmi.supervisor.banner import OPTIONS, banner, say_failed, say_ready, say_ready_for_models
 from lmi.supervisor.child import Failure
+from lmi.user_code.options import UserCodeConfig
 
 REPORT = LoadReport(
     engine="echo",

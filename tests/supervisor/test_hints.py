@@ -12,13 +12,13 @@ import pytest
 from handlers.lmi_dist.config_file import unsupported
 from lmi.engine.worker import missing_library
 from lmi.errors import BadConfiguration, ModelUnusable
-from lmi.settings.annexes import UserCodeConfig
 from lmi.settings.config import ModelConfig
 from lmi.settings.engine_choice import choose_handler
 from lmi.settings.handler import announced
 from lmi.settings.machine import Machine
 from lmi.shared.state import Block
 from lmi.supervisor.banner import CHECKPOINT, DAMAGED_FILE, LOG, OPTIONS, SOURCES, hint
+from lmi.user_code.options import UserCodeConfig
 from lmi.user_code.worker import load
 
 ROOT = Path(__file__).parents[2]

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from lmi.settings.annexes import UserCodeConfig
 from lmi.user_code.messages import Head
+from lmi.user_code.options import UserCodeConfig
 from lmi.user_code.runner import UserCode
 
 FILES = Path(__file__).parent / "files"

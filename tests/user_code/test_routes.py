@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from lmi.settings.annexes import UserCodeConfig
+from lmi.user_code.options import UserCodeConfig
 from lmi.user_code.runner import COMPAT
 from tests.scripted import Host, host, wait_until
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lmi.settings.annexes import UserCodeConfig
+from lmi.user_code.options import UserCodeConfig
 from lmi.user_code.runner import UserCode
 
 

@@ -1,0 +1,96 @@
+"""The options of user code and of the form of answers, and what is settled of the model's own code."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from lmi.settings.kinds import BOOLEAN, Kind, choice, matching, word
+from lmi.settings.option import SCRIPTS, option
+
+FUNCTION = matching("the name of a function in the model's own model.py", r"[A-Za-z_][A-Za-z0-9_]{0,127}")
+FORMATTER_WORDS = ("json", "jsonlines", "sse")
+FORMATTER = Kind(
+    "json, jsonlines, sse, or a function in the model's own model.py",
+    word({each: each for each in FORMATTER_WORDS}, FUNCTION.parse),
+    words=FORMATTER_WORDS,
+)
+# The reference's own streamer, or transformers'.
+STREAMING = Kind("true, false", word({"huggingface": True}, BOOLEAN.parse), words=("true", "false"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class FormsConfig:
+    """The form of answers."""
+
+    output_formatter: str | None = option(None, FORMATTER, refused_by=SCRIPTS, harmless=FORMATTER_WORDS.__contains__)
+    """form of answers, or a function for it"""
+    input_formatter: ClassVar = option(None, FUNCTION, refused_by=SCRIPTS)
+    """function of model.py that reads requests"""
+    tgi_compat: bool = option(False)
+    """answers in the shape of TGI"""
+    enable_streaming: bool = option(False, STREAMING)
+    """answers of option.rolling_batch=disable as they come, as jsonlines"""
+
+
+def is_built_in(entry: str) -> bool:
+    return entry.startswith(BUILT_IN)
+
+
+BUILT_IN = "djl_python."  # the prefix of the reference's entry points
+ENTRY_POINT = matching(
+    "a Python file in the model's folder, or djl_python.…", r"djl_python\.[A-Za-z0-9_.-]+|[^\0]+\.py"
+)
+ENGINE = Kind(
+    "Python or MPI; what runs the model is option.rolling_batch (auto, vllm, trtllm, lmi-dist)",
+    choice("Python", "MPI").parse,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class UserCodeOptions:
+    """The model's own code, and what it is for."""
+
+    engine: ClassVar = option(None, ENGINE, key="engine", has_flag=False)
+    """accepted, means nothing"""
+    entry_point: ClassVar = option(
+        None,
+        ENTRY_POINT,
+        key="option.entryPoint",
+        names="DJL_ENTRY_POINT",
+        is_path=True,
+        refused_by=SCRIPTS,
+        harmless=is_built_in,
+    )
+    """Python file whose function handle is the model; djl_python.… means nothing"""
+    task: ClassVar[str | None] = option(None, names="HF_TASK", has_flag=False)
+    """what the model is for; anything but generating text and embeddings is refused"""
+    handler_function: ClassVar = option(None, FUNCTION, key="option.handler", refused_by=SCRIPTS)
+    """the function of entryPoint, instead of handle"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UserCodeConfig:
+    """A file of user code. A file with a `handler` is the model; another file holds formatters for a model.
+
+    A formatter whose name is "" is the function with djl_python's decorator.
+    """
+
+    path: str
+    handler: str | None = None
+    output_formatter: str | None = None
+    input_formatter: str | None = None
+    properties: dict[str, str] = field(default_factory=dict)  # the properties of the handler's first call
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequirementsConfig:
+    """A requirements.txt of the model, and the folder that what it names is installed in."""
+
+    file: str
+    folder: str
+
+    @property
+    def are_installed(self) -> bool:
+        return os.path.isdir(self.folder)
