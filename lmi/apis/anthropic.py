@@ -208,7 +208,7 @@ class MessageStream(OpenAIFormatter):
         self._count(delta)
         records: list[bytes] = []
         if self._parts is None:
-            self._parts = AnswerParts(self._format, delta.prompt)
+            self._parts = AnswerParts.of(self._format, delta.prompt)
             message = self._message([], {"stop_reason": None, "stop_sequence": None})
             records += [event("message_start", message=message), event("ping")]
         for part in self._parts.feed(text_of(delta.tokens), delta.finish_reason is not None):
@@ -251,7 +251,7 @@ class MessageWhole(MessageStream):
         self._texts.append(text_of(delta.tokens))
         if delta.finish_reason is None:
             return []
-        content = _content(AnswerParts(self._format, delta.prompt).feed("".join(self._texts), is_last=True))
+        content = _content(AnswerParts.of(self._format, delta.prompt).feed("".join(self._texts), is_last=True))
         has_calls = any(block["type"] == "tool_use" for block in content)
         return [dumps(self._message(content, _end(delta, has_calls)))]
 

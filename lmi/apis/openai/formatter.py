@@ -232,7 +232,7 @@ class ChatWhole(OpenAIWhole):
     id_prefix = "chatcmpl-"
 
     def _choice(self, number: int, index: int, answer: Answer) -> dict[str, Any]:
-        message = whole_message(AnswerParts(self._format, self._last[index].prompt).feed(answer.text, is_last=True))
+        message = whole_message(AnswerParts.of(self._format, self._last[index].prompt).feed(answer.text, is_last=True))
         assert answer.finish_reason is not None
         tokens = shown_tokens(answer.tokens, answer.finish_reason)
         return {
@@ -259,7 +259,7 @@ class ChatStream(OpenAIStream):
     def _choices(self, delta: Delta) -> list[dict[str, Any]]:
         deltas: list[dict[str, Any]] = []
         if delta.index not in self._parts:
-            self._parts[delta.index] = AnswerParts(self._format, delta.prompt)
+            self._parts[delta.index] = AnswerParts.of(self._format, delta.prompt)
             deltas.append({"role": "assistant", "content": "", **self._prompt_ids(delta)})
         num_opening = len(deltas)
         parts = self._parts[delta.index].feed(text_of(delta.tokens), delta.finish_reason is not None)

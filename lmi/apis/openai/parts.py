@@ -5,11 +5,13 @@ A thought is the text between two marks at the start of an answer, or in Harmony
 
 from __future__ import annotations
 
-import enum
 import re
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, Self
 
 from lmi.apis.openai.calls.parsers import PARSERS
-from lmi.apis.openai.calls.reader import AnswerPart, Arguments, Part, Text, Thought, ToolCall, ToolCalls, cut
+from lmi.apis.openai.calls.reader import AnswerPart, Arguments, Held, Read, Reading, Text, Thought, ToolCall, cut, rest
 from lmi.apis.openai.schema import HARMONY, OpenAIFormat
 
 START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
@@ -25,116 +27,89 @@ FUNCTION = re.compile(r"to=functions\.([\w.-]+)")
 class AnswerParts:
     """The parts of one sequence, in order, as its text arrives."""
 
-    def __init__(self, format: OpenAIFormat, prompt: str) -> None:
-        is_harmony = HARMONY in (format.reasoning, format.tool_calls)
-        self._reasoning = Reasoning(prompt, format.reasoning) if format.reasoning and not is_harmony else None
-        self._calls: ToolCalls | None = None
-        if format.function is not None:
-            self._calls = ForcedCall(format.function)
-        elif is_harmony:
-            self._calls = Harmony(has_tools=format.tool_calls is not None)
-        elif format.tool_calls is not None:
-            self._calls = PARSERS[format.tool_calls](format.tools)
+    def __init__(self, read: Read, tools: Mapping[str, Any]) -> None:
+        self._held = Held(tools)
+        self._reading = read(self._held)
 
-    def feed(self, text: str, is_last: bool) -> list[AnswerPart]:
+    @classmethod
+    def of(cls, format: OpenAIFormat, prompt: str) -> Self:
+        return cls(partial(read_answer, format=format, prompt=prompt), format.tools)
+
+    def feed(self, text: str, is_last: bool = False) -> list[AnswerPart]:
         """Return the parts that this text completes or continues."""
-        thought, said = self._reasoning.feed(text) if self._reasoning else ("", text)
-        if is_last and self._reasoning:
-            more_thought, more_said = self._reasoning.flush()
-            thought, said = thought + more_thought, said + more_said
-        parts: list[AnswerPart] = [Thought(thought)] if thought else []
-        if self._calls is None:
-            return [*parts, Text(said)] if said else parts
-        parts += self._calls.feed(said)
+        self._held.text += text
+        parts = self._ready()
         if is_last:
-            parts += self._calls.flush()
+            self._held.is_over = True
+            parts += self._ready()
+        return parts
+
+    def _ready(self) -> list[AnswerPart]:
+        parts: list[AnswerPart] = []
+        while (part := next(self._reading, None)) is not None:
+            parts.append(part)
         return parts
 
 
-class ForcedCall:
+def read_answer(held: Held, format: OpenAIFormat, prompt: str) -> Reading:
+    is_harmony = HARMONY in (format.reasoning, format.tool_calls)
+    if format.reasoning and not is_harmony:
+        yield from thoughts(held, format.reasoning, prompt)
+    if format.function is not None:
+        yield from forced_call(held, format.function)
+    elif is_harmony:
+        yield from harmony(held, has_tools=format.tool_calls is not None)
+    elif format.tool_calls is not None:
+        yield from PARSERS[format.tool_calls](held)
+    else:
+        yield from rest(held, Text)
+
+
+def forced_call(held: Held, name: str) -> Reading:
     """The whole answer is the arguments of one call, whose function the request names."""
-
-    def __init__(self, name: str) -> None:
-        self._name: str | None = name
-
-    def feed(self, text: str) -> list[Part]:
-        if not text:
-            return []
-        begun: list[Part] = [] if self._name is None else [ToolCall(self._name)]
-        self._name = None
-        return [*begun, Arguments(text)]
-
-    def flush(self) -> list[Part]:
-        return []
+    while not (held.text or held.is_over):
+        yield None
+    if held.text:
+        yield ToolCall(name)
+    yield from rest(held, Arguments)
 
 
-class _Place(enum.Enum):
-    START = enum.auto()  # only white space so far, or the beginning of a mark
-    THINKING = enum.auto()
-    BEHIND = enum.auto()  # directly after the closing mark
-    ANSWER = enum.auto()
-
-
-class Reasoning:
-    """`feed` returns (thought, said) for each piece of text, and `flush` the text that was held back.
+def thoughts(held: Held, form: str = "think", prompt: str = "") -> Reading:
+    """Read the thought before an answer, if it has one.
 
     If the prompt ends with the opening mark, as some templates write it, the answer begins with the thought.
     """
-
-    def __init__(self, prompt: str = "", form: str = "think") -> None:
-        self._opening, self._closing = MARKS[form]
-        self._is_opened = prompt.rstrip().endswith(self._opening)
-        self._place = _Place.START
-        self._has_thought = False
-        self._held = ""
-
-    def feed(self, text: str) -> tuple[str, str]:
-        self._held += text
-        thought = ""
-        if self._place is _Place.START:
-            self._find_opening()
-        if self._place is _Place.THINKING:
-            thought = self._think()
-        if self._place is _Place.BEHIND:
-            self._held = self._held.lstrip()
-            if self._held:
-                self._place = _Place.ANSWER
-        if self._place is not _Place.ANSWER:
-            return thought, ""
-        said, self._held = self._held, ""
-        return thought, said
-
-    def flush(self) -> tuple[str, str]:
-        """Return (thought, said) at the end of the answer: the rest of an open thought, or of an incomplete mark."""
-        held, self._held = self._held, ""
-        if self._place is _Place.THINKING or (self._place is _Place.START and self._is_opened):
-            return held.rstrip(), ""
-        return "", "" if self._place is _Place.BEHIND else held
-
-    def _find_opening(self) -> None:
-        text = self._held.lstrip()
-        if text.startswith(self._opening):
-            self._place, self._held = _Place.THINKING, text[len(self._opening) :].lstrip()
-        elif not self._opening.startswith(text):
-            self._place = _Place.THINKING if self._is_opened else _Place.ANSWER
-            self._held = text if self._is_opened else self._held
-
-    def _think(self) -> str:
-        """Return the thought that is certain. White space at its end is held back, because the mark may follow."""
-        before, is_found, behind = cut(self._held, self._closing)
-        if is_found:
-            self._place, self._held = _Place.BEHIND, behind
-            return before.strip() if not self._has_thought else before.rstrip()
-        if not self._has_thought:
-            before = before.lstrip()
+    opening, closing = MARKS[form]
+    while len(text := held.text.lstrip()) < len(opening) and opening.startswith(text) and not held.is_over:
+        yield None
+    if text.startswith(opening):
+        text = text.removeprefix(opening)
+    elif not prompt.rstrip().endswith(opening):
+        return
+    held.text = text.lstrip()
+    has_thought = False
+    while True:
+        before, mark, held.text = cut(held.text, closing)
+        before = before if has_thought else before.lstrip()
         thought = before.rstrip()
-        self._has_thought = self._has_thought or bool(thought)
-        self._held = before[len(thought) :] + behind
-        return thought
+        if thought:
+            has_thought = True
+            yield Thought(thought)
+        if mark:
+            break
+        held.text = before[len(thought) :] + held.text  # white space may be at its end, so it waits
+        if held.is_over:
+            if left := held.take().rstrip():
+                yield Thought(left)
+            return
+        yield None
+    while not (text := held.text.lstrip()) and not held.is_over:
+        yield None
+    held.text = text
 
 
-class Harmony:
-    """Answers in Harmony, the form of gpt-oss: messages on channels, each with a header.
+def harmony(held: Held, *, has_tools: bool) -> Reading:
+    """Read an answer in Harmony, the form of gpt-oss: messages on channels, each with a header.
 
         <|channel|>analysis<|message|>…<|end|><|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json
         <|message|>{…}<|call|>
@@ -142,42 +117,27 @@ class Harmony:
     Analysis is thought, a message to a function is a call, the rest is text. So is what has no header at all. Calls
     stay text if the request has no tools (`has_tools`). Source: openai/harmony.
     """
-
-    def __init__(self, *, has_tools: bool) -> None:
-        self._has_tools = has_tools
-        self._held = ""
-        self._header: str | None = None  # None: inside of a message
-        self._kind: type[Thought | Text | Arguments] = Text
-
-    def feed(self, text: str) -> list[AnswerPart]:
-        self._held += text
-        parts: list[AnswerPart] = []
-        mark = "first"
-        while mark:
-            before, mark, self._held = cut(self._held, START, CHANNEL, MESSAGE, CONSTRAIN, *ENDS)
-            self._take(before, parts)
-            if mark == MESSAGE:
-                self._begin(parts)
-            elif mark:  # another header, or more of one
-                self._header = (self._header or "") + (mark if mark == CHANNEL else " ")
-        return parts
-
-    def flush(self) -> list[AnswerPart]:
-        parts: list[AnswerPart] = []
-        self._take(self._held, parts)
-        return parts
-
-    def _take(self, text: str, parts: list[AnswerPart]) -> None:
-        if self._header is not None:
-            self._header += text
-        elif text:
-            parts.append(self._kind(text))
-
-    def _begin(self, parts: list[AnswerPart]) -> None:
-        header, self._header = self._header or "", None
-        function = FUNCTION.search(header)
-        if function is not None and self._has_tools:
-            parts.append(ToolCall(function[1]))
-            self._kind = Arguments
+    kind: type[Thought | Text | Arguments] = Text
+    header: str | None = None  # None: inside of a message
+    while True:
+        said, mark, held.text = cut(held.text, START, CHANNEL, MESSAGE, CONSTRAIN, *ENDS)
+        if held.is_over and not mark:
+            said += held.take()
+        if header is not None:
+            header += said
+        elif said:
+            yield kind(said)
+        if mark == MESSAGE:
+            header, function = header or "", FUNCTION.search(header or "")
+            if function is not None and has_tools:
+                yield ToolCall(function[1])
+                kind = Arguments
+            else:
+                kind = Thought if header.rpartition(CHANNEL)[2].strip().startswith("analysis") else Text
+            header = None
+        elif mark:  # another header, or more of one
+            header = (header or "") + (mark if mark == CHANNEL else " ")
+        elif held.is_over:
+            return
         else:
-            self._kind = Thought if header.rpartition(CHANNEL)[2].strip().startswith("analysis") else Text
+            yield None

@@ -56,7 +56,7 @@ class ItemsStream(OpenAIFormatter):
         self._count(delta)
         records: list[bytes] = []
         if self._parts is None:
-            self._parts = AnswerParts(self._format, delta.prompt)
+            self._parts = AnswerParts.of(self._format, delta.prompt)
             begun = self._state.response("in_progress")
             records += [self._event(f"response.{name}", response=begun) for name in ("created", "in_progress")]
         for part in self._parts.feed(text_of(delta.tokens), delta.finish_reason is not None):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 from hypothesis import given, strategies as st
 
 from lmi.apis.openai.calls.reader import AnswerPart, Arguments, Text, Thought, ToolCall
-from lmi.apis.openai.parts import CHANNEL, CONSTRAIN, ENDS, MESSAGE, START, Harmony
+from lmi.apis.openai.parts import CHANNEL, CONSTRAIN, ENDS, MESSAGE, START, AnswerParts, harmony
 
 THOUGHT = f"{CHANNEL}analysis{MESSAGE}I <see>.<|end|>"
 CALLED = [ToolCall("f"), Arguments('{"a": 1}')]
@@ -42,9 +44,9 @@ ANSWERS: dict[str, tuple[str, list[AnswerPart]]] = {
 
 
 def read(pieces: list[str], *, has_tools: bool = True) -> list[AnswerPart]:
-    reader = Harmony(has_tools=has_tools)
+    reader = AnswerParts(partial(harmony, has_tools=has_tools), {})
     whole: list[AnswerPart] = []
-    for part in [part for piece in pieces for part in reader.feed(piece)] + reader.flush():
+    for part in [part for piece in pieces for part in reader.feed(piece)] + reader.feed("", is_last=True):
         last = whole[-1] if whole else None
         if isinstance(part, ToolCall) or last is None or isinstance(last, ToolCall) or type(part) is not type(last):
             whole.append(part)

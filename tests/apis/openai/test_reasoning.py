@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from lmi.apis.openai.parts import MARKS, Reasoning
+from lmi.apis.openai.calls.reader import Text, Thought
+from lmi.apis.openai.parts import MARKS, AnswerParts
+from lmi.apis.openai.schema import OpenAIFormat
 from lmi.settings.annexes import REASONING_FORMS
 
 # name: prompt, answer, thought, rest of the answer
@@ -27,10 +29,15 @@ ANSWERS = {
 }
 
 
+def reasoning(prompt: str = "", form: str = "think") -> AnswerParts:
+    return AnswerParts.of(OpenAIFormat(model="m", reasoning=form), prompt)
+
+
 def split(prompt: str, pieces: list[str]) -> tuple[str, str]:
-    reasoning = Reasoning(prompt)
-    parts = [reasoning.feed(piece) for piece in pieces] + [reasoning.flush()]
-    return "".join(thought for thought, _ in parts), "".join(said for _, said in parts)
+    reader = reasoning(prompt)
+    parts = [part for piece in pieces for part in reader.feed(piece)] + reader.feed("", is_last=True)
+    texts = {kind: "".join(part.text for part in parts if isinstance(part, kind)) for kind in (Thought, Text)}
+    return texts[Thought], texts[Text]
 
 
 @pytest.mark.parametrize("name", ANSWERS)
@@ -43,8 +50,7 @@ def test_an_answer_is_parted_whole_and_by_single_characters(name: str) -> None:
 @pytest.mark.parametrize("form", MARKS)
 def test_each_form_has_its_own_marks(form: str) -> None:
     opening, closing = MARKS[form]
-    reasoning = Reasoning(f"<|assistant|>{opening}", form)
-    assert reasoning.feed(f"a <b>{closing}c") == ("a <b>", "c")
+    assert reasoning(f"<|assistant|>{opening}", form).feed(f"a <b>{closing}c") == [Thought("a <b>"), Text("c")]
     assert set(MARKS) == set(REASONING_FORMS) - {"openai"}  # of which tests/apis/openai/test_harmony.py is
 
 
@@ -55,8 +61,8 @@ def test_where_the_text_is_cut_makes_no_difference(pieces: list[str], is_opened:
 
 
 def test_a_thought_is_passed_on_while_it_comes() -> None:
-    reasoning = Reasoning()
-    assert reasoning.feed("<think>First,") == ("First,", "")
-    assert reasoning.feed(" I </") == (" I", "")
-    assert reasoning.feed("think> Yes") == ("", "Yes")
-    assert reasoning.feed(", ") == ("", ", ")
+    reader = reasoning()
+    assert reader.feed("<think>First,") == [Thought("First,")]
+    assert reader.feed(" I </") == [Thought(" I")]
+    assert reader.feed("think> Yes") == [Text("Yes")]
+    assert reader.feed(", ") == [Text(", ")]

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
 
 from lmi.apis.openai.calls.parsers import PARSERS
-from lmi.apis.openai.calls.reader import Arguments, Part, Text, ToolCall, ToolCalls
-from lmi.apis.openai.parts import ForcedCall
+from lmi.apis.openai.calls.reader import AnswerPart, Arguments, Read, Text, ToolCall
+from lmi.apis.openai.parts import AnswerParts, forced_call
 from lmi.settings.annexes import TOOL_CALL_FORMS
 
 CALL = '{"name": "f", "arguments": {"a": [1, {"b": "}"}]}}'
@@ -21,7 +22,7 @@ TOOLS = {"f": {"type": "function", "function": {"name": "f", "parameters": {"pro
 TYPED = [ToolCall("f"), Arguments('{"a": 1, "b": {"c": [2]}, "s": "1\\n2", "x": "3"}')]
 G = [ToolCall("g"), Arguments("{}")]
 
-ANSWERS: dict[str, tuple[str, str, list[Part]]] = {
+ANSWERS: dict[str, tuple[str, str, list[AnswerPart]]] = {
     "text alone": ("hermes", "Hello <b> {}", [Text("Hello <b> {}")]),
     "one call": ("hermes", f"<tool_call>\n{CALL}\n</tool_call>", [*F]),
     "text before": ("hermes", f"I look. \n<tool_call>{CALL}</tool_call>\n", [Text("I look."), *F]),
@@ -45,6 +46,11 @@ ANSWERS: dict[str, tuple[str, str, list[Part]]] = {
         "hermes",
         '<tool_call>{"name": "f", "arguments": "x"} y',
         [Text('<tool_call>{"name": "f", "arguments": "x"} y')],
+    ),
+    "arguments that are a list": (
+        "hermes",
+        '<tool_call>{"name": "f", "arguments": ["{"]} y',
+        [Text('<tool_call>{"name": "f", "arguments": ["{"]} y')],
     ),
     "json: one call": ("json", CALL, [*F]),
     "json: parameters": ("json", ' {"name":"f","parameters":{}} \n', [ToolCall("f"), Arguments("{}")]),
@@ -148,9 +154,9 @@ ANSWERS["pythonic: marks of Llama 4"] = (
 ANSWERS["escapes"] = (*ANSWERS["escapes"][:2], [ToolCall("f"), Arguments(r'{"a": "\"}\\"}')])
 
 
-def joined(parts: list[Part]) -> list[Part]:
+def joined(parts: list[AnswerPart]) -> list[AnswerPart]:
     """Join neighbours of one kind; each call has its own beginning."""
-    whole: list[Part] = []
+    whole: list[AnswerPart] = []
     for part in parts:
         last = whole[-1] if whole else None
         if isinstance(part, ToolCall) or type(part) is not type(last):
@@ -160,16 +166,17 @@ def joined(parts: list[Part]) -> list[Part]:
     return whole
 
 
-def read(parser: ToolCalls, pieces: list[str]) -> list[Part]:
-    parts = [part for piece in pieces for part in parser.feed(piece)]
-    return joined(parts + parser.flush())
+def read(parser: Read, pieces: list[str], tools: dict[str, Any] = TOOLS) -> list[AnswerPart]:
+    reader = AnswerParts(parser, tools)
+    parts = [part for piece in pieces for part in reader.feed(piece)]
+    return joined(parts + reader.feed("", is_last=True))
 
 
 @pytest.mark.parametrize("name", ANSWERS)
 def test_an_answer_has_the_same_parts_whole_and_by_single_characters(name: str) -> None:
     parser, answer, parts = ANSWERS[name]
-    assert read(PARSERS[parser](TOOLS), [answer]) == joined(parts)
-    assert read(PARSERS[parser](TOOLS), list(answer)) == joined(parts)
+    assert read(PARSERS[parser], [answer]) == joined(parts)
+    assert read(PARSERS[parser], list(answer)) == joined(parts)
 
 
 def test_each_form_of_the_option_has_a_parser_and_an_example() -> None:
@@ -184,7 +191,7 @@ def test_each_form_of_the_option_has_a_parser_and_an_example() -> None:
 def test_an_argument_without_a_type_is_a_text(parameters: dict[str, Any]) -> None:
     tools = {"f": {"function": {"name": "f", "parameters": parameters}}}
     answer = "<tool_call><function=f><parameter=a>1</parameter></function></tool_call>"
-    assert read(PARSERS["qwen3_xml"](tools), [answer]) == [ToolCall("f"), Arguments('{"a": "1"}')]
+    assert read(PARSERS["qwen3_xml"], [answer], tools) == [ToolCall("f"), Arguments('{"a": "1"}')]
 
 
 PIECES = [CALL, "<tool_call>", "</tool_call>", "{", "}", "[", "]", '"', '"name"', ":", '"f"', ",", ";", "\\", " ", "x"]
@@ -202,12 +209,12 @@ functools <function_call> <tool_calls> <|python_start|> f(a=1) g() ' <function=f
 def test_where_the_text_is_cut_makes_no_difference(parser: str, data: Any) -> None:
     pieces = data.draw(st.lists(st.sampled_from([*PIECES, *MARKS, '"arguments"', "{}", "\n"])))
     answer = "".join(pieces)
-    whole = read(PARSERS[parser](TOOLS), [answer])
-    assert read(PARSERS[parser](TOOLS), pieces) == whole == read(PARSERS[parser](TOOLS), list(answer))
+    whole = read(PARSERS[parser], [answer])
+    assert read(PARSERS[parser], pieces) == whole == read(PARSERS[parser], list(answer))
 
 
 def test_arguments_are_passed_on_while_they_come() -> None:
-    parser = PARSERS["hermes"](TOOLS)
+    parser = AnswerParts(PARSERS["hermes"], TOOLS)
     assert parser.feed('<tool_call>{"name": "f", "argu') == []
     assert parser.feed('ments": {"city": "Par') == [ToolCall("f"), Arguments('{"city": "Par')]
     assert parser.feed('is"}') == [Arguments('is"}')]
@@ -215,6 +222,6 @@ def test_arguments_are_passed_on_while_they_come() -> None:
 
 
 def test_the_arguments_of_a_named_function_are_the_whole_answer() -> None:
-    parser = ForcedCall("f")
-    assert parser.feed("") == []
+    parser = partial(forced_call, name="f")
+    assert read(parser, [""]) == []
     assert read(parser, ['{"a"', ": 1}"]) == [ToolCall("f"), Arguments('{"a": 1}')]

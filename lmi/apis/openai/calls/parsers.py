@@ -5,105 +5,115 @@ PARSERS has the forms by the names that vLLM gives them. Text that only resemble
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 from lmi.apis.openai.calls import forms
-from lmi.apis.openai.calls.reader import CallReader, Part, Text, ToolCalls, cut
-from lmi.apis.openai.tools import Tools
+from lmi.apis.openai.calls.reader import Held, Read, ReadCall, Reading, Text, cut, rest
+
+PYTHON_TAG = "<|python_tag|>"  # of Llama 3, before its calls
+PYTHON_START, PYTHON_END = "<|python_start|>", "<|python_end|>"  # of Llama 4
 
 
-@dataclass
-class MarkedCalls:
-    """Calls behind marks, with any text around them. White space next to a call is dropped.
+class Marks(NamedTuple):
+    """A call stands behind one of `openings`, or behind `again` if that is given.
 
-    A call stands behind one of `openings`, or behind `again` if that is given. The marks `closings` are dropped between
-    calls. If they `open_answer`, only the first thing in an answer is one.
+    The marks `closings` are dropped between calls. If they `open_answer`, only the first thing in an answer is one.
     """
 
     openings: tuple[str, ...]
-    new_reader: Callable[[], CallReader]
+    read_call: ReadCall
     closings: tuple[str, ...] = ()
     again: str = ""
     open_answer: bool = False
-    _held: str = ""
-    _dropped: str = ""  # what is text after all if no call follows
-    _reader: CallReader | None = None
-    _is_between: bool = False  # marks, before, between or behind calls
 
-    def feed(self, text: str) -> list[Part]:
-        self._held += text
-        parts: list[Part] = []
-        while self._step(parts):
-            pass
-        return parts
 
-    def _step(self, parts: list[Part]) -> bool:
-        """Read one element. Returns False when more text is needed."""
-        if self._reader is not None:
-            return self._read_call(self._reader, parts)
-        if self._is_between:
-            return self._skip_marks(parts)
-        before, mark, behind = cut(self._held, *self.openings)
+def marked_calls(held: Held, marks: Marks) -> Reading:
+    """Read calls behind marks, with any text around them. White space next to a call is dropped."""
+    openings = marks.openings
+    while True:
+        before, opening, behind = cut(held.text, *openings)
         said = before.rstrip()
-        if said and self.open_answer:
-            self.openings, said, mark, behind = (), self._held, "", ""
+        if said and marks.open_answer:
+            openings, said, opening = (), held.text, ""
         if said:
-            parts.append(Text(said))
-        self._held = behind if mark else self._held[len(said) :]
-        if mark:
-            self._dropped = before[len(said) :] + mark
-            self._is_between = bool(self.again)
-            self._reader = None if self.again else self.new_reader()
-        return bool(mark)
+            yield Text(said)
+        if opening:
+            held.text = behind
+            yield from _calls(held, marks, before[len(said) :] + opening)
+            openings = () if marks.open_answer else openings
+            continue
+        held.text = held.text[len(said) :]
+        if held.is_over:
+            yield from rest(held, Text)
+            return
+        yield None
 
-    def _read_call(self, reader: CallReader, parts: list[Part]) -> bool:
-        new, self._held = reader.feed(self._held)
-        parts += new
-        if not (reader.is_broken or reader.is_over):
-            return False
-        if reader.is_broken:
-            parts.append(Text(self._dropped + reader.left))
-        if self.open_answer:
-            self.openings = ()
-        self._reader, self._dropped, self._is_between = None, "", reader.is_over
-        return True
 
-    def _skip_marks(self, parts: list[Part]) -> bool:
-        """Drop a mark. Returns False while one may still come."""
-        held = self._held.lstrip()
-        marks = (*self.closings, self.again) if self.again else self.closings
-        mark = next(filter(held.startswith, marks), None)
+def _calls(held: Held, marks: Marks, dropped: str) -> Reading:
+    """Read calls and the marks between them. `dropped` is text after all if no call follows."""
+    between = (*marks.closings, marks.again) if marks.again else marks.closings
+    is_call = not marks.again
+    while True:
+        if is_call:
+            left = yield from marks.read_call(held)
+            if left is not None:
+                yield Text(dropped + left)
+                return
+            dropped = ""
+        text = held.text.lstrip()
+        mark = next(filter(text.startswith, between), None)
+        is_call = mark == marks.again
         if mark is not None:
-            is_call, end = mark == self.again, len(self._held) - len(held) + len(mark)
-            if is_call or self._dropped:
-                self._dropped += self._held[:end]
-            self._held, self._is_between = self._held[end:], not is_call
-            self._reader = self.new_reader() if is_call else None
-            return True
-        if not held or any(mark.startswith(held) for mark in marks):
-            return False
-        if self._dropped:
-            parts.append(Text(self._dropped))
-            self._dropped = ""
+            if is_call or dropped:
+                dropped += held.text[: len(held.text) - len(text) + len(mark)]
+            held.text = text[len(mark) :]
+        elif text and not any(mark.startswith(text) for mark in between):
+            if dropped:
+                yield Text(dropped)
+            else:
+                held.text = text
+            return
+        elif not held.is_over:
+            yield None
         else:
-            self._held = held
-        self._is_between = False
-        return True
+            text = held.take()
+            if dropped:
+                yield Text(dropped + text)
+            return
 
-    def flush(self) -> list[Part]:
-        reader = self._reader
-        if reader is not None:
-            left = reader.left if reader.has_begun else self._dropped + reader.left
+
+def json_calls(held: Held) -> Reading:
+    """Read an answer that is calls without marks: one, several with ; between, or a list.
+
+    From the first character that cannot belong to one the answer is text.
+    """
+    allowed: tuple[str, ...] = ("[", PYTHON_TAG, PYTHON_TAG + "[")
+    has_calls = False
+    while True:
+        start = held.text.find("{")
+        before = held.text if start < 0 else held.text[:start]
+        bare = before.strip()
+        if bare and bare not in allowed and not (start < 0 and any(mark.startswith(bare) for mark in allowed)):
+            break
+        if start >= 0:
+            held.take(start)
+            left = yield from forms.json_call(held)
+            if left is not None:
+                held.text = before + left + held.text
+                break
+            allowed, has_calls = (",", ";", "]"), True
+        elif not held.is_over:
+            yield None
+        elif has_calls and bare in ("", "]", ";"):
+            return
         else:
-            left = "" if self._is_between and not self._dropped else self._dropped + self._held
-        return [Text(left)] if left else []
+            break
+    yield from rest(held, Text)
 
 
-PYTHON_START, PYTHON_END = "<|python_start|>", "<|python_end|>"  # of Llama 4
-TAGS = {
-    "qwen3_xml": forms.Tags(
+TAGS = (
+    forms.Tags(
         head=r"\s*<function=([^<>\s]+)",
         stop=">",
         opening="<parameter=",
@@ -111,7 +121,7 @@ TAGS = {
         closing="</parameter>",
         end="</function>",
     ),
-    "glm45": forms.Tags(
+    forms.Tags(
         head=r"\s*([\w.:-]+)\s*",
         stop="<",
         opening="<arg_key>",
@@ -119,7 +129,7 @@ TAGS = {
         closing="</arg_value>",
         end="</tool_call>",
     ),
-    "minimax_m2": forms.Tags(
+    forms.Tags(
         head=r"\s*<invoke name=\"([^\"]+)\"",
         stop=">",
         opening="<parameter name=",
@@ -127,47 +137,32 @@ TAGS = {
         closing="</parameter>",
         end="</invoke>",
     ),
-}
-DEEPSEEK_BEGIN, DEEPSEEK_END = "<｜tool▁call▁begin｜>", ("<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>")
-DEEPSEEK_HEAD = {
-    "deepseek_v3": r"function<｜tool▁sep｜>([\w.:-]+)\n```json\n\s*",
-    "deepseek_v31": r"([\w.:-]+)<｜tool▁sep｜>\s*",
-}
+)
+DEEPSEEK, DEEPSEEK_CALL = "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>"
+DEEPSEEK_ENDS = ("<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>")
+DEEPSEEK_V3 = partial(forms.named_call, head=r"function<｜tool▁sep｜>([\w.:-]+)\n```json\n\s*")
+DEEPSEEK_V31 = partial(forms.named_call, head=r"([\w.:-]+)<｜tool▁sep｜>\s*")
 KIMI_HEAD = r"\s*(?:functions\.)?([\w.-]+?)(?::\d+)?\s*<\|tool_call_argument_begin\|>\s*"
-
-
-def _deepseek(form: str, *closings: str) -> ToolCalls:
-    reader = partial(forms.NamedCall, DEEPSEEK_HEAD[form])
-    return MarkedCalls(("<｜tool▁calls▁begin｜>",), reader, (*closings, *DEEPSEEK_END), DEEPSEEK_BEGIN)
-
-
-def _tagged(form: str, tools: Tools, opening: str, closing: str) -> ToolCalls:
-    return MarkedCalls((opening,), partial(forms.TaggedCall, TAGS[form], tools), (closing,))
-
-
-# For the tools of a request, which types of arguments may come from.
-PARSERS: dict[str, Callable[[Tools], ToolCalls]] = {
-    "hermes": lambda tools: MarkedCalls(("<tool_call>",), forms.JsonCall, ("</tool_call>",)),
-    "json": lambda tools: forms.JsonCalls(),
-    "deepseek_v3": lambda tools: _deepseek("deepseek_v3", "```"),
-    "deepseek_v31": lambda tools: _deepseek("deepseek_v31"),
-    "glm45": lambda tools: _tagged("glm45", tools, "<tool_call>", "</tool_call>"),
-    "granite": lambda tools: MarkedCalls(("<|tool_call|>", "<tool_call>"), forms.JsonCallList),
-    "granite-20b-fc": lambda tools: MarkedCalls(("<function_call>",), forms.JsonCall),
-    "jamba": lambda tools: MarkedCalls(("<tool_calls>",), forms.JsonCallList, ("</tool_calls>",)),
-    "kimi_k2": lambda tools: MarkedCalls(
-        ("<|tool_calls_section_begin|>",),
-        partial(forms.NamedCall, KIMI_HEAD),
-        ("<|tool_call_end|>", "<|tool_calls_section_end|>"),
-        "<|tool_call_begin|>",
+KIMI_ENDS = ("<|tool_call_end|>", "<|tool_calls_section_end|>")
+QWEN, GLM, MINIMAX = (partial(forms.tagged_call, tags=tags) for tags in TAGS)
+MARKS = {
+    "hermes": Marks(("<tool_call>",), forms.json_call, ("</tool_call>",)),
+    "deepseek_v3": Marks((DEEPSEEK,), DEEPSEEK_V3, ("```", *DEEPSEEK_ENDS), DEEPSEEK_CALL),
+    "deepseek_v31": Marks((DEEPSEEK,), DEEPSEEK_V31, DEEPSEEK_ENDS, DEEPSEEK_CALL),
+    "glm45": Marks(("<tool_call>",), GLM, ("</tool_call>",)),
+    "granite": Marks(("<|tool_call|>", "<tool_call>"), forms.json_call_list),
+    "granite-20b-fc": Marks(("<function_call>",), forms.json_call),
+    "jamba": Marks(("<tool_calls>",), forms.json_call_list, ("</tool_calls>",)),
+    "kimi_k2": Marks(
+        ("<|tool_calls_section_begin|>",), partial(forms.named_call, head=KIMI_HEAD), KIMI_ENDS, "<|tool_call_begin|>"
     ),
-    "lfm2": lambda tools: MarkedCalls(("<|tool_call_start|>[",), forms.PythonCallList, ("<|tool_call_end|>",)),
-    "minimax_m2": lambda tools: _tagged("minimax_m2", tools, "<minimax:tool_call>", "</minimax:tool_call>"),
-    "mistral": lambda tools: MarkedCalls(("[TOOL_CALLS]",), forms.MistralCalls),
-    "phi4_mini_json": lambda tools: MarkedCalls(("functools",), forms.JsonCallList),
-    "pythonic": lambda tools: MarkedCalls(
-        (PYTHON_START + "[", "["), forms.PythonCallList, (PYTHON_END,), open_answer=True
-    ),
-    "qwen3_xml": lambda tools: _tagged("qwen3_xml", tools, "<tool_call>", "</tool_call>"),
-    "seed_oss": lambda tools: _tagged("qwen3_xml", tools, "<seed:tool_call>", "</seed:tool_call>"),
+    "lfm2": Marks(("<|tool_call_start|>[",), forms.python_call_list, ("<|tool_call_end|>",)),
+    "minimax_m2": Marks(("<minimax:tool_call>",), MINIMAX, ("</minimax:tool_call>",)),
+    "mistral": Marks(("[TOOL_CALLS]",), forms.mistral_calls),
+    "phi4_mini_json": Marks(("functools",), forms.json_call_list),
+    "pythonic": Marks((PYTHON_START + "[", "["), forms.python_call_list, (PYTHON_END,), open_answer=True),
+    "qwen3_xml": Marks(("<tool_call>",), QWEN, ("</tool_call>",)),
+    "seed_oss": Marks(("<seed:tool_call>",), QWEN, ("</seed:tool_call>",)),
 }
+PARSERS: dict[str, Read] = {name: partial(marked_calls, marks=marks) for name, marks in MARKS.items()}
+PARSERS["json"] = json_calls

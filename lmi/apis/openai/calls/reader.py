@@ -1,13 +1,14 @@
-"""What readers of tool calls have in common: the parts of an answer, and the way to a call's name."""
+"""What readers of an answer have in common: the text that they hold, and the parts that they make of it.
+
+A reader is a generator. It takes text from the front of `Held`, yields each part that this completes or continues, and
+None where it needs more text. After the last text it goes on once more, with `is_over`.
+"""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
-from typing import Protocol
-
-MAX_HEAD = 256  # characters before the arguments of a call
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -34,14 +35,33 @@ class ToolCall:
     name: str
 
 
-Part = Text | ToolCall | Arguments
-AnswerPart = Thought | Part
+@dataclass
+class Held:
+    """The text of an answer that has come and is in no part yet. `tools` are those that it may call."""
+
+    tools: Mapping[str, Any]
+    text: str = ""
+    is_over: bool = False  # no more text comes
+
+    def take(self, num_chars: int | None = None) -> str:
+        """Return the beginning of the text, or all of it, which is held no more."""
+        end = len(self.text) if num_chars is None else num_chars
+        taken, self.text = self.text[:end], self.text[end:]
+        return taken
 
 
-class ToolCalls(Protocol):
-    def feed(self, text: str) -> Sequence[AnswerPart]: ...
+AnswerPart = Thought | Text | ToolCall | Arguments
+Reading = Generator[AnswerPart | None, None, None]
+CallReading = Generator[AnswerPart | None, None, str | None]
+"""Reads one call, or a list of them. Returns None once a part was made, else the text that is no call after all."""
+Read = Callable[[Held], Reading]
+ReadCall = Callable[[Held], CallReading]
 
-    def flush(self) -> Sequence[AnswerPart]: ...
+
+def rest(held: Held, kind: type[Text | Arguments]) -> Reading:
+    """Read all that comes as parts of one kind."""
+    while held.text or not held.is_over:
+        yield kind(held.take()) if held.text else None
 
 
 class Brackets:
@@ -63,43 +83,6 @@ class Brackets:
         else:
             self.depth += (char in self._opening) - (char in self._closing)
         return self.depth
-
-
-class CallReader:
-    """Reads one call, or a list of them, from its first character on.
-
-    `is_over` becomes True when its last character was read. `is_broken` becomes True if it is no call, which never
-    happens once its first part was passed on, as `has_begun` says.
-    """
-
-    def __init__(self) -> None:
-        self.text = ""  # all that was read, at least until it has begun
-        self.is_over = self.is_broken = self.has_begun = False
-
-    @property
-    def left(self) -> str:
-        return "" if self.has_begun else self.text
-
-    def feed(self, text: str) -> tuple[list[Part], str]:
-        """Return the new parts, and the text behind the call."""
-        raise NotImplementedError
-
-
-def read_name(call: CallReader, text: str, stop: str, head: re.Pattern[str]) -> tuple[ToolCall | None, str]:
-    """Read on to `stop`. What stands before it matches `head`, whose first group is the name of the call.
-
-    Returns the beginning of the call, or None while there is none, and the text from `stop` on.
-    """
-    whole = call.text + text
-    at = whole.find(stop, 0, MAX_HEAD)
-    if at < 0 and len(whole) < MAX_HEAD:
-        call.text = whole
-        return None, ""
-    end = MAX_HEAD if at < 0 else at
-    call.text, rest = whole[:end], whole[end:]
-    found = None if at < 0 else head.fullmatch(call.text)
-    call.has_begun, call.is_broken = found is not None, found is None
-    return None if found is None else ToolCall(found[1]), rest
 
 
 def cut(text: str, *marks: str) -> tuple[str, str, str]:
