@@ -8,7 +8,7 @@ before: so the prompt grows at its end alone. Source: the types of Anthropic's c
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -17,14 +17,13 @@ from orjson import dumps
 
 from lmi import errors
 from lmi.apis.base.api import Api, ErrorRules, Forms, Row
-from lmi.apis.base.formatter import JSON, SSE, ErrorFields, named_event, text_of
+from lmi.apis.base.formatter import JSON, SSE, ErrorFields
 from lmi.apis.base.parameters import Given, Parameter, ParameterTable, named, rows
 from lmi.apis.base.readers import Message, Parsed, boolean, choice, takes, text
 from lmi.apis.guides import CONTRACT_NAME, AskedGuide, an_object, check_levels, json_schema
 from lmi.apis.openai import chat_schema
 from lmi.apis.openai.calls.reader import AnswerPart, Arguments, Text, Thought, ToolCall
-from lmi.apis.openai.formatter import OpenAIFormatter
-from lmi.apis.openai.parts import AnswerParts
+from lmi.apis.openai.formatter import BlockStream, named_event
 from lmi.apis.openai.schema import SHARED, TOOLS, OpenAIFormat, anything, default_format, hidden
 from lmi.apis.openai.tools import ToolChoice, Tools, flat_tools, function_choice, mode_choice
 from lmi.description.parts import ApiDescription, Form, Schema, array, asked, content, either, or_null, struct, taken
@@ -175,21 +174,16 @@ BLOCKS: dict[str, dict[str, Callable[[str, dict[str, Any]], Any]]] = {  # by rol
     "system": {"text": _said},
 }
 ENDS = {AnswerEnd.LENGTH: "max_tokens", AnswerEnd.EOS_TOKEN: "end_turn", AnswerEnd.STOP_SEQUENCE: "stop_sequence"}
-BLOCK_TYPES = {Text: "text", Thought: "thinking", ToolCall: "tool_use", Arguments: "tool_use"}
 
 
-class MessageStream(OpenAIFormatter):
-    media_type = SSE
-    is_streaming = True
+class MessageStream(BlockStream):
     kind = "message"
     id_prefix = "msg_"
+    block_types = {Text: "text", Thought: "thinking", ToolCall: "tool_use", Arguments: "tool_use"}
 
     def __init__(self, parsed: Parsed[OpenAIFormat]) -> None:
         super().__init__(parsed)
-        self._parts: AnswerParts | None = None
-        self._index = -1  # of the last block
-        self._open = ""  # the type of the open block
-        self._has_calls = False
+        self._content: list[dict[str, Any]] = []  # the blocks that have ended
 
     def _usage(self) -> dict[str, Any]:
         """Return the numbers of tokens. Those of the prompt that were cached count apart."""
@@ -200,117 +194,65 @@ class MessageStream(OpenAIFormatter):
             "output_tokens": self._num_tokens,
         }
 
-    def _message(self, content: list[dict[str, Any]], end: dict[str, Any]) -> dict[str, Any]:
+    def _message(self, end: dict[str, Any]) -> dict[str, Any]:
         head = {"id": self._id, "type": self.kind, "role": "assistant", "model": self._format.model}
-        return head | {"content": content} | end | {"usage": self._usage()}
+        return head | {"content": self._content} | end | {"usage": self._usage()}
 
-    def feed(self, delta: Delta) -> list[bytes]:
-        self._count(delta)
-        records: list[bytes] = []
-        if self._parts is None:
-            self._parts = AnswerParts.of(self._format, delta.prompt)
-            message = self._message([], {"stop_reason": None, "stop_sequence": None})
-            records += [event("message_start", message=message), event("ping")]
-        for part in self._parts.feed(text_of(delta.tokens), delta.finish_reason is not None):
-            records += self._events(part)
-        if delta.finish_reason is not None:
-            end = _end(delta, self._has_calls)
-            records += [*self._close(), event("message_delta", delta=end, usage=self._usage()), event("message_stop")]
-        return records
+    def _begin(self) -> list[bytes]:
+        message = self._message({"stop_reason": None, "stop_sequence": None})
+        return [self._event("message_start", message=message), self._event("ping")]
 
-    def _events(self, part: AnswerPart) -> list[bytes]:
-        kind, records = BLOCK_TYPES[type(part)], list[bytes]()
-        if isinstance(part, ToolCall) or kind != self._open:
-            records = self._close()
-            self._index += 1
-            self._open = kind
-            records.append(event("content_block_start", index=self._index, content_block=_block(part)))
+    def _open(self, part: AnswerPart) -> list[bytes]:
         if isinstance(part, ToolCall):
-            self._has_calls = True
-            return records
-        return [*records, event("content_block_delta", index=self._index, delta=_delta(part))]
+            self._block = {"type": "tool_use", "id": f"toolu_{uuid.uuid4().hex[:24]}", "name": part.name, "input": {}}
+        else:
+            kind = self.block_types[type(part)]
+            self._block = {"type": kind, kind: "", **({"signature": ""} if isinstance(part, Thought) else {})}
+        return [self._event("content_block_start", index=len(self._content), content_block=self._block)]
+
+    def _grow(self, part: Text | Thought | Arguments) -> bytes:
+        kind = self.block_types[type(part)]
+        delta = {"type": f"{kind}_delta", kind: part.text}
+        if isinstance(part, Arguments):
+            delta = {"type": "input_json_delta", "partial_json": part.text}
+        return self._event("content_block_delta", index=len(self._content), delta=delta)
 
     def _close(self) -> list[bytes]:
-        return [event("content_block_stop", index=self._index)] if self._open else []
+        if not self._block:
+            return []
+        stop = self._event("content_block_stop", index=len(self._content))
+        self._content.append(self._block if self.is_streaming else _filled(self._block, "".join(self._texts)))
+        return [stop]
+
+    def _end(self, delta: Delta, reason: AnswerEnd) -> tuple[list[bytes], dict[str, Any]]:
+        """A call ends the answer, if it is one. The stop string is the one that was found."""
+        records, found = self._close(), delta.stop_reason
+        is_called = reason is AnswerEnd.EOS_TOKEN and any(block["type"] == "tool_use" for block in self._content)
+        end = {
+            "stop_reason": "tool_use" if is_called else ENDS[reason],
+            "stop_sequence": found if isinstance(found, str) else None,
+        }
+        stop = self._event("message_delta", delta=end, usage=self._usage()), self._event("message_stop")
+        return [*records, *stop], self._message(end)
 
     @classmethod
     def error(cls, error: ErrorFields) -> bytes:
-        return named_event("error", _error(error))
+        said = {"type": error.kind, "message": error.message}
+        fields = {"type": "error", "error": said, "request_id": error.request_id}
+        return named_event("error", fields) if cls.is_streaming else dumps(fields)
 
 
 class MessageWhole(MessageStream):
     media_type = JSON
     is_streaming = False
 
-    def __init__(self, parsed: Parsed[OpenAIFormat]) -> None:
-        super().__init__(parsed)
-        self._texts: list[str] = []
-
-    def feed(self, delta: Delta) -> list[bytes]:
-        self._count(delta)
-        self._texts.append(text_of(delta.tokens))
-        if delta.finish_reason is None:
-            return []
-        content = _content(AnswerParts.of(self._format, delta.prompt).feed("".join(self._texts), is_last=True))
-        has_calls = any(block["type"] == "tool_use" for block in content)
-        return [dumps(self._message(content, _end(delta, has_calls)))]
-
-    @classmethod
-    def error(cls, error: ErrorFields) -> bytes:
-        return dumps(_error(error))
-
-
-def event(kind: str, **fields: object) -> bytes:
-    return named_event(kind, {"type": kind, **fields})
-
-
-def _error(error: ErrorFields) -> dict[str, Any]:
-    said = {"type": error.kind, "message": error.message}
-    return {"type": "error", "error": said, "request_id": error.request_id}
-
-
-def _block(part: AnswerPart) -> dict[str, Any]:
-    """Return the block that a part begins, without its text."""
-    if isinstance(part, ToolCall):
-        return {"type": "tool_use", "id": f"toolu_{uuid.uuid4().hex[:24]}", "name": part.name, "input": {}}
-    if isinstance(part, Thought):
-        return {"type": "thinking", "thinking": "", "signature": ""}
-    return {"type": "text", "text": ""}
-
-
-def _delta(part: Thought | Text | Arguments) -> dict[str, str]:
-    if isinstance(part, Arguments):
-        return {"type": "input_json_delta", "partial_json": part.text}
-    kind = BLOCK_TYPES[type(part)]
-    return {"type": f"{kind}_delta", kind: part.text}
-
-
-def _content(parts: Iterable[AnswerPart]) -> list[dict[str, Any]]:
-    """Return the blocks of a whole answer. A call whose arguments are cut, or are no object, is shown as their text."""
-    blocks: list[dict[str, Any]] = []
-    texts: list[str] = []
-    for part in parts:
-        if isinstance(part, ToolCall) or not blocks or blocks[-1]["type"] != BLOCK_TYPES[type(part)]:
-            blocks.append(_block(part))
-            texts.append("")
-        if not isinstance(part, ToolCall):
-            texts[-1] += part.text
-    return [_filled(block, said) for block, said in zip(blocks, texts, strict=True)]
-
 
 def _filled(block: dict[str, Any], said: str) -> dict[str, Any]:
+    """Return a whole block. A call whose arguments are cut, or are no object, is shown as their text."""
     if block["type"] != "tool_use":
         return block | {block["type"]: said}
     value = chat_schema.parsed_arguments(said)
     return block | {"input": value} if isinstance(value, dict) else {"type": "text", "text": said}
-
-
-def _end(delta: Delta, has_calls: bool) -> dict[str, Any]:
-    """Return the reason of the end, and the stop string that was found."""
-    assert delta.finish_reason is not None
-    is_called = has_calls and delta.finish_reason is AnswerEnd.EOS_TOKEN
-    reason = "tool_use" if is_called else ENDS[delta.finish_reason]
-    return {"stop_reason": reason, "stop_sequence": delta.stop_reason if isinstance(delta.stop_reason, str) else None}
 
 
 KINDS = {

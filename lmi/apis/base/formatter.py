@@ -6,7 +6,7 @@ orjson writes strings and floats, so NaN and infinities become null.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Sequence
 from typing import ClassVar, Generic, NamedTuple
 
 from orjson import dumps
@@ -127,11 +127,6 @@ def error_fields(error: ErrorFields) -> bytes:
     """Return the two or three keys that every error ends with."""
     fields = b'"error": %b, "code": %d' % (dumps(error.message), error.code)
     return fields if error.kind is None else b'%b, "error_type": %b' % (fields, dumps(error.kind))
-
-
-def named_event(name: str, fields: Mapping[str, object]) -> bytes:
-    """Return a server-sent event with a name."""
-    return b"event: %b\ndata: %b\n\n" % (name.encode(), one_line(dumps(fields)))
 
 
 def one_line(fields: bytes) -> bytes:

@@ -19,7 +19,6 @@ from lmi.types import GenerationRequest
 MAX_SEQUENCES = 16  # of one prompt
 MAX_BEAMS = 256  # as of option.max_beam_width; an engine has a lower bound
 MAX_TOP_N_TOKENS = 20  # what engines offer; clients of the LMI API may ask for more with logprobs
-ONE_BEAM_STREAMED = "the best beam is known only at its end, so it cannot be streamed"
 OF_A_SEARCH = ("length_penalty", "early_stopping")
 ONE_SEQUENCE_STREAMED = "several sequences come only in an answer that is not streamed"
 REQUEST_FIELDS = frozenset(GenerationRequest.__dataclass_fields__) - {"stop_sequences"}
@@ -71,7 +70,6 @@ ROWS = named(
     Parameter("n", integer(1, MAX_SEQUENCES), "How many answers a prompt gets.", (1,), ("num_return_sequences",)),
     Parameter("best_of", integer(1, MAX_SEQUENCES), "How many answers are made.", (1,), ("num_return_sequences",)),
     Parameter("beam_width", integer(1, MAX_BEAMS), "How many beams a search has.", (1,)),
-    Parameter("use_beam_search", boolean, "Whether to search with beams.", (False,), ("beam_width",)),
     Parameter("length_penalty", number(0), "Over 1, a search prefers long answers; below 1, short ones.", (1,)),
     Parameter("early_stopping", boolean, "Whether a search ends with enough complete answers.", (False,)),
     Parameter("stop_sequences", strings(MAX_STOP_SEQUENCES), "Texts that end the answer.", ((),)),
@@ -171,16 +169,8 @@ class ParameterTable(dict[str, Parameter]):
             if is_streamed and name in given:
                 raise Unsupported(self.named(name), ONE_SEQUENCE_STREAMED)
 
-    def read_search(self, given: dict[str, Any], *, is_streamed: bool) -> None:
-        """Read what asks for a beam search into `beam_width`, after `best_of` is known to be at least `n`.
-
-        `num_beams` and `beam_width` are the width, and the answer holds all beams unless `n` asks for fewer.
-        `use_beam_search` is vLLM's flag: the width is `best_of`, else `n`, and the answer holds `n` beams. Raises
-        InvalidParameter for numbers that do not fit the width, Unsupported for beams in a stream.
-        """
-        if "use_beam_search" in given:
-            self._read_flag(given, is_streamed)
-            return
+    def read_search(self, given: dict[str, Any]) -> None:
+        """Check the numbers of a beam search, whose answer holds all beams unless `n` asks for fewer."""
         if "beam_width" not in given:
             return
         width, name = given["beam_width"], self.wire("beam_width")
@@ -189,21 +179,6 @@ class ParameterTable(dict[str, Parameter]):
             raise InvalidParameter(self.named("best_of"), f"equal to {name} ({width}), or left out", best_of)
         if given.get("n", 1) > width:
             raise InvalidParameter(self.named("n"), f"at most {name} ({width})", given["n"])
-
-    def _read_flag(self, given: dict[str, Any], is_streamed: bool) -> None:
-        name = self.named("use_beam_search")
-        if "beam_width" in given:
-            raise InvalidParameter(name, f"left out beside {self.wire('beam_width')}", given["use_beam_search"])
-        num_returned = given.get("n", 1)
-        width = given.pop("best_of", num_returned)
-        if width == 1:
-            given["temperature"] = 0.0  # with one beam decoding is greedy
-            return
-        if is_streamed:
-            raise Unsupported(name, ONE_BEAM_STREAMED)
-        if given.get("temperature") == 0:
-            del given["temperature"]  # vLLM's clients send it beside the flag
-        given |= {"beam_width": width, "n": num_returned}
 
     @staticmethod
     def without_effect(given: Given, *, is_greedy: bool) -> dict[str, str]:

@@ -7,6 +7,7 @@ rule and shortened value. Types are strict: `true` and "5" are not numbers, but 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -30,7 +31,6 @@ MAX_WORDS = 1024  # stop_token_ids, bad words
 MAX_WORD_BYTES = 1024
 MAX_SALT_CHARS = 128
 MAX_IGNORED = 32  # lines for the log of one request
-NOT_IN_SALT = frozenset("@/\\\0")
 MAX_VALUES_BYTES = 1 << 20
 """Of a body without its prompt. A text may fill a whole body, but sixty megabytes of small values take ten seconds to
 create and free, and the front end answers no other request meanwhile."""
@@ -196,26 +196,29 @@ def check_types(fields: dict[str, Any], *, has_stream: bool = True) -> None:
         raise MalformedRequest(f"stream must be true or false, given {shorten(fields['stream'])}")
 
 
-@takes({"type": "boolean"})
-def boolean(name: str, value: object) -> bool:
-    if not isinstance(value, bool):
-        raise InvalidParameter(name, "true or false", value)
-    return value
+def checked(schema: dict[str, Any], fault: Callable[[Any], str]) -> Reader:
+    """Make a reader that returns a value as it is, if the rule that it breaks is ""."""
+
+    @takes(schema)
+    def read(name: str, value: object) -> Any:
+        if rule := fault(value):
+            raise InvalidParameter(name, rule, value)
+        return value
+
+    return read
 
 
-@takes({"type": "string"})
-def text(name: str, value: object) -> str:
-    if not isinstance(value, str):
-        raise InvalidParameter(name, "a string", value)
-    return value
-
-
-@takes({"type": "string", "minLength": 1, "maxLength": MAX_SALT_CHARS, "pattern": r"^[^@/\\\x00]*$"})
-def cache_salt(name: str, value: object) -> str:
-    """Read a salt under vLLM's rule, which keeps marks out of it that have a meaning in the keys of some caches."""
-    if not isinstance(value, str) or not 1 <= len(value) <= MAX_SALT_CHARS or not NOT_IN_SALT.isdisjoint(value):
-        raise InvalidParameter(name, rf"a string of 1 to {MAX_SALT_CHARS} characters, without @, /, \ and NUL", value)
-    return value
+boolean = checked({"type": "boolean"}, lambda value: "" if isinstance(value, bool) else "true or false")
+text = checked({"type": "string"}, lambda value: "" if isinstance(value, str) else "a string")
+SALT = re.compile(r"[^@/\\\x00]+")  # vLLM's rule, which keeps out marks that have a meaning in the keys of some caches
+cache_salt = checked(
+    {"type": "string", "minLength": 1, "maxLength": MAX_SALT_CHARS, "pattern": r"^[^@/\\\x00]*$"},
+    lambda value: (
+        ""
+        if isinstance(value, str) and len(value) <= MAX_SALT_CHARS and SALT.fullmatch(value)
+        else rf"a string of 1 to {MAX_SALT_CHARS} characters, without @, /, \ and NUL"
+    ),
+)
 
 
 @takes({"type": ["string", "array"], "items": {"type": "string"}, "maxItems": 1})
@@ -229,13 +232,8 @@ def adapter(name: str, value: object) -> str | None:
 
 
 def integer(minimum: int = -MAX_INT, maximum: int = MAX_INT) -> Reader:
-    @takes({"type": "integer", "minimum": minimum, "maximum": maximum})
-    def read(name: str, value: Any) -> Any:
-        if fault := int_fault(value, minimum, maximum):
-            raise InvalidParameter(name, fault, value)
-        return value
-
-    return read
+    schema = {"type": "integer", "minimum": minimum, "maximum": maximum}
+    return checked(schema, lambda value: int_fault(value, minimum, maximum))
 
 
 RANK = integer(-PRIORITY_STEPS // 2, PRIORITY_STEPS // 2)
@@ -262,14 +260,7 @@ def number(low: float = -math.inf, high: float = math.inf, *, low_open: bool = F
 
 def choice(allowed: Sequence[str]) -> Reader:
     rule = "one of " + ", ".join(allowed)
-
-    @takes({"enum": list(allowed)})
-    def read(name: str, value: object) -> str:
-        if not isinstance(value, str) or value not in allowed:
-            raise InvalidParameter(name, rule, value)
-        return value
-
-    return read
+    return checked({"enum": list(allowed)}, lambda value: "" if isinstance(value, str) and value in allowed else rule)
 
 
 def refused(reason: str, *off: object) -> Reader:

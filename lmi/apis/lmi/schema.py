@@ -107,7 +107,7 @@ def parse(message: Message[LmiFormat]) -> Parsed[LmiFormat]:
     if given.get("stop") is True:
         PARAMETERS.drop(given, {"stop": "as true, which names no stop string"}, ignored)
     PARAMETERS.check_together(given, is_streamed=format.is_streamed)
-    PARAMETERS.read_search(given, is_streamed=format.is_streamed)
+    PARAMETERS.read_search(given)
     if message.sampling_defaults is not None and "beam_width" not in given:
         fill_in(given, written, message.sampling_defaults)
     is_sampling = "do_sample" in given and given.get("temperature") != 0 and given.get("top_p") != 0

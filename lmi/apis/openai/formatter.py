@@ -12,7 +12,7 @@ import time
 import uuid
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 from orjson import dumps
@@ -297,6 +297,68 @@ class ChatStream(OpenAIStream):
 
 class ChatLines(OpenAILines, ChatStream):
     pass
+
+
+class BlockStream(OpenAIFormatter):
+    """Writes the answer to a chat as blocks, each a thought, a text or a call, and an event for each change of one.
+
+    A whole answer is made as a stream is, without the events.
+    """
+
+    media_type = SSE
+    is_streaming = True
+    block_types: ClassVar[Mapping[type[AnswerPart], str]]
+
+    def __init__(self, parsed: Parsed[OpenAIFormat]) -> None:
+        super().__init__(parsed)
+        self._parts: AnswerParts | None = None
+        self._block: dict[str, Any] = {}  # that is open
+        self._texts: list[str] = []  # of the open block
+
+    def feed(self, delta: Delta) -> list[bytes]:
+        self._count(delta)
+        records: list[bytes] = []
+        if self._parts is None:
+            self._parts = AnswerParts.of(self._format, delta.prompt)
+            records += self._begin()
+        for part in self._parts.feed(text_of(delta.tokens), delta.finish_reason is not None):
+            if isinstance(part, ToolCall) or self._block.get("type") != self.block_types[type(part)]:
+                records += [*self._close(), *self._open(part)]
+                self._texts = []
+            if not isinstance(part, ToolCall):
+                self._texts.append(part.text)
+                records.append(self._grow(part))
+        if delta.finish_reason is None:
+            return records if self.is_streaming else []
+        ending, whole = self._end(delta, delta.finish_reason)
+        return [*records, *ending] if self.is_streaming else [dumps(whole)]
+
+    def _event(self, kind: str, **fields: Any) -> bytes:
+        return named_event(kind, {"type": kind, **fields}) if self.is_streaming else b""
+
+    @abstractmethod
+    def _begin(self) -> list[bytes]:
+        """Return the events of an answer without blocks."""
+
+    @abstractmethod
+    def _open(self, part: AnswerPart) -> list[bytes]:
+        """Begin a block."""
+
+    @abstractmethod
+    def _grow(self, part: Text | Thought | Arguments) -> bytes: ...
+
+    @abstractmethod
+    def _close(self) -> list[bytes]:
+        """End the block that is open, if there is one."""
+
+    @abstractmethod
+    def _end(self, delta: Delta, reason: AnswerEnd) -> tuple[list[bytes], dict[str, Any]]:
+        """Return the last events, and the whole answer."""
+
+
+def named_event(name: str, fields: Mapping[str, object]) -> bytes:
+    """Return a server-sent event with a name."""
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), one_line(dumps(fields)))
 
 
 def choice(index: int, fields: dict[str, Any], finish_reason: str | None = None) -> dict[str, Any]:

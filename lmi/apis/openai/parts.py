@@ -38,13 +38,7 @@ class AnswerParts:
     def feed(self, text: str, is_last: bool = False) -> list[AnswerPart]:
         """Return the parts that this text completes or continues."""
         self._held.text += text
-        parts = self._ready()
-        if is_last:
-            self._held.is_over = True
-            parts += self._ready()
-        return parts
-
-    def _ready(self) -> list[AnswerPart]:
+        self._held.is_over = is_last
         parts: list[AnswerPart] = []
         while (part := next(self._reading, None)) is not None:
             parts.append(part)
@@ -90,6 +84,8 @@ def thoughts(held: Held, form: str = "think", prompt: str = "") -> Reading:
     has_thought = False
     while True:
         before, mark, held.text = cut(held.text, closing)
+        if held.is_over and not mark:
+            before += held.take()
         before = before if has_thought else before.lstrip()
         thought = before.rstrip()
         if thought:
@@ -97,11 +93,9 @@ def thoughts(held: Held, form: str = "think", prompt: str = "") -> Reading:
             yield Thought(thought)
         if mark:
             break
-        held.text = before[len(thought) :] + held.text  # white space may be at its end, so it waits
         if held.is_over:
-            if left := held.take().rstrip():
-                yield Thought(left)
             return
+        held.text = before[len(thought) :] + held.text  # white space may be at its end, so it waits
         yield None
     while not (text := held.text.lstrip()) and not held.is_over:
         yield None
@@ -121,8 +115,6 @@ def harmony(held: Held, *, has_tools: bool) -> Reading:
     header: str | None = None  # None: inside of a message
     while True:
         said, mark, held.text = cut(held.text, START, CHANNEL, MESSAGE, CONSTRAIN, *ENDS)
-        if held.is_over and not mark:
-            said += held.take()
         if header is not None:
             header += said
         elif said:
@@ -137,7 +129,9 @@ def harmony(held: Held, *, has_tools: bool) -> Reading:
             header = None
         elif mark:  # another header, or more of one
             header = (header or "") + (mark if mark == CHANNEL else " ")
-        elif held.is_over:
-            return
-        else:
+        elif not held.is_over:
             yield None
+        else:
+            if header is None and held.text:
+                yield kind(held.text)
+            return

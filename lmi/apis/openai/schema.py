@@ -13,6 +13,7 @@ from typing import Any
 from lmi.apis.base import readers
 from lmi.apis.base.parameters import ROWS, SAMPLING, Given, Parameter, ParameterTable, named, request_of, rows
 from lmi.apis.base.readers import Message, Parsed, boolean, takes, text
+from lmi.apis.beams import FLAG, read_search
 from lmi.apis.guides import GUIDED, an_object, asked_guide, structured_outputs
 from lmi.apis.openai.tools import Tools
 from lmi.errors import InvalidParameter, MalformedRequest, Unsupported, shorten
@@ -93,10 +94,9 @@ def anything(name: str, value: object) -> object:
 
 SHARED: dict[str, Parameter] = rows(
     "n seed top_p presence_penalty frequency_penalty top_k min_p repetition_penalty ignore_eos min_tokens "
-    "stop_token_ids skip_special_tokens spaces_between_special_tokens include_stop_str_in_output cache_salt "
-    "use_beam_search length_penalty early_stopping logits_post_processor_name"
+    "stop_token_ids skip_special_tokens spaces_between_special_tokens include_stop_str_in_output cache_salt"
 )
-SHARED |= GUIDED
+SHARED |= FLAG | rows("length_penalty early_stopping logits_post_processor_name") | GUIDED
 SHARED |= rows(bad_words="bad_sequences", truncate_prompt_tokens="truncate", max_tokens="max_new_tokens")
 SHARED |= named(
     Parameter("model", text, "The model or adapter that answers; left out, the server's own.", fields=("lora_config",)),
@@ -278,7 +278,7 @@ def prompts_of(name: str, value: object, max_prompts: int) -> list[dict[str, Any
 
 def forget_unused(given: dict[str, Any], table: ParameterTable, format: OpenAIFormat, ignored: list[str]) -> None:
     """Read the fields of a beam search, and drop those without effect beside it or without it."""
-    table.read_search(given, is_streamed=format.is_streamed)
+    read_search(table, given, is_streamed=format.is_streamed)
     table.drop(given, table.without_effect(given, is_greedy=False), ignored)
 
 

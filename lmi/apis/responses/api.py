@@ -10,15 +10,12 @@ import uuid
 from dataclasses import replace
 from typing import Any
 
-from orjson import dumps
-
 from lmi.apis.base.api import Api, Forms
-from lmi.apis.base.formatter import JSON, SSE, ErrorFields, text_of
+from lmi.apis.base.formatter import JSON, SSE, ErrorFields
 from lmi.apis.base.readers import Parsed
 from lmi.apis.openai.api import CACHED, OPENAI_CHAT, OPENAI_CHAT_ERRORS
 from lmi.apis.openai.calls.reader import AnswerPart, Arguments, Text, Thought, ToolCall
-from lmi.apis.openai.formatter import OpenAIFormatter
-from lmi.apis.openai.parts import AnswerParts
+from lmi.apis.openai.formatter import BlockStream
 from lmi.apis.openai.schema import OpenAIFormat
 from lmi.apis.responses import schema
 from lmi.apis.responses.schema import ResponseFormat
@@ -31,52 +28,28 @@ EVENTS = {
     "reasoning": "response.reasoning_text",
     "function_call": "response.function_call_arguments",
 }
-KINDS = {Text: "message", Thought: "reasoning", ToolCall: "function_call", Arguments: "function_call"}
 BESIDE: dict[str, dict[str, Any]] = {"message": {"logprobs": []}}  # a text
 
 
-class ItemsStream(OpenAIFormatter):
-    media_type = SSE
-    is_streaming = True
+class ItemsStream(BlockStream):
     kind = "response"
     id_prefix = "resp_"
+    block_types = {Text: "message", Thought: "reasoning", ToolCall: "function_call", Arguments: "function_call"}
 
     def __init__(self, parsed: Parsed[OpenAIFormat]) -> None:
         super().__init__(parsed)
         assert isinstance(parsed.format, ResponseFormat)
         self._state = parsed.format.state
         self._state.model = parsed.format.model
-        self._parts: AnswerParts | None = None
-        self._item: dict[str, Any] | None = None  # that is open
         self._place: dict[str, Any] = {}  # of the open item
-        self._texts: list[str] = []  # of the open item
-        self._response: dict[str, Any] = {}  # at its end
 
-    def feed(self, delta: Delta) -> list[bytes]:
-        self._count(delta)
-        records: list[bytes] = []
-        if self._parts is None:
-            self._parts = AnswerParts.of(self._format, delta.prompt)
-            begun = self._state.response("in_progress")
-            records += [self._event(f"response.{name}", response=begun) for name in ("created", "in_progress")]
-        for part in self._parts.feed(text_of(delta.tokens), delta.finish_reason is not None):
-            records += self._add(part)
-        return records if delta.finish_reason is None else [*records, *self._end(delta.finish_reason)]
+    def _begin(self) -> list[bytes]:
+        begun = self._state.response("in_progress")
+        return [self._event(f"response.{name}", response=begun) for name in ("created", "in_progress")]
 
-    def _add(self, part: AnswerPart) -> list[bytes]:
-        kind, records = KINDS[type(part)], list[bytes]()
-        if self._item is None or self._item["type"] != kind or isinstance(part, ToolCall):
-            records = [*self._close("completed"), *self._open(_item(part))]
-        if isinstance(part, ToolCall):
-            return records
-        self._texts.append(part.text)
-        beside = BESIDE.get(kind, {})
-        return [*records, self._event(f"{EVENTS[kind]}.delta", **self._place, **beside, delta=part.text)]
-
-    def _open(self, item: dict[str, Any]) -> list[bytes]:
-        index = len(self._state.output)
-        self._item, self._texts = item, []
-        self._place = {"item_id": item["id"], "output_index": index}
+    def _open(self, part: AnswerPart) -> list[bytes]:
+        item, index = _item(part), len(self._state.output)
+        self._block, self._place = item, {"item_id": item["id"], "output_index": index}
         records = [self._event("response.output_item.added", output_index=index, item=item)]
         if item["type"] != "function_call":
             item["content"] = [_content(item["type"])]
@@ -84,10 +57,14 @@ class ItemsStream(OpenAIFormatter):
             records.append(self._event("response.content_part.added", **self._place, part=item["content"][0]))
         return records
 
-    def _close(self, status: str) -> list[bytes]:
-        if self._item is None:
+    def _grow(self, part: Text | Thought | Arguments) -> bytes:
+        kind = self.block_types[type(part)]
+        return self._event(f"{EVENTS[kind]}.delta", **self._place, **BESIDE.get(kind, {}), delta=part.text)
+
+    def _close(self, status: str = "completed") -> list[bytes]:
+        item, place, said = self._block, self._place, "".join(self._texts)
+        if not item:
             return []
-        item, place, said = self._item, self._place, "".join(self._texts)
         kind = item["type"]
         done = f"{EVENTS[kind]}.done"
         item |= {"status": status} if "status" in item else {}
@@ -101,15 +78,14 @@ class ItemsStream(OpenAIFormatter):
             records.append(self._event("response.content_part.done", **place, part=part))
         records.append(self._event("response.output_item.done", output_index=place["output_index"], item=item))
         self._state.output.append(item)
-        self._item = None
         return records
 
-    def _end(self, reason: AnswerEnd) -> list[bytes]:
+    def _end(self, delta: Delta, reason: AnswerEnd) -> tuple[list[bytes], dict[str, Any]]:
         status = "incomplete" if reason is AnswerEnd.LENGTH else "completed"
         records = self._close(status)
         details = {"reason": "max_output_tokens"} if status == "incomplete" else None
-        self._response = self._state.response(status, incomplete_details=details, usage=self._usage())
-        return [*records, self._event(f"response.{status}", response=self._response)]
+        response = self._state.response(status, incomplete_details=details, usage=self._usage())
+        return [*records, self._event(f"response.{status}", response=response)], response
 
     def _usage(self) -> dict[str, Any]:
         return {
@@ -121,21 +97,12 @@ class ItemsStream(OpenAIFormatter):
         }
 
     def _event(self, kind: str, **fields: Any) -> bytes:
-        return self._state.event(kind, **fields)
+        return self._state.event(kind, **fields) if self.is_streaming else b""
 
 
 class ItemsWhole(ItemsStream):
-    """The answer as one object, made as a stream is, without its events."""
-
     media_type = JSON
     is_streaming = False
-
-    def feed(self, delta: Delta) -> list[bytes]:
-        super().feed(delta)
-        return [] if delta.finish_reason is None else [dumps(self._response)]
-
-    def _event(self, kind: str, **fields: Any) -> bytes:
-        return b""
 
 
 def _content(kind: str) -> dict[str, Any]:

@@ -18,6 +18,7 @@ import orjson
 from lmi.apis.base import readers
 from lmi.apis.base.parameters import ROWS, Parameter, ParameterTable, request_of, rows
 from lmi.apis.base.readers import Message, Parsed, Reader, takes
+from lmi.apis.beams import FLAG, read_search
 from lmi.apis.guides import json_schema
 from lmi.errors import InvalidParameter, InvalidRequest, MalformedRequest, Unsupported, shorten
 from lmi.executor import GuidedDecodingParams, GuideType
@@ -165,11 +166,10 @@ def _scalar(name: str, value: object, *, is_text: bool) -> object:
 
 MEANT = rows(
     "top_k top_p min_p seed repetition_penalty presence_penalty frequency_penalty min_tokens stop_token_ids ignore_eos "
-    "include_stop_str_in_output skip_special_tokens spaces_between_special_tokens n best_of beam_width "
-    "use_beam_search length_penalty early_stopping cache_salt",
-    logprobs="num_top_log_probs",
-    lora_name="adapter",
-) | {
+    "include_stop_str_in_output skip_special_tokens spaces_between_special_tokens n best_of beam_width"
+)
+MEANT |= FLAG | rows("length_penalty early_stopping cache_salt", logprobs="num_top_log_probs", lora_name="adapter")
+MEANT |= {
     "text_input": Parameter("prompt", _prompt, "The prompt.", fields=("inputs", "input_token_ids")),
     "stream": Parameter("stream", readers.boolean, "Whether the answer comes token by token."),
     "max_tokens": replace(ROWS["max_new_tokens"], off=(DEFAULT_MAX_NEW_TOKENS,)),
@@ -240,7 +240,7 @@ def parse(message: Message[TritonFormat]) -> Parsed[TritonFormat]:
         raise MalformedRequest("missing required input(s) ['text_input']. Please provide all required input(s).")
     is_streaming = message.format.is_streamed and given.get("stream", True)
     INPUTS.check_together(given, is_streamed=is_streaming)
-    INPUTS.read_search(given, is_streamed=is_streaming)
+    read_search(INPUTS, given, is_streamed=is_streaming)
     is_greedy = "beam_width" not in given and (not given.get("temperature") or given.get("top_p") == 0)
     reasons = INPUTS.without_effect(given, is_greedy=is_greedy)
     if is_streaming:

@@ -98,7 +98,7 @@ def json_call_list(held: Held) -> CallReading:
             left = yield from json_call(held)
             if left is not None and not has_begun:
                 return read + left
-            if left is not None and held.is_over:
+            if left is not None and held.is_over and not held.text:
                 yield Text(left)
             elif left is not None:
                 held.text = left + held.text

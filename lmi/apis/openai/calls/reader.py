@@ -1,7 +1,7 @@
 """What readers of an answer have in common: the text that they hold, and the parts that they make of it.
 
 A reader is a generator. It takes text from the front of `Held`, yields each part that this completes or continues, and
-None where it needs more text. After the last text it goes on once more, with `is_over`.
+None where it needs more text. With the last text the answer `is_over`.
 """
 
 from __future__ import annotations

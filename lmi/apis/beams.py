@@ -1,0 +1,35 @@
+"""vLLM's flag for a beam search: the width is `best_of`, else `n`, and the answer holds `n` beams."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lmi.apis.base.parameters import Parameter, ParameterTable, named
+from lmi.apis.base.readers import boolean
+from lmi.errors import InvalidParameter, Unsupported
+
+ONE_BEAM_STREAMED = "the best beam is known only at its end, so it cannot be streamed"
+FLAG = named(Parameter("use_beam_search", boolean, "Whether to search with beams.", (False,), ("beam_width",)))
+
+
+def read_search(table: ParameterTable, given: dict[str, Any], *, is_streamed: bool) -> None:
+    """Read the flag, or what else asks for a search, into `beam_width`, after `best_of` is known to be at least `n`.
+
+    Raises InvalidParameter for numbers that do not fit the width, Unsupported for beams in a stream.
+    """
+    if "use_beam_search" not in given:
+        table.read_search(given)
+        return
+    name = table.named("use_beam_search")
+    if "beam_width" in given:
+        raise InvalidParameter(name, f"left out beside {table.wire('beam_width')}", given["use_beam_search"])
+    num_returned = given.get("n", 1)
+    width = given.pop("best_of", num_returned)
+    if width == 1:
+        given["temperature"] = 0.0  # with one beam decoding is greedy
+        return
+    if is_streamed:
+        raise Unsupported(name, ONE_BEAM_STREAMED)
+    if given.get("temperature") == 0:
+        del given["temperature"]  # vLLM's clients send it beside the flag
+    given |= {"beam_width": width, "n": num_returned}
