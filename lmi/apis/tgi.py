@@ -15,14 +15,14 @@ from orjson import dumps
 from lmi import errors
 from lmi.apis.base import parameters
 from lmi.apis.base.api import Api, ErrorRules, Forms, Row
-from lmi.apis.base.formatter import NO_TOKEN, SSE, ErrorFields, Formatter, WholeFormatter, joined
+from lmi.apis.base.formatter import NO_TOKEN, SSE, ErrorFields, StepFormatter, WholeFormatter
 from lmi.apis.base.parameters import ROWS, Given, Parameter, ParameterTable, in_parameters, rows
 from lmi.apis.base.readers import Message, Parsed, boolean, check_types, check_values, integer, number, read_object
 from lmi.apis.guides import tgi_grammar
 from lmi.description.parts import NOTHING, ApiDescription, Form, asked, content, either, or_null, struct, taken
 from lmi.errors import InvalidParameter, MalformedRequest, Unsupported, shorten
 from lmi.settings.config import Config, ModelConfig
-from lmi.types import Answer, AnswerEnd, AnswerFormat, Delta, OutputFormat, Token, ranked
+from lmi.types import Answer, AnswerFormat, OutputFormat, Token, ranked
 
 DEFAULT_MAX_NEW_TOKENS = 1024  # as in TGI's API description; the context may have room for fewer
 KNOWN_FIELDS = ("inputs", "parameters", "stream")
@@ -154,43 +154,26 @@ class TgiWhole(WholeFormatter[TgiFormat]):
         return dumps({"error": error.message, "error_type": error.kind})
 
 
-class TgiStream(Formatter[TgiFormat]):
-    """The answer step by step. A step is nearly always one token."""
-
+class TgiStream(StepFormatter[TgiFormat]):
     media_type = SSE
-    is_streaming = True
     opening = b"data:"
     closing = b"\n\n"
 
-    def __init__(self, parsed: Parsed[TgiFormat]) -> None:
-        super().__init__(parsed)
-        self._texts: list[str] = []
-        self._num_tokens = self._num_prompt_tokens = 0
-
-    def feed(self, delta: Delta) -> list[bytes]:
-        self._num_prompt_tokens += delta.num_prompt_tokens
-        is_last = delta.finish_reason is not None
-        if not delta.tokens and not is_last:
-            return []
-        token = joined(delta.tokens) if delta.tokens else NO_TOKEN
-        self._texts.append(token.text)
-        self._num_tokens += len(delta.tokens)
-        return [self._event(token, delta.finish_reason)]
-
-    def _event(self, token: Token, finish_reason: AnswerEnd | None) -> bytes:
-        index = self._num_tokens + (token is NO_TOKEN)
+    def _step(self, token: Token) -> bytes:
+        answer = self._answer
+        index = len(answer.tokens) + (token is NO_TOKEN)
         event: dict[str, Any] = {"index": index, "token": _token(token)}
         if self._request.num_top_log_probs:
             event["top_tokens"] = [_token(other) for other in token.top or ()]
-        is_last = finish_reason is not None
-        event["generated_text"] = self._full_text("".join(self._texts)) if is_last else None
+        is_last = answer.finish_reason is not None
+        event["generated_text"] = self._full_text(answer.text) if is_last else None
         event["details"] = None
         if is_last and self._format.details:
             event["details"] = {
-                "finish_reason": finish_reason,
-                "generated_tokens": self._num_tokens,
+                "finish_reason": answer.finish_reason,
+                "generated_tokens": len(answer.tokens),
                 "seed": self._request.sampling.seed,
-                "input_length": self._num_prompt_tokens,
+                "input_length": answer.num_prompt_tokens,
             }
         return self.record(dumps(event))
 

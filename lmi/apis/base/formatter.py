@@ -15,7 +15,7 @@ from lmi.apis.base.readers import Parsed
 from lmi.types import Answer, Delta, Format, Token
 
 NO_TOKEN = Token(id=-1, text="", is_special=True)
-"""Replaces the last token if an answer ends without one. The reference writes an empty step this way."""
+"""The token of an empty step, as the reference writes it."""
 
 JSON, JSONLINES, SSE = "application/json", "application/jsonlines", "text/event-stream"
 ESCAPES = {char.encode(): b"\\u%04x" % ord(char) for char in "\x85\u2028\u2029"}
@@ -121,6 +121,26 @@ class WholeFormatter(Formatter[Format]):
 
     @abstractmethod
     def _whole(self, answers: list[Answer]) -> bytes: ...
+
+
+class StepFormatter(Formatter[Format]):
+    """Writes a record for each step, which is nearly always one token. An answer without one ends with NO_TOKEN."""
+
+    is_streaming = True
+
+    def __init__(self, parsed: Parsed[Format]) -> None:
+        super().__init__(parsed)
+        self._answer = Answer()
+
+    def feed(self, delta: Delta) -> list[bytes]:
+        self._answer.add(delta)
+        if not delta.tokens and delta.finish_reason is None:
+            return []
+        return [self._step(joined(delta.tokens) if delta.tokens else NO_TOKEN)]
+
+    @abstractmethod
+    def _step(self, token: Token) -> bytes:
+        """Return a record. The answer so far has the token, and its `finish_reason` with the last one."""
 
 
 def error_fields(error: ErrorFields) -> bytes:

@@ -18,12 +18,12 @@ from functools import partial
 from orjson import dumps
 
 from lmi.apis.base.api import Api, ErrorRules, Forms, Row
-from lmi.apis.base.formatter import NO_TOKEN, ErrorFields, Formatter, WholeFormatter, error_fields, joined
+from lmi.apis.base.formatter import ErrorFields, Formatter, StepFormatter, WholeFormatter, error_fields
 from lmi.apis.base.readers import Parsed
 from lmi.apis.lmi import schema
 from lmi.apis.lmi.schema import WIRE_NAMES, LmiFormat
 from lmi.errors import DeadlineExceeded, EngineLost, GenerationFailed, InvalidRequest, MalformedRequest, OutOfMemory
-from lmi.types import Answer, AnswerEnd, Delta, Token, ranked
+from lmi.types import Answer, AnswerEnd, Token, ranked
 
 
 class LmiFormatter(Formatter[LmiFormat]):
@@ -95,42 +95,26 @@ class LmiWhole(LmiFormatter, WholeFormatter[LmiFormat]):
         return b'{"generated_text": "", "details": %b, %b}' % (details, error_fields(error))
 
 
-class LmiStream(LmiFormatter):
-    """A line for each step, which is nearly always one token.
+class LmiStream(LmiFormatter, StepFormatter[LmiFormat]):
+    """A line for each step.
 
-    Every line ends with a newline, the last one too, because client libraries loop endlessly on a line without one. If
-    the answer ends without a token, the last line has the token -1.
+    Every line ends with a newline, the last one too, because client libraries loop endlessly on a line without one.
     """
 
     media_type = "application/jsonlines"
-    is_streaming = True
     opening = b"{"
     closing = b"}\n"
 
-    def __init__(self, parsed: Parsed[LmiFormat]) -> None:
-        super().__init__(parsed)
-        self._has_top = bool(self._request.num_top_log_probs)
-        self._texts: list[str] = []
-        self._num_tokens = 0
-        self._prefill: list[Token] | None = None
-
-    def feed(self, delta: Delta) -> list[bytes]:
-        if delta.prefill is not None:
-            self._prefill = delta.prefill
-        if not delta.tokens and delta.finish_reason is None:
-            return []
-        token = joined(delta.tokens) if delta.tokens else NO_TOKEN
-        self._texts.append(token.text)
-        self._num_tokens += len(delta.tokens)
-        fields = b'"token": ' + self._token_json(token)
-        if self._has_top:
+    def _step(self, token: Token) -> bytes:
+        fields, answer = b'"token": ' + self._token_json(token), self._answer
+        if self._request.num_top_log_probs:
             fields += b', "top_tokens": ' + self._tokens(token.top or ())
-        if delta.finish_reason is not None:
-            fields += b', "generated_text": %b' % dumps(self._full_text("".join(self._texts)))
+        if answer.finish_reason is not None:
+            fields += b', "generated_text": %b' % dumps(self._full_text(answer.text))
             if self._format.details:
-                details = self._details(delta.finish_reason, self._num_tokens, None, self._prefill)
+                details = self._details(answer.finish_reason, len(answer.tokens), None, answer.prefill)
                 fields += b', "details": ' + details
-        return [self.record(fields)]
+        return self.record(fields)
 
     @classmethod
     def error(cls, error: ErrorFields) -> bytes:
