@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sized
+from collections.abc import Callable, Collection, Iterable, Mapping, Sized
 from types import MappingProxyType
 from typing import Any
 
@@ -173,10 +173,6 @@ def check_search(text: str, given: Iterable[object]) -> None:
 Method = Callable[[Budget, Any, tuple[Any, ...]], None]  # spends what the call of a method takes at most
 
 
-def _free(budget: Budget, text: Any, given: tuple[Any, ...]) -> None:
-    """The result is no larger than what is there, or is measured when it is there."""
-
-
 def _search(budget: Budget, text: str, given: tuple[Any, ...]) -> None:
     check_search(text, given)
 
@@ -209,27 +205,26 @@ ASKING = frozenset(  # methods that make nothing
 )
 SHORTENING = "capitalize casefold lower partition removeprefix removesuffix splitlines swapcase title upper".split()
 OF_TEXT: Mapping[str, Method] = {
-    **dict.fromkeys((*ASKING, *SHORTENING), _free),
     **dict.fromkeys(("strip", "lstrip", "rstrip", "rfind", "rindex", "rpartition"), _search),
     **dict.fromkeys(("split", "rsplit"), _split),
     **dict.fromkeys(("center", "ljust", "rjust", "zfill"), _pad),
     "expandtabs": _expand,
     "replace": replaced,
 }
-METHODS: tuple[tuple[type, Mapping[str, Method]], ...] = (
-    (str, OF_TEXT),
-    (dict, dict.fromkeys(("get", "items", "keys", "values", "copy"), _free)),
-    (list, dict.fromkeys(("index", "count", "copy"), _free)),
-    (tuple, dict.fromkeys(("index", "count"), _free)),
-)
+METHODS: Mapping[type, Collection[str]] = {  # whose results are no larger than what is there, or measured when there
+    str: {*ASKING, *SHORTENING, *OF_TEXT},
+    dict: ("get", "items", "keys", "values", "copy"),
+    list: ("index", "count", "copy"),
+    tuple: ("index", "count"),
+}
 
 
 def check_method(budget: Budget, owner: object, name: str, given: tuple[Any, ...]) -> None:
     """Spend what the call of a built-in method takes. Raises GenerationFailed for one that templates do not have."""
-    for kind, methods in METHODS:
-        if isinstance(owner, kind):
-            if (method := methods.get(name)) is None:
-                break
-            method(budget, owner, given)
-            return
-    raise GenerationFailed(f"the chat template calls {type(owner).__name__}.{name}, which templates cannot call here")
+    kind = next((kind for kind in METHODS if isinstance(owner, kind)), object)
+    if name not in METHODS.get(kind, ()):
+        raise GenerationFailed(
+            f"the chat template calls {type(owner).__name__}.{name}, which templates cannot call here"
+        )
+    if kind is str and name in OF_TEXT:
+        OF_TEXT[name](budget, owner, given)

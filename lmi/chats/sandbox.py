@@ -133,7 +133,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
             filters.update({name: bound(filters[name]) for name in names})
         filters |= {name[3:]: getattr(self, name) for name in vars(TemplateEnvironment) if name.startswith("do_")}
         ours: dict[str, Filter] = {
-            CLOCK: self._timed(lambda value: value),
+            CLOCK: self._in_time,
             MADE: lambda value: self.budget.made(value),
             PART: lambda value, *ends: self.budget.made(value[slice(*ends)]),
             CONCAT: lambda *values: self.concat([v if isinstance(v, str) else str(v) for v in values]),
@@ -141,16 +141,12 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         }
         filters.update({name: _in_context(function) for name, function in ours.items()})
         tests: dict[str, Any] = self.tests
-        tests.update({name: self._timed(tests[name]) for name in TIMED_TESTS})
+        tests.update({name: self._measured(tests[name]) for name in TIMED_TESTS})
         tests.update({name: _of_number(tests[name]) for name in OF_NUMBERS})
 
-    def _timed(self, function: Filter) -> Filter:
-        @wraps(function)
-        def bounded(*args: Any, **kwargs: Any) -> Any:
-            self.budget.check_time()
-            return function(*args, **kwargs)
-
-        return bounded
+    def _in_time(self, value: Any) -> Any:
+        self.budget.check_time()
+        return value
 
     def _measured(self, function: Filter) -> Filter:
         @wraps(function)
@@ -332,54 +328,35 @@ def _of_number(function: Filter) -> Filter:
 class BoundedTree(NodeTransformer):
     """Changes a parsed template in place."""
 
-    def visit_For(self, node: nodes.For) -> nodes.Node:
-        self.generic_visit(node)
-        node.body.insert(0, _look_at_clock(node.lineno))
-        if node.test is not None:
-            node.test = nodes.And(_filtered(nodes.Const(True), CLOCK), node.test).set_lineno(node.lineno)
-        return node
-
-    def visit_Macro(self, node: nodes.Macro | nodes.CallBlock) -> nodes.Node:
-        self.generic_visit(node)
-        node.body.insert(0, _look_at_clock(node.lineno))
-        return node
-
-    visit_CallBlock = visit_Macro
-
-    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
-        self.generic_visit(node)
-        return _filtered(node.nodes[0], CONCAT, *node.nodes[1:])
-
-    def visit_List(self, node: nodes.List | nodes.Tuple) -> nodes.Node:
-        self.generic_visit(node)
-        return node if _is_const(node) else _filtered(node, MADE)
-
-    def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:
-        return self.visit_List(node) if node.ctx == "load" else self.generic_visit(node)
-
-    def visit_Dict(self, node: nodes.Dict) -> nodes.Node:
-        return _filtered(self.generic_visit(node), MADE)
-
-    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
-        self.generic_visit(node)
-        part = node.arg
-        if not isinstance(part, nodes.Slice):
-            return node
-        ends = (nodes.Const(None) if end is None else end for end in (part.start, part.stop, part.step))
-        return _filtered(node.node, PART, *ends)
-
-    def generic_visit(self, node: Any, *args: Any, **kwargs: Any) -> Any:
+    def visit(self, node: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(node, nodes.Call | nodes.Filter | nodes.Test) and node.dyn_args is not None:
             node.dyn_args = _filtered(node.dyn_args, LISTED)
-        return super().generic_visit(node, *args, **kwargs)
-
-    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
-        """Leave a comparison with a constant, which takes no longer than the constant is long."""
         self.generic_visit(node)
-        is_short = len(node.ops) == 1 and (
-            _is_const(node.ops[0].expr) or (_is_const(node.expr) and node.ops[0].op not in ("in", "notin"))
-        )
-        return node if is_short else _filtered(node, CLOCK)
+        match node:
+            case nodes.For() | nodes.Macro() | nodes.CallBlock():
+                clock = _filtered(nodes.Const(None, lineno=node.lineno), CLOCK)
+                node.body.insert(0, nodes.ExprStmt(clock).set_lineno(node.lineno))
+                if isinstance(node, nodes.For) and node.test is not None:
+                    clock = _filtered(nodes.Const(True, lineno=node.lineno), CLOCK)
+                    node.test = nodes.And(clock, node.test).set_lineno(node.lineno)
+            case nodes.Concat():
+                return _filtered(node.nodes[0], CONCAT, *node.nodes[1:])
+            case nodes.Dict():
+                return _filtered(node, MADE)
+            case nodes.List() | nodes.Tuple(ctx="load") if not _is_const(node):
+                return _filtered(node, MADE)
+            case nodes.Getitem(arg=nodes.Slice() as part):
+                ends = (nodes.Const(None) if end is None else end for end in (part.start, part.stop, part.step))
+                return _filtered(node.node, PART, *ends)
+            case nodes.Compare() if not _is_short(node):
+                return _filtered(node, CLOCK)
+        return node
+
+
+def _is_short(node: nodes.Compare) -> bool:
+    """Whether a comparison is with a constant, and so takes no longer than the constant is long."""
+    first, *more = node.ops
+    return not more and (_is_const(first.expr) or (_is_const(node.expr) and first.op not in ("in", "notin")))
 
 
 def _filtered(node: nodes.Node, name: str, *args: nodes.Node) -> nodes.Expr:
@@ -390,7 +367,3 @@ def _is_const(node: nodes.Node) -> bool:
     if isinstance(node, nodes.List | nodes.Tuple):
         return all(map(_is_const, node.items))
     return isinstance(node, nodes.Const)
-
-
-def _look_at_clock(lineno: int) -> nodes.Node:
-    return nodes.ExprStmt(_filtered(nodes.Const(None), CLOCK)).set_lineno(lineno)
