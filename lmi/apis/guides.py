@@ -15,7 +15,7 @@ from urllib.parse import unquote
 import orjson
 
 from lmi.apis.base.parameters import Parameter, named
-from lmi.apis.base.readers import MAX_WORDS, Reader, boolean, choice, strings, takes, text
+from lmi.apis.base.readers import MAX_WORDS, Reader, boolean, checked, choice, strings, takes, text
 from lmi.errors import InvalidParameter
 from lmi.executor import GuidedDecodingParams, GuideType
 
@@ -30,11 +30,7 @@ AskedGuide = tuple[GuidedDecodingParams | None, dict[str, str]]
 """A guide, and a map from its name in the contract to the field that asked for it."""
 
 
-@takes({"type": "object"})
-def an_object(name: str, value: object) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise InvalidParameter(name, "an object", value)
-    return value
+an_object = checked({"type": "object"}, lambda value: "" if isinstance(value, dict) else "an object")
 
 
 def json_schema(name: str, value: object) -> GuidedDecodingParams:

@@ -206,10 +206,10 @@ def needs_ranking(given: Given) -> bool:
 
 def sampling_config(given: Given, *, is_greedy: bool) -> SamplingConfig:
     width = given.get("beam_width", 1)
-    search = {"length_penalty": 1.0, "early_stopping": 0} if width > 1 else {}
-    values = search | {name: given[name] for name in SAMPLING_FIELDS & given.keys()}
+    values = {name: given[name] for name in SAMPLING_FIELDS & given.keys()}
     if width > 1:
-        values["early_stopping"] = int(values["early_stopping"])
+        values["length_penalty"] = given.get("length_penalty", 1.0)
+        values["early_stopping"] = int(given.get("early_stopping", False))
     if is_greedy:
         values["temperature"] = 0.0
     values["min_tokens"] = max(given.get("min_length", 0), given.get("min_tokens", 0)) or None

@@ -105,13 +105,10 @@ class OpenAIWhole(OpenAIFormatter, WholeFormatter[OpenAIFormat]):
     def _chosen(self) -> list[int]:
         """Return the index of each choice's answer. Of more sequences than choices the most probable are taken."""
         answers, num_made, num_wanted = self._answers, self._request.num_sequences, self._format.num_choices
-        chosen: list[int] = []
-        for first in range(0, len(answers), num_made):
-            made = list(range(first, first + num_made))
-            if num_made > num_wanted:
-                made.sort(key=lambda index: -answers[index].cum_log_prob)
-            chosen += made[:num_wanted]
-        return chosen
+        made = list(range(len(answers)))
+        if num_made > num_wanted:
+            made.sort(key=lambda index: (index // num_made, -answers[index].cum_log_prob))
+        return [index for place, index in enumerate(made) if place % num_made < num_wanted]
 
     def _prefill(self, index: int) -> list[Token]:
         """Return the prompt's tokens, which the first sequence of its request has."""

@@ -7,7 +7,7 @@ one element is a scalar. Sources: extension_generate.md; the outputs of vllm_bac
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -34,6 +34,12 @@ OUTPUTS = {  # besides text_output, under the names of a model's metadata
     "cum_log_probs": "FP32",
     "output_log_probs": "FP32",
 }
+VALUES_OF: dict[str, Callable[[Answer], Sequence[Any]]] = {  # that one sequence, or a part of it, adds to an output
+    "finish_reason": lambda answer: ["None" if answer.finish_reason is None else REASONS[answer.finish_reason]],
+    "num_output_tokens": lambda answer: [len(answer.tokens)],
+    "output_log_probs": lambda answer: [token.log_prob for token in answer.tokens],
+    "logprobs": lambda answer: [dumps([_alternatives(t) for t in answer.tokens], option=OPT_NON_STR_KEYS).decode()],
+}
 
 
 class TritonWhole(WholeFormatter[TritonFormat]):
@@ -45,18 +51,13 @@ class TritonWhole(WholeFormatter[TritonFormat]):
 
     def _object(self, answers: Sequence[Answer], num_input_tokens: int, cum_log_probs: Sequence[float]) -> bytes:
         """Write an object. `cum_log_probs` holds the sum of each sequence so far, which covers earlier events too."""
-        fields: dict[str, Any] = {
-            **self._format.head,
-            "text_output": _tensor([self._full_text(a.text) for a in answers]),
-        }
-        for name in self._format.outputs:
-            if name == "num_input_tokens":
-                fields[name] = num_input_tokens
-            elif name in ("cum_log_probs", "cumulative_logprob"):
-                fields[name] = _tensor(cum_log_probs)
-            else:
-                fields[name] = _tensor([value for answer in answers for value in _values(name, answer)])
-        return self.record(dumps(fields, option=OPT_SORT_KEYS))
+        sums = dict.fromkeys(("cum_log_probs", "cumulative_logprob"), cum_log_probs)
+        values: dict[str, Sequence[Any]] = {"num_input_tokens": [num_input_tokens], **sums}
+        for name in VALUES_OF.keys() & self._format.outputs:
+            values[name] = [value for answer in answers for value in VALUES_OF[name](answer)]
+        fields = {name: _tensor(values[name]) for name in self._format.outputs}
+        fields |= {"text_output": _tensor([self._full_text(answer.text) for answer in answers])}
+        return self.record(dumps({**self._format.head, **fields}, option=OPT_SORT_KEYS))
 
     @classmethod
     def error(cls, error: ErrorFields) -> bytes:
@@ -85,17 +86,6 @@ class TritonStream(TritonOneEvent):
 
 def _tensor(values: Sequence[Any]) -> Any:
     return values[0] if len(values) == 1 else values
-
-
-def _values(name: str, answer: Answer) -> list[Any]:
-    """Return the values that one sequence, or a part of it, adds to an output."""
-    if name == "finish_reason":
-        return ["None" if answer.finish_reason is None else REASONS[answer.finish_reason]]
-    if name == "num_output_tokens":
-        return [len(answer.tokens)]
-    if name == "output_log_probs":
-        return [token.log_prob for token in answer.tokens]
-    return [dumps([_alternatives(token) for token in answer.tokens], option=OPT_NON_STR_KEYS).decode()]
 
 
 def _alternatives(token: Token) -> dict[int, dict[str, object]]:
