@@ -19,6 +19,7 @@ from lmi.types import GenerationRequest
 MAX_SEQUENCES = 16  # of one prompt
 MAX_BEAMS = 256  # as of option.max_beam_width; an engine has a lower bound
 MAX_TOP_N_TOKENS = 20  # what engines offer; clients of the LMI API may ask for more with logprobs
+SAMPLING = ("seed", "temperature", "top_k", "top_p", "min_p", "typical_p")  # no effect without sampling
 OF_A_SEARCH = ("length_penalty", "early_stopping")
 ONE_SEQUENCE_STREAMED = "several sequences come only in an answer that is not streamed"
 REQUEST_FIELDS = frozenset(GenerationRequest.__dataclass_fields__) - {"stop_sequences"}
@@ -32,7 +33,7 @@ class Parameter:
     """One meaning. Its value fills the field `name` of GenerationRequest or SamplingConfig, if there is one.
 
     `help` is a sentence for descriptions. `off` holds the values that mean the same as leaving it out. `fields` are the
-    engines' names for it, if they differ. What only `samples` has no effect in greedy decoding and in a beam search.
+    engines' names for it, if they differ.
     """
 
     name: str
@@ -40,7 +41,6 @@ class Parameter:
     help: str = ""
     off: tuple[object, ...] = ()
     fields: tuple[str, ...] = ()
-    samples: bool = False
 
 
 def named(*parameters: Parameter) -> dict[str, Parameter]:
@@ -51,16 +51,12 @@ def named(*parameters: Parameter) -> dict[str, Parameter]:
 PENALTY, TOKEN_IDS = number(-MAX_PENALTY, MAX_PENALTY), readers.token_ids(MAX_WORDS)
 ROWS = named(
     Parameter("do_sample", boolean, "Whether tokens are drawn; otherwise the likeliest one is taken.", (False,)),
-    Parameter("seed", integer(0, MAX_SEED), "Makes the same request draw the same tokens again.", samples=True),
-    Parameter("temperature", number(0, MAX_TEMPERATURE), "How freely tokens are drawn.", (1,), samples=True),
-    Parameter("top_k", integer(-1), "Draw from so many likeliest tokens; -1 and 0 mean all.", (-1, 0), samples=True),
-    Parameter(
-        "top_p", number(0, 1), "Draw from the likeliest tokens with this probability together.", (1,), samples=True
-    ),
-    Parameter("min_p", number(0, 1), "Draw from tokens with this part of the best's probability.", (0,), samples=True),
-    Parameter(
-        "typical_p", number(0, 1, low_open=True), "Draw from typical tokens that sum to this.", (1,), samples=True
-    ),
+    Parameter("seed", integer(0, MAX_SEED), "Makes the same request draw the same tokens again."),
+    Parameter("temperature", number(0, MAX_TEMPERATURE), "How freely tokens are drawn.", (1,)),
+    Parameter("top_k", integer(-1), "Draw from so many likeliest tokens; -1 and 0 mean all.", (-1, 0)),
+    Parameter("top_p", number(0, 1), "Draw from the likeliest tokens with this probability together.", (1,)),
+    Parameter("min_p", number(0, 1), "Draw from tokens with this part of the best's probability.", (0,)),
+    Parameter("typical_p", number(0, 1, low_open=True), "Draw from typical tokens that sum to this.", (1,)),
     Parameter("repetition_penalty", number(*REPETITION_PENALTIES), "Over 1, tokens so far become less likely.", (1,)),
     Parameter("presence_penalty", PENALTY, "Over 0, tokens that the answer has become less likely.", (0,)),
     Parameter("frequency_penalty", PENALTY, "Over 0, tokens become less likely each time the answer has them.", (0,)),
@@ -92,7 +88,6 @@ ROWS = named(
     Parameter("logits_post_processor_name", text, "The function of `option.logits_post_processors` to use."),
     Parameter("cache_salt", readers.cache_salt, "Only requests with the same salt share cached prompts."),
 )
-SAMPLING = tuple(row.name for row in ROWS.values() if row.samples)
 
 
 def rows(names: str = "", **others: str) -> dict[str, Parameter]:
