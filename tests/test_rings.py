@@ -50,7 +50,7 @@ ANNEXES = {
     "older_tokenizers": ("lmi.text.convert",),
     "welcome": ("lmi.supervisor.banner",),
     "guides": ("lmi.apis.guides", "handlers.guides"),
-    "beams": ("handlers.base.beams",),
+    "beams": ("lmi.apis.beams", "handlers.base.beams"),
     "engines": (
         *("handlers.driven", "handlers.base.captured", "handlers.base.configuration"),
         *("handlers.base.sequence", "handlers.base.waiting"),
@@ -64,6 +64,7 @@ BESIDE = {
     "lmi_trtllm": ("handlers.lmi_trtllm",),
 }
 ARROWS = {
+    "access": {"options"},
     "adapters": {"description", "desired_state", "models", "openai", "secure_mode", "sources"},
     "anthropic": {"description", "guides", "openai"},  # both answer chats
     "choice": {"options", "sources", "user_code"},
@@ -78,7 +79,7 @@ ARROWS = {
     "lmi_dist": {"adapters", "beams", "engines", "guides", "other_names"},
     "lmi_vllm": {"adapters", "engines", "guides"},
     "models": {"adapters", "choice", "description", "desired_state", "openai", "other_names", "secure_mode", "sources"},
-    "openai": {"description", "guides"},
+    "openai": {"beams", "description", "guides"},
     "other_names": {"choice", "options"},
     "pages": {"description", "metrics"},
     "responses": {"description", "guides", "openai"},
@@ -86,7 +87,7 @@ ARROWS = {
     "sources": {"choice"},
     "tgi": {"description", "guides"},
     "tracing": {"metrics"},
-    "triton": {"description", "guides"},
+    "triton": {"beams", "description", "guides"},
     "user_code": {"choice", "cores", "sources"},
     "welcome": {"choice"},
 }
@@ -103,32 +104,32 @@ STILL = {
     "lmi.server.routes.invocations": {"lines"},
 }
 # Lines of Python. A room may shrink freely. To grow, it changes its row in the same commit, which says why.
-MAX_LINES_OF_THE_HOUSE = 13_620
+MAX_LINES_OF_THE_HOUSE = 12_280
 MAX_LINES = {
-    "lmi/adapters": 850,
-    "lmi/apis": 5570,
-    "lmi/chats": 970,
+    "lmi/adapters": 880,
+    "lmi/apis": 5310,
+    "lmi/chats": 940,
     "lmi/client": 1040,
     "lmi/description": 440,
     "lmi/engine": 1460,
     "lmi/executor": 880,
-    "lmi/gateway": 2110,
+    "lmi/gateway": 2100,
     "lmi/http": 1050,
-    "lmi/models": 1160,
+    "lmi/models": 1150,
     "lmi/server": 2400,
     "lmi/sessions": 350,
-    "lmi/settings": 2900,
-    "lmi/shared": 1470,
+    "lmi/settings": 2720,
+    "lmi/shared": 1320,
     "lmi/sources": 1810,
-    "lmi/supervisor": 1720,
-    "lmi/text": 610,
-    "lmi/user_code": 2540,
-    "handlers/base": 1640,
-    "handlers/driven": 780,
-    "handlers/guides": 1850,
-    "handlers/lmi_dist": 6750,
+    "lmi/supervisor": 1730,
+    "lmi/text": 600,
+    "lmi/user_code": 2570,
+    "handlers/base": 1630,
+    "handlers/driven": 770,
+    "handlers/guides": 1790,
+    "handlers/lmi_dist": 6620,
     "handlers/lmi_trtllm": 1980,
-    "handlers/lmi_vllm": 1890,
+    "handlers/lmi_vllm": 1910,
 }
 OURS = {module_name(path): path for top in ("lmi", "handlers") for path in sources(top) if "compat" not in path.parts}
 ROOMS = [path for top in ("lmi", "handlers") for path in sorted((ROOT / top).iterdir()) if any(path.glob("*.py"))]
