@@ -4,8 +4,6 @@ The front end uses it before it submits a request. Each Executor uses it again i
 the library gets the same answer as a client.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from operator import attrgetter
 

@@ -1,7 +1,5 @@
 """The command `lmi`, and the commands `serve` and `djl-serving` with which container platforms start an image."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Sequence

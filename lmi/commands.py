@@ -3,8 +3,6 @@
 Each imports what it needs when it runs.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import re

@@ -5,8 +5,6 @@ Each class has a stable `label`, which logs and metrics show, and the HTTP `stat
 `ErrorRules`. An error passes between processes as an `ErrorInfo`.
 """
 
-from __future__ import annotations
-
 import errno
 from collections.abc import Mapping
 from typing import NamedTuple

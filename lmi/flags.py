@@ -4,8 +4,6 @@ A flag that no row has and an engine knows as an option is its `--set`: `--enabl
 file of `--config` is read as vLLM reads its own: a YAML object of flags, whose values count unless a flag is given too.
 """
 
-from __future__ import annotations
-
 import difflib
 import functools
 import json

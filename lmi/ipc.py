@@ -3,8 +3,6 @@
 A frame is a 4-byte little-endian length and that many bytes. A connection closes when one is not a valid message.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

@@ -6,8 +6,6 @@ Every sequence ends with a Delta that has a finish reason, or the request ends w
 stream is closed, which sends Cancel unless the engine has finished.
 """
 
-from __future__ import annotations
-
 import asyncio
 import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence

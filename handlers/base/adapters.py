@@ -4,8 +4,6 @@ A request may name an adapter once it is loaded. Its weights were read then, or 
 load did not ask for them. The number by which the engine knows an adapter is never used again.
 """
 
-from __future__ import annotations
-
 import re
 from bisect import insort
 from collections import OrderedDict

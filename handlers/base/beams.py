@@ -4,8 +4,6 @@ Sequences and scores are those of transformers' beam search, which knows no mode
 log-probs of each running beam. Temperature and what else makes sampling random have no effect.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence as SequenceOf
 from dataclasses import dataclass, field

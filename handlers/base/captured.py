@@ -4,8 +4,6 @@ The row of a generated token is the one that it was drawn from, so the first one
 puts rows in; a Sequence moves them into its Results, each once, but those of beams with every Result, as their tokens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Iterable, Sequence as SequenceOf
 from itertools import count
 from typing import Any, TypeAlias

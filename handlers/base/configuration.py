@@ -5,8 +5,6 @@ too is what engines make of options alike: the file of post-processors, the defa
 of pickled weights.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import logging
 import os

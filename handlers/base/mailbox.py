@@ -7,8 +7,6 @@ A Mailbox gives out request ids, knows which requests still owe a Response, and 
 `Executor.await_responses` for every engine. Responses posted together become ready together.
 """
 
-from __future__ import annotations
-
 import operator
 import threading
 import time

@@ -3,8 +3,6 @@
 Plain Python, without scheduling rules.
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Sequence as SequenceOf
 from dataclasses import dataclass, field
 from functools import partial

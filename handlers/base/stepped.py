@@ -5,8 +5,6 @@ Responses of a step at once, and keeps statistics. A step that raises ends its r
 steps in a row stop the engine. This module knows no model and no tensor.
 """
 
-from __future__ import annotations
-
 import heapq
 import itertools
 import logging

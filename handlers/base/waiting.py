@@ -1,7 +1,5 @@
 """Sequences that wait beside the steps for what another thread makes of their requests: a guide, or pixels."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from concurrent.futures import Future
 from threading import Event

@@ -1,7 +1,5 @@
 """Arguments of an engine's library that options name, and what is said of a wrong one. It imports no library."""
 
-from __future__ import annotations
-
 import ast
 import difflib
 import functools

@@ -4,8 +4,6 @@ A step that raises leaves the engine's state in doubt: sequences that ran end wi
 given to the engine again.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 from abc import abstractmethod

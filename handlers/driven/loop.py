@@ -4,8 +4,6 @@ executor's thread ──begin, abort───▶ event loop: one task for each s
                   ◀─outputs, batched─
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

@@ -4,8 +4,6 @@ A beam search that the engine does not know is made of rounds: each running beam
 reports log-probs from before its rules, so beside beams there is none but `min_tokens`, which is kept here.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from dataclasses import dataclass

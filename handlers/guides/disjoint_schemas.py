@@ -1,7 +1,5 @@
 """Whether no value fits two JSON schemas at once, as far as types, listed values and required properties show it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any

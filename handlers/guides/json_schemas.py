@@ -5,8 +5,6 @@ Where no other schema says something of the same value, it is read narrowly: `pr
 `format` that llguidance does not know is dropped, as the specification allows.
 """
 
-from __future__ import annotations
-
 import difflib
 import json
 import math

@@ -4,8 +4,6 @@ llguidance reads an answer in lexemes, each as long as possible. One character i
 long text by characters takes milliseconds. So a regular part of a grammar becomes a lexeme where that changes nothing.
 """
 
-from __future__ import annotations
-
 import re
 from bisect import bisect_left
 from collections.abc import Iterator

@@ -4,8 +4,6 @@ It has read the vocabulary once and forks for each guide, which comes over a con
 fork that reaches a limit, and no answer means that. The engine imports this module too, without llguidance.
 """
 
-from __future__ import annotations
-
 import os
 import resource
 import select

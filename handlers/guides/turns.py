@@ -1,7 +1,5 @@
 """The guides of clients, who take turns while theirs are compiled, and what came of those that were used last."""
 
-from __future__ import annotations
-
 import threading
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable

@@ -5,8 +5,6 @@ every step. Decodes are computed in groups of neighbouring slots: one call with 
 length. Prompt chunks are computed one by one.
 """
 
-from __future__ import annotations
-
 import math
 import mmap
 from collections.abc import Iterator, Sequence

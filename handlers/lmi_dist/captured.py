@@ -4,8 +4,6 @@ Rows are taken from a step before the sampler and its rules change the logits. T
 its sequence, where the runner is batch-invariant.
 """
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Hashable, Iterable
 

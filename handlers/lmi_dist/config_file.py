@@ -4,8 +4,6 @@ Values get the names that transformers gives them today, whatever the age of the
 out, and a test compares it with the classes of transformers. What is not known here may run.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial

@@ -4,8 +4,6 @@ transformers is imported only for a model that its modules run, and for a file t
 knows. A fault of the file is reported in one line that names it and the cause.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ The names in the table say which parts a layer has: a family with `q_norm` norma
 has a fused gate. A model that `describe` does not know runs through `hf_fallback`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any

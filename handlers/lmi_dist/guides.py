@@ -4,8 +4,6 @@ Each guide is compiled once, beside the loop, and kept for later requests. A seq
 scheduled. Only the loop's thread uses a `Guides`, except where a method says otherwise.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor

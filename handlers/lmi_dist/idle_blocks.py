@@ -4,8 +4,6 @@ A block can be evicted only when the tree has nothing below it, so a block is ke
 long a request wants its blocks to be kept, it says block by block. Plain Python.
 """
 
-from __future__ import annotations
-
 import heapq
 import time
 from collections.abc import Callable

@@ -5,8 +5,6 @@ runner reads blocks, one may be in several tables. A block that only the tree by
 free, and is taken when no block is empty. For a runner with slots a block is only a unit of the budget.
 """
 
-from __future__ import annotations
-
 import heapq
 import time
 from collections.abc import Callable, Sequence as SequenceOf

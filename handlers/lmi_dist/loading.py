@@ -1,7 +1,5 @@
 """Loads a checkpoint for the device and the runner that fit the machine, with the limits that its memory allows."""
 
-from __future__ import annotations
-
 import logging
 import os
 from collections.abc import Iterator

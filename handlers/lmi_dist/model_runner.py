@@ -4,8 +4,6 @@ The process must set OMP_NUM_THREADS before it imports torch, and always GOMP_SP
 beside one busy process are ten times slower.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -4,8 +4,6 @@ All arithmetic is float32, or int8 with `option.quantize`. The order of every su
 depend only on the tokens before it: not on the batch, on how its prompt was cut, or on the number of threads.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 from handlers.lmi_dist.about import LoraLimits

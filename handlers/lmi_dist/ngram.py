@@ -4,8 +4,6 @@ A step computes the draft together with the last token, and every token is drawn
 no answer, only the number of steps. Source: prompt lookup decoding (Saxena 2023).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from handlers.lmi_dist.pace import Pace

@@ -5,8 +5,6 @@ if a crowd of prompts waits. The time of a step follows from its number of rows 
 prompt): a `Pace` remembers how long steps of about each size took, and draws lines between them.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left, bisect_right
 from itertools import accumulate
 

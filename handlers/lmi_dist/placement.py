@@ -4,8 +4,6 @@ On a CPU oneDNN packs a constant weight once. It is then read at memory speed in
 applies an activation. A packed weight is opaque: it cannot be sliced, saved or copied.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass

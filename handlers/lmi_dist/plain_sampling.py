@@ -5,8 +5,6 @@ top_k left), min_p and typical_p, each on the result of the one before, where eq
 one uniform number per (seed, position) picks the token by inverse CDF.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

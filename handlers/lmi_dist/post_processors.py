@@ -5,8 +5,6 @@ are torch's tensors in the host's memory where torch is installed, and numpy's a
 Source: LogitsPostProcessorConfig of TensorRT-LLM's Executor API.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 from collections.abc import Iterator

@@ -5,8 +5,6 @@ where they would stand. Strangers share only parts of 16 tokens, and clients are
 counted, those of a prompt could be guessed one by one, by time or by `cached_tokens`.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left, insort
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias

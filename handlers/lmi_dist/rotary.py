@@ -4,8 +4,6 @@ The two parts of a pair are half of the rotated channels apart, as in checkpoint
 float32, in its order of operations. Powers, cosines and sines are float64 and then rounded: no machine changes them.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence

@@ -9,8 +9,6 @@ A step of a full batch may take many times as long as one of a few sequences. So
 steps without the others, for a part of the time.
 """
 
-from __future__ import annotations
-
 from bisect import insort
 from collections.abc import Callable, Iterator, Sequence as SequenceOf
 from contextlib import suppress

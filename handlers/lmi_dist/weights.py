@@ -5,8 +5,6 @@ so they are refused unless the caller allows them. A fault of a folder is one li
 cause.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import mmap

@@ -1,7 +1,5 @@
 """The Handler record of the vLLM engine. It does not import vLLM: argument names are read from vLLM's source text."""
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Mapping, Sequence

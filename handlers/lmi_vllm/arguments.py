@@ -3,8 +3,6 @@
 Every field of `AsyncEngineArgs` can be given as option.<name>, in the words of vLLM's command line: 8k, JSON and lists.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import json

@@ -1,7 +1,5 @@
 """vLLM's engine, stepped in this process, or in others by an event loop. It uses more than vLLM's public classes."""
 
-from __future__ import annotations
-
 import logging
 import os
 import threading

@@ -1,7 +1,5 @@
 """vLLM behind the contract: its start, whose failure is explained in one line, its executor, and a further node's."""
 
-from __future__ import annotations
-
 import logging
 import os
 import re

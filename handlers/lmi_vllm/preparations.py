@@ -4,8 +4,6 @@ vLLM checks a structure on the thread that steps, and compiles it with no limit 
 first in a process with limits. To make pixels of files, and tokens of placeholders, takes milliseconds to seconds.
 """
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import time

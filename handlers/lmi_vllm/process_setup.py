@@ -4,8 +4,6 @@ vLLM's processes are spawned and run this module as their main module: it hides 
 logging as in the parent, and makes the process die with its parent, which vLLM does not ensure.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import io
 import json

@@ -4,8 +4,6 @@ Every value gets its exact type: a wrong type ends vLLM silently. vLLM stops at 
 except for stop words of several tokens, which it does not know.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, cast
 

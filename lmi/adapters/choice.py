@@ -5,8 +5,6 @@ An empty name and the model's own names mean the model without an adapter. At `/
 gateway tells it. A name that is not registered is refused, and never answered by the model in its place.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Looks at the folders of LoRA adapters, but never into weights: which lie beside the model, and which can be used."""
 
-from __future__ import annotations
-
 from collections.abc import Container, Iterable, Mapping
 from pathlib import Path
 

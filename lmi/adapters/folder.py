@@ -1,7 +1,5 @@
 """The folder of the adapters that every engine of a model should have."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

@@ -4,8 +4,6 @@ The engine looks at the folder at each of its beats, and at once when a front en
 goes to every front end. Adapters beside the model are in the folder from the start.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from contextlib import suppress

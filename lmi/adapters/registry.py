@@ -4,8 +4,6 @@
 later loads it too.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time
@@ -14,20 +12,11 @@ from contextlib import suppress
 
 import msgspec
 
+from lmi import errors
 from lmi.adapters.folder import Adapter
 from lmi.engine.client import EngineConnection, Engines, Outcomes
 from lmi.engine.messages import LOOK
-from lmi.errors import (
-    DeadlineExceeded,
-    EngineLost,
-    LmiError,
-    ModelUnusable,
-    OutOfMemory,
-    Unavailable,
-    cause_line,
-    from_info,
-    without_paths,
-)
+from lmi.errors import LmiError, cause_line, from_info, without_paths
 from lmi.ipc import frame
 from lmi.shared.desired_state import Folder, State, is_abandoned
 
@@ -74,14 +63,14 @@ class AdapterRegistry:
         try:
             if not self._folder.add(new, self._max_adapters):
                 raise NameTaken(f"Adapter {said or entry.name} is registered already")
-        except OutOfMemory:
-            raise OutOfMemory(f"{self._max_adapters} adapters are registered, which is max_adapters") from None
+        except errors.OutOfMemory:
+            raise errors.OutOfMemory(f"{self._max_adapters} adapters are registered, which is max_adapters") from None
         try:
             await self._load(new)
             self._folder.replace(msgspec.structs.replace(new, state=State.READY))
         except BaseException as error:
             self._folder.remove(entry.name)
-            if isinstance(error, LmiError) and not isinstance(error, DeadlineExceeded):
+            if isinstance(error, LmiError) and not isinstance(error, errors.DeadlineExceeded):
                 await self._forget(entry.name)
             raise
         log.info("adapter %s is registered", entry.name)
@@ -149,17 +138,17 @@ class AdapterRegistry:
         try:
             outcomes = [found.get(entry.name) for found in await self._follow(is_tried)]
             tried = (outcome for outcome in outcomes if outcome is not None and outcome.stamp == entry.stamp)
-            if errors := [outcome.error for outcome in tried if outcome.error is not None]:
-                raise from_info(errors[0])
-        except ModelUnusable as error:
+            if reasons := [outcome.error for outcome in tried if outcome.error is not None]:
+                raise from_info(reasons[0])
+        except errors.ModelUnusable as error:
             raise AdapterUnusable(without_paths(str(error), {entry.path: entry.src})) from None
         except TimeoutError:
             reason = f"the adapter was not loaded within model_loading_timeout ({self._timeout_s:g} s)"
-            raise DeadlineExceeded(reason) from None
+            raise errors.DeadlineExceeded(reason) from None
 
     async def _forget(self, name: str) -> None:
         """Wait until no engine has an adapter whose entry is gone."""
-        with suppress(Unavailable, TimeoutError):
+        with suppress(errors.Unavailable, TimeoutError):
             await self._follow(lambda outcomes: name not in outcomes or self._folder.read(name) is not None)
 
     def failure(self, name: str) -> str | None:
@@ -189,4 +178,4 @@ async def _follow(engine: EngineConnection, is_done: Callable[[Outcomes], bool])
         if is_done(engine.outcomes):
             return engine.outcomes
         await engine.news.wait()
-    raise EngineLost("the engine was lost while it changed its adapters")
+    raise errors.EngineLost("the engine was lost while it changed its adapters")

@@ -4,8 +4,6 @@ Parameters are in the query or in a JSON body. `description` has all for /openap
 and AWS's inference components, with the differences that docs/apis.md lists.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from typing import Any

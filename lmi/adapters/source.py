@@ -3,8 +3,6 @@
 A front end has no secrets and does not use the network, so it asks the supervisor for a fetch and waits.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

@@ -5,8 +5,6 @@ calls are fields of the assistant's. A tool with `defer_loading` is described wh
 before: so the prompt grows at its end alone. Source: the types of Anthropic's client.
 """
 
-from __future__ import annotations
-
 import uuid
 from collections.abc import Callable
 from dataclasses import replace

@@ -5,8 +5,6 @@ is a list with the best sequence of each, or lines such as `{"outputs": ["This",
 separators and escapes are those of the reference. Source: LMI handlers' inference API schema (v0.28.0), second half.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """vLLM's flag for a beam search: the width is `best_of`, else `n`, and the answer holds `n` beams."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from lmi.apis.base.parameters import Parameter, ParameterTable, named

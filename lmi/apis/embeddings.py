@@ -5,8 +5,6 @@
 Each text is a request of its own, so a body counts as many sequences as it has texts. The answer is in their order.
 """
 
-from __future__ import annotations
-
 import base64
 from array import array
 from dataclasses import replace

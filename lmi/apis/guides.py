@@ -4,8 +4,6 @@ A JSON schema that refers to another document is refused, because nothing is fet
 without structure.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """All APIs of the server, and which one a path, a route or a body means. A further API is one more row."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from lmi.apis.anthropic import ANTHROPIC

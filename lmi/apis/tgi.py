@@ -4,8 +4,6 @@ Each of temperature, top_k, top_p and typical_p turns sampling on, and stop stri
 means greedy decoding here, while TGI refuses it. The most probable of several sequences is the answer.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any

@@ -5,8 +5,6 @@ text, a list or a number is made, the size that it can have is spent from a `Bud
 all that it refers to is bounded, because writing or comparing one walks through all of it.
 """
 
-from __future__ import annotations
-
 import operator
 import re
 import time

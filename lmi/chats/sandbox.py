@@ -4,8 +4,6 @@ Each filter and test is Jinja's own, after what it may take was spent. Those tha
 uses, are away. `BoundedTree` puts others, in whose names there is a blank, where a template makes values or takes time.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import threading

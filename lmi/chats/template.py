@@ -4,8 +4,6 @@ The sandbox, filters and globals are those of transformers' `apply_chat_template
 code from the model folder, so its time and memory have limits (`limits.py`).
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Container, Mapping, Sequence

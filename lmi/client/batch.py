@@ -5,8 +5,6 @@ comes: `{"id": …, "custom_id": …, "response": {"status_code": …, "request_
 says why the server has not answered.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from typing import Any, BinaryIO

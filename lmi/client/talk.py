@@ -1,7 +1,5 @@
 """`lmi chat` and `lmi complete`: what a person types goes to a server, and the answer is printed as it comes."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from contextlib import closing

@@ -4,8 +4,6 @@ Each API has a module. The schemas of requests are made from the tables that rea
 compare the rest with the server: its routes, what it answers to each example, and whatever schemathesis finds.
 """
 
-from __future__ import annotations
-
 import re
 from importlib.metadata import version
 from typing import Any

@@ -5,8 +5,6 @@ Source of the format: the OpenAPI 3.1 specification, whose schemas are JSON Sche
 its `data`.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -5,8 +5,6 @@ Ready first, and again when its adapters have changed, and after each step Respo
 An engine that starts again has new connections, so no message of its predecessor can arrive.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import msgspec

@@ -7,8 +7,6 @@ If the queue was long for a while, a new request must be expected to be next. Th
 newest went first, the oldest would wait for as long as the load lasts, and be refused late.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from bisect import bisect_right

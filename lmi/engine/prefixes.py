@@ -1,7 +1,5 @@
 """Sends a prompt to the engine that has computed its beginning, whose keys and values it may still cache."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Sequence
 

@@ -5,8 +5,6 @@ least. A client of whom nothing runs need not wait for an end: a few express pla
 queue of a server's engines is the one of `overload.py`, which refuses early.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections import Counter, deque

@@ -3,8 +3,6 @@
 A fault is the rule that a value breaks, "" if it breaks none, so that others may raise an error of their own.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """How an Executor is built. These classes stay in the process of the engine: they may hold functions."""
 
-from __future__ import annotations
-
 import enum
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field

@@ -1,7 +1,5 @@
 """The contract of an engine: what it is and can do, so that a request can be checked first; enqueue, await, cancel."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Self

@@ -1,7 +1,5 @@
 """One prompt and everything an engine needs to continue it, as how it chooses the next token."""
 
-from __future__ import annotations
-
 import enum
 import math
 from typing import ClassVar

@@ -6,8 +6,6 @@ Each accepted invocation leaves exactly one of its two files, also when the gate
 it fails for in production: no Content-Length, or headers over 4096 bytes.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

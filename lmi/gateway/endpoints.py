@@ -1,7 +1,5 @@
 """Endpoints: which container stands behind a name, and what its /ping has said so far."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Mapping

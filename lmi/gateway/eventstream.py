@@ -4,8 +4,6 @@ A client that is right with all three ways of cutting is right with every cut. N
 Source: Amazon's description of the vnd.amazon.eventstream encoding.
 """
 
-from __future__ import annotations
-
 import asyncio
 import struct
 from collections.abc import AsyncGenerator, Mapping

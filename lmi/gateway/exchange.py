@@ -5,8 +5,6 @@ chooses the class of its exception by the header x-amzn-ErrorType. Every fault o
 status 424 is never retried.
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import re

@@ -4,8 +4,6 @@ The latter are AWS JSON 1.1: a POST of / that names the operation in X-Amz-Targe
 gateway first heard of it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable

@@ -4,8 +4,6 @@ A location is a URL, `s3://BUCKET/KEY` or `file:///PATH`. All of this blocks, so
 is imported when the first object is read or written, because folders need no boto3.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import threading

@@ -4,8 +4,6 @@ When a container has no room for a further model (507), the least recently used 
 again until the new one fits. Source: SageMaker's guide, "Custom containers contract for multi-model endpoints".
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import json

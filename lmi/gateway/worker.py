@@ -3,8 +3,6 @@
 Its ASGI application is the table of routes, and the answers to errors.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

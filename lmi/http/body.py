@@ -4,8 +4,6 @@ A client may announce more than it sends, so bytes count when they arrive. They 
 because the request holds its prompt until then.
 """
 
-from __future__ import annotations
-
 import asyncio
 import ctypes
 from typing import Protocol

@@ -5,8 +5,6 @@ this server's address (DNS rebinding). Programs that are no browsers send no Ori
 browser's word that the page is of the same origin counts too: no script can write it (Fetch Metadata, RFC 6454, 6761).
 """
 
-from __future__ import annotations
-
 import ipaddress
 import re
 from collections.abc import Container

@@ -1,7 +1,5 @@
 """Streams that are sent whole, where `option.buffer_streams` says so."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Iterable
 
 from starlette.types import Receive, Scope, Send

@@ -4,8 +4,6 @@ It adds the headers that every response has, bounds all headers, keeps the statu
 `ClientGone` when the client leaves. Nothing wraps ASGI's `send`, so a token costs no extra call.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import re

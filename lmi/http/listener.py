@@ -3,8 +3,6 @@
 If the port is taken, the error names the process that holds it, if /proc shows it. Source: proc(5), /proc/net/tcp.
 """
 
-from __future__ import annotations
-
 import glob
 import os
 import socket

@@ -4,8 +4,6 @@ httptools parses strictly but has no limits of size or time. A refusal is one JS
 after it. Sources: RFC 9112 and RFC 9110; the limits are those of edge proxies.
 """
 
-from __future__ import annotations
-
 import asyncio
 import fcntl
 import logging

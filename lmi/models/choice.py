@@ -4,8 +4,6 @@ A path may name it. Else the query's `model_name` does, else `model_name=` in Cu
 body in OpenAI's form, which may be the name of an adapter. A request without any of them means the only loaded model.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import logging

@@ -1,7 +1,5 @@
 """The folder of the models that should be loaded, where several come and go."""
 
-from __future__ import annotations
-
 import fcntl
 import time
 from collections.abc import Callable

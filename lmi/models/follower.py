@@ -4,8 +4,6 @@ The supervisor compares the folder with the models that run at each turn of its 
 nobody. The model that a server is started for has no entry: the supervisor itself adds it, and it stays.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import shutil

@@ -5,8 +5,6 @@ and this front end has its tokenizer. A load that fails leaves nothing, but wher
 of memory, the entry stays FAILED with the reason until it is removed or loaded afresh.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

@@ -4,8 +4,6 @@ Options of the server and names of the model have no effect in its file: the ser
 whoever loads the model names it. In secure mode its whole folder is searched.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress

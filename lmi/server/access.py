@@ -1,7 +1,5 @@
 """Who may ask for what: which port has which route, who has a key, and whose request it is."""
 
-from __future__ import annotations
-
 import logging
 import re
 from collections.abc import Callable, Sequence

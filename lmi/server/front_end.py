@@ -3,8 +3,6 @@
 If it cannot use the model while the server starts, it leaves the reason and an exit code behind.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Sequence
 

@@ -3,8 +3,6 @@
 A front end ends at once when the supervisor is gone, and drains when only its master is gone.
 """
 
-from __future__ import annotations
-
 import asyncio
 import faulthandler
 import gc

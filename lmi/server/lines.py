@@ -5,8 +5,6 @@ its own would be, but whole, on one line, and an error in it shows its status as
 queue, and as many of its sequences are in the engines at once as they can run.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import re

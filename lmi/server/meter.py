@@ -1,7 +1,5 @@
 """What one answer counts: tokens, the time to the first, the time between tokens, and the finish reason."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections import defaultdict

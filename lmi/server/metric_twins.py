@@ -3,8 +3,6 @@
 All engines of a model are its engine "0", because a gateway that reads one series of a server must see the load of all.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple

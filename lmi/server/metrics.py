@@ -4,8 +4,6 @@ Any front end renders the text for all processes from shared memory, so a dead p
 records say how they are shown; what is made of several fields stands here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import accumulate

@@ -1,7 +1,5 @@
 """The model of one front end, which loads it as soon as it is here. `lmi/models/choice.py` has several."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import logging

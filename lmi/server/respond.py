@@ -4,8 +4,6 @@ The response's head is held back until the first Delta or error exists, so that 
 After the first byte an error is written in the format of the answer, and the body ends.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -8,8 +8,6 @@ history is kept: a client sends its whole context with each request. A session s
 whose prefix cache then serves them.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import re

@@ -4,8 +4,6 @@ A file is renamed into place, so a reader sees an old entry or a new one. Names 
 a hash. An entry is PENDING while its writer works on it, and does not count if that process is dead.
 """
 
-from __future__ import annotations
-
 import enum
 import fcntl
 import hashlib

@@ -1,7 +1,5 @@
 """Files that other processes read at any time."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Linux calls on processes: start and end, signals, names, cores. Sources: prctl(2), waitpid(2), proc(5)."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import select

@@ -1,7 +1,5 @@
 """Notes when this process did not run, so that it does not count that time against other processes."""
 
-from __future__ import annotations
-
 import math
 from collections import deque
 

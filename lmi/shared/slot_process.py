@@ -1,7 +1,5 @@
 """The frame of a process that the supervisor starts for a slot: command line, record, log, exit code."""
 
-from __future__ import annotations
-
 import argparse
 import faulthandler
 import logging

@@ -1,7 +1,5 @@
 """Unpacks an archive that nobody trusts."""
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import io

@@ -4,8 +4,6 @@ The files come by `Download`, because the hub's client neither compares hashes n
 was killed. Links come after them, the configuration last, so that a start without a network finds only whole snapshots.
 """
 
-from __future__ import annotations
-
 import glob
 import logging
 import os

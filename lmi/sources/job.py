@@ -3,8 +3,6 @@
 What may pass is tried again: a network that fails, a server that is busy, bytes that arrived wrong.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

@@ -1,7 +1,5 @@
 """A folder that sources are fetched to: its room, its locks, and what a disk that is full means."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import logging

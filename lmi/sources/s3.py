@@ -9,8 +9,6 @@ H is sha256 of endpoint and URL, ID that of an object's key, size and ETag. A pr
 has its ID to the next one.
 """
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import os

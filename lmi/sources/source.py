@@ -8,8 +8,6 @@
 Of a source only certain files are taken, and a folder with them may hold a whole model or adapter, or not.
 """
 
-from __future__ import annotations
-
 import logging
 import re
 from collections import defaultdict

@@ -4,8 +4,6 @@ It has the secrets of hub and S3 from its environment. It exits with 0, or with 
 `failure.json`. A signal ends it at once: what lies on the disk is good at any moment.
 """
 
-from __future__ import annotations
-
 import argparse
 import faulthandler
 import logging
@@ -18,15 +16,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from pathlib import Path
 
 import msgspec
+from rich import progress as bars
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress as Bar,
-    TextColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
 
 import lmi.shared.log
 from lmi.errors import StartError, cause_line
@@ -47,9 +38,9 @@ def reporting(progress: Progress, file: Path, *, has_bar: bool, log_s: float) ->
     """Report from a thread in the block: in a file, and to people as a bar on a terminal or as lines in the log."""
     bar, over = None, threading.Event()
     if has_bar:
-        columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+        columns = bars.BarColumn(), bars.DownloadColumn(), bars.TransferSpeedColumn(), bars.TimeRemainingColumn()
         console = Console(file=stream(lmi.shared.log.fd()))
-        bar = Bar(TextColumn("{task.description}"), *columns, console=console, transient=True)
+        bar = bars.Progress(bars.TextColumn("{task.description}"), *columns, console=console, transient=True)
     thread = threading.Thread(target=_report, args=(progress, file, bar, log_s, over), name="reporter", daemon=True)
     with bar or nullcontext():
         thread.start()
@@ -60,7 +51,7 @@ def reporting(progress: Progress, file: Path, *, has_bar: bool, log_s: float) ->
             thread.join()
 
 
-def _report(progress: Progress, file: Path, bar: Bar | None, log_s: float, over: threading.Event) -> None:
+def _report(progress: Progress, file: Path, bar: bars.Progress | None, log_s: float, over: threading.Event) -> None:
     task = None if bar is None else bar.add_task("", total=None, visible=False)
     written, logged_s, is_last = None, time.monotonic(), False
     while not is_last:

@@ -4,8 +4,6 @@ A message is text if the log is text, and one JSON object if the log is JSON. Th
 last line, because platforms often keep only that line.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import re

@@ -1,7 +1,5 @@
 """How the supervisor starts the processes of user code, and for how long they may work."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 

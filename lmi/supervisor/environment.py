@@ -1,7 +1,5 @@
 """Makes the environment of each child process."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 

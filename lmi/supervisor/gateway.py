@@ -1,7 +1,5 @@
 """The gateway as a child of the supervisor, in front of its server."""
 
-from __future__ import annotations
-
 import os
 import secrets
 import sys

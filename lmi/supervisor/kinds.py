@@ -1,7 +1,5 @@
 """The kinds of the supervisor's children: how each starts, and what its exit codes mean."""
 
-from __future__ import annotations
-
 import os
 import socket
 import sys

@@ -1,7 +1,5 @@
 """A model and its processes. Front ends read in its block what becomes of it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from lmi.runtime import LoadReport, Runtime

@@ -4,8 +4,6 @@ The pipe does not block the child, and is still read when the child has died. A 
 each turn reads once, and the lines above a limit per second are dropped and counted.
 """
 
-from __future__ import annotations
-
 import fcntl
 import logging
 import os

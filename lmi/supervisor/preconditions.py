@@ -3,8 +3,6 @@
 And what must be gone: the folders of servers that were killed.
 """
 
-from __future__ import annotations
-
 import fcntl
 import logging
 import os

@@ -3,8 +3,6 @@
 Each stage is a child that ends by itself. The supervisor runs it until its child is done, then asks for the next one.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import sys

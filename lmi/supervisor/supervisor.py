@@ -5,8 +5,6 @@ for signals, deaths and the clock. It binds the port first and passes it on, so 
 and stays open when a front end dies. It reads the state of an engine from the shared blocks.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import os

@@ -4,8 +4,6 @@ tokenizer.py runs this program in a child process, because transformers takes se
 400 MB that a front end must not hold. The last line on standard error reports a fault.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 

@@ -4,8 +4,6 @@ It reads a model folder with the precedence of transformers, but a child process
 tokenizer.json, because transformers would import torch here.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

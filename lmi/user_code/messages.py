@@ -6,8 +6,6 @@ object that the first made. The front end chooses its id, with which each messag
 slows the code.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

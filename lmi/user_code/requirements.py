@@ -6,8 +6,6 @@ FOLDER appears only when it is complete. A second process with the same FOLDER w
 environment, which an index may ask for. SIGTERM ends it and pip at once.
 """
 
-from __future__ import annotations
-
 import argparse
 import logging
 import os

@@ -4,8 +4,6 @@ They replace every other inference route. An error is a JSON object with the ref
 `handle` has status 424.
 """
 
-from __future__ import annotations
-
 from contextlib import aclosing, closing
 from functools import partial
 

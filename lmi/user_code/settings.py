@@ -3,8 +3,6 @@
 This module reads the code as text. It runs only in its own process, and `requirements.py` installs.
 """
 
-from __future__ import annotations
-
 import ast
 import hashlib
 import os

@@ -4,8 +4,6 @@ The main thread reads sockets, the code thread runs the code. The environment ha
 supervisor logs what the code prints.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import queue

@@ -4,8 +4,6 @@
 as it says, behind those of the wishes before it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from ctypes import POINTER, Structure, byref, c_int32, c_int64, c_void_p
 from dataclasses import dataclass, field

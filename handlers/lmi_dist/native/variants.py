@@ -3,8 +3,6 @@
 This module imports no torch, so that `lmi version` is quick.
 """
 
-from __future__ import annotations
-
 import platform
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 orjson writes strings and floats, so NaN and infinities become null.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Sequence
 from typing import ClassVar, Generic, NamedTuple

@@ -4,8 +4,6 @@ The checked values of a body that have an effect are `given`, by the names of th
 API reads, refuses, ignores and describes, its words for an engine's refusals, and the request.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -4,8 +4,6 @@ A reader of a field takes its name and its value. It returns the checked value, 
 rule and shortened value. Types are strict: `true` and "5" are not numbers, but an integer is also a float.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Sequence

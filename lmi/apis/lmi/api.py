@@ -10,8 +10,6 @@ The best of several sequences is the answer, and its details hold the others. Th
 flag have TGI's names, and the flag is never left out. Source: LMI handlers' inference API schema.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from functools import partial
 

@@ -5,8 +5,6 @@ reference, names that are unknown or without effect are ignored, and null and th
 Sources: the LMI handlers' inference API schema (v0.28.0), and what the reference passes on to TGI and vLLM.
 """
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """OpenAI's chats and completions, at their own paths and at /invocations: their rows, and their description."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial

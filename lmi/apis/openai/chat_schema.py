@@ -4,8 +4,6 @@ Messages are passed to the chat template in the form that templates expect: text
 and the arguments of earlier calls as objects.
 """
 
-from __future__ import annotations
-
 import binascii
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace

@@ -5,8 +5,6 @@ empty as in vLLM, because clients read it from every delta. Sources: OpenAI's AP
 reads; `reasoning_content` is DeepSeek's.
 """
 
-from __future__ import annotations
-
 import math
 import time
 import uuid

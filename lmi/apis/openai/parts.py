@@ -3,8 +3,6 @@
 A thought is the text between two marks at the start of an answer, or in Harmony on a channel of its own.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from functools import partial

@@ -4,8 +4,6 @@ Sampling is on unless `temperature` or `top_p` is 0. Names, defaults and bounds 
 fields of vLLM's server are taken too. A field that would change the answer but is not supported is refused.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """The tools of a chat: functions that the model may call, which of them it must, and the guide of a forced call."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 

@@ -4,8 +4,6 @@ A stream begins with the response without items, tells of each item when it begi
 whole response.
 """
 
-from __future__ import annotations
-
 import uuid
 from dataclasses import replace
 from typing import Any

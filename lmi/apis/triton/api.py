@@ -5,8 +5,6 @@ empty as such an object. The bytes are Triton's: keys sorted, no spaces, UTF-8 n
 one element is a scalar. Sources: extension_generate.md; the outputs of vllm_backend and of TensorRT-LLM's models.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial

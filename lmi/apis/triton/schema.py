@@ -6,8 +6,6 @@ number or flag as text. Decoding is greedy unless `temperature` is over 0, and i
 extension_generate.md; the inputs of vllm_backend, and of TensorRT-LLM's ensemble, BLS and LLM-API models.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """What `lmi bench` does with its settings: warm-up, rounds in which the servers take turns, and what comes of them."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import sys

@@ -1,7 +1,5 @@
 """The wire dialects that the load speaks: a row each, with where to send a prompt and how to read what comes back."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """The load: what clients ask a server, in a closed or an open loop, what each of them saw, and what the server used."""
 
-from __future__ import annotations
-
 import asyncio
 import ipaddress
 import itertools

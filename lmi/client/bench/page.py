@@ -1,7 +1,5 @@
 """A report as one HTML page with plots, which needs no network and no script."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from html import escape
 from typing import Any, NamedTuple

@@ -3,8 +3,6 @@
 It is drawn larger and then made smaller, so that slanted lines are smooth.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -3,8 +3,6 @@
 These routes read shared memory and ask no process, so a busy or dead engine cannot delay them.
 """
 
-from __future__ import annotations
-
 import time
 
 from lmi.http.exchange import Exchange

@@ -5,8 +5,6 @@ format of the answer, the body the schema: a chat is streamed as lines here, unl
 answer that is one JSON value ends with a newline, because clients read these paths by lines.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 

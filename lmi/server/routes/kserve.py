@@ -4,8 +4,6 @@ The server has no model configuration to serve, and its statistics are only coun
 Triton's HTTP protocol extensions, KServe's open inference protocol.
 """
 
-from __future__ import annotations
-
 from starlette.exceptions import HTTPException
 
 from lmi import __version__

@@ -6,8 +6,6 @@ generation would begin with. `/v1/messages/count_tokens` answers how many tokens
 agents ask before they shorten a conversation.
 """
 
-from __future__ import annotations
-
 import asyncio
 from contextlib import closing
 from dataclasses import replace

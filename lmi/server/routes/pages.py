@@ -3,8 +3,6 @@
 The pages load only from this server. They hold no secret, so they need no key: they ask for the one that requests need.
 """
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path

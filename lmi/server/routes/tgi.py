@@ -1,7 +1,5 @@
 """`/info` and `/health`, which clients of TGI read before they send a prompt."""
 
-from __future__ import annotations
-
 from lmi import __version__
 from lmi.apis.base.parameters import MAX_SEQUENCES
 from lmi.apis.base.readers import MAX_STOP_SEQUENCES

@@ -8,8 +8,6 @@ tagged_call      a name and arguments between tags; an argument is passed on whe
 python_call_list a list as Python writes it, [f(a=1, b="x"), g()]; it is passed on when it is whole
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import re

@@ -3,8 +3,6 @@
 PARSERS has the forms by the names that vLLM gives them. Text that only resembles a call stays text.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import NamedTuple
 

@@ -4,8 +4,6 @@ A reader is a generator. It takes text from the front of `Held`, yields each par
 None where it needs more text. With the last text the answer `is_over`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from typing import Any
