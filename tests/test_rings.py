@@ -117,7 +117,7 @@ MAX_LINES = {
     "lmi/http": 1030,
     "lmi/models": 1140,
     "lmi/server": 2370,
-    "lmi/sessions": 340,
+    "lmi/sessions": 350,
     "lmi/settings": 2720,
     "lmi/shared": 1310,
     "lmi/sources": 1780,

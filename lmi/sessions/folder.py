@@ -4,10 +4,9 @@
     ID/…              what the model's own code keeps in it
     .open/            files as long as the number of open sessions: of all, and of each owner
 
-A session is open while its folder has its file, which comes last and goes first. Who opens or removes one holds the
-lock of the folder, so the limits are exact, and a folder without its file is what a dead process left. An owner may
-hold as many as places are free, so nobody takes the last place from others. Only an id that is a random UUID ever
-becomes part of a path.
+A session is made under another name and renamed, so a reader sees a whole session or none. Who opens or removes one
+holds the lock of the folder, so the limits are exact. An owner may hold as many as places are free, so nobody takes the
+last place from others. Only an id that is a random UUID ever becomes part of a path.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ import msgspec
 
 from lmi.errors import LmiError, shorten
 from lmi.runtime import Runtime
-from lmi.shared.files import write_whole
 
 MAX_SESSIONS = 20_000  # so one owner alone may hold half of them
 ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
 FILE = "session.json"
+HIDDEN = "."  # begins the name of a session that is being made or removed
 COUNTS, ALL = ".open", "all"
 SCAN_S, FULL_SCAN_S = 60.0, 1.0  # between two scans for sessions that have expired, and where there is no room
 
@@ -112,14 +111,14 @@ class Sessions:
             return False
         try:
             with self._lock():
-                (self._path / session_id / FILE).unlink()
+                hidden = self._hide(session_id)
                 self._count(session.owner, -1)
         except FileNotFoundError:  # another process was faster
             return False
         except OSError as error:
             log.error("the session %s cannot be removed from %s: %s", session_id, self._path, error.strerror)
             raise SessionFailed(f"the session cannot be removed: {error.strerror}") from None
-        shutil.rmtree(self._path / session_id, ignore_errors=True)
+        shutil.rmtree(hidden, ignore_errors=True)
         return True
 
     def remove_expired(self) -> None:
@@ -162,6 +161,8 @@ class Sessions:
                 file.truncate(number)
             return
         (folder / owner).unlink(missing_ok=True)
+        with suppress(OSError):  # there are others
+            folder.rmdir()
 
     def _remove_expired(self) -> None:
         """Remove what has expired, and count the others, whose files may have been removed by their own code."""
@@ -171,6 +172,8 @@ class Sessions:
             if session is not None and not session.has_expired:
                 open_sessions[name] = session
             elif ID.fullmatch(name):
+                shutil.rmtree(self._hide(name), ignore_errors=True)
+            elif ID.fullmatch(name.removeprefix(HIDDEN)):
                 shutil.rmtree(self._path / name, ignore_errors=True)
         self._known, self._scanned_s = open_sessions, time.monotonic()
         counted = Counter(session.owner for session in open_sessions.values()) + Counter({ALL: len(open_sessions)})
@@ -181,14 +184,19 @@ class Sessions:
 
     def _make(self, owner: str) -> Session:
         session = Session(str(uuid.uuid4()), time.time() + self._expiration_s, owner)
-        folder = self._path / session.id
+        hidden = self._path / (HIDDEN + session.id)
         try:
-            folder.mkdir(mode=0o700)
-            write_whole(folder / FILE, msgspec.json.encode(session))
+            hidden.mkdir(mode=0o700)
+            (hidden / FILE).write_bytes(msgspec.json.encode(session))
+            hidden.rename(self._path / session.id)
         except OSError:
-            shutil.rmtree(folder, ignore_errors=True)
+            shutil.rmtree(hidden, ignore_errors=True)
             raise
         return session
+
+    def _hide(self, session_id: str) -> Path:
+        """Take the session out of every reader's sight. Returns where its files are then."""
+        return (self._path / session_id).rename(self._path / (HIDDEN + session_id))
 
     @contextmanager
     def _lock(self) -> Iterator[None]:

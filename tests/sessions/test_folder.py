@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from lmi.sessions.folder import COUNTS, FILE, SessionFailed, Sessions
+from lmi.sessions.folder import COUNTS, FILE, HIDDEN, SessionFailed, Sessions
 from tests.machine import measurements
 
 HOSTILE = ["", ".", "..", "../x", "/etc/passwd", "a/b", "NEW_SESSION", "session.json", "\0", "é" * 36, "0" * 36]
@@ -27,7 +27,7 @@ def test_a_session_is_found_by_every_reader_until_it_is_closed(tmp_path: Path) -
     assert opened_s + 60 <= session.expires_s <= time.time() + 60
     assert other.close(session.id)
     assert mine.find(session.id) is None and not mine.close(session.id)
-    assert names(tmp_path / "sessions") == []
+    assert list((tmp_path / "sessions").iterdir()) == []
 
 
 def test_the_files_of_a_session_go_with_it(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_the_count_of_sessions_is_mended_when_somebody_cleans(tmp_path: Path) ->
     for session in (sessions.open(), sessions.open()):
         shutil.rmtree(tmp_path / session.id)  # as the model's own code may do
     sessions.remove_expired()
-    assert names(tmp_path) == [] == list((tmp_path / COUNTS).iterdir())
+    assert names(tmp_path) == [] and not (tmp_path / COUNTS).exists()
     assert sessions.open() and sessions.open()
 
 
@@ -133,9 +133,9 @@ def test_what_a_dead_process_left_half_done_goes(tmp_path: Path) -> None:
     sessions = Sessions(tmp_path, 60)
     session = sessions.open()
     half_made, half_removed, broken = (str(uuid.uuid4()) for _ in range(3))
-    (tmp_path / half_made).mkdir()
-    (tmp_path / half_removed).mkdir()
-    (tmp_path / half_removed / "state").write_text("of its code")
+    (tmp_path / (HIDDEN + half_made)).mkdir()
+    (tmp_path / (HIDDEN + half_removed)).mkdir()
+    (tmp_path / (HIDDEN + half_removed) / FILE).write_text("{}")
     (tmp_path / broken).mkdir()
     (tmp_path / broken / FILE).write_text('{"id": 5')
     assert sessions.find(half_removed) is None and sessions.find(broken) is None
