@@ -46,4 +46,5 @@ def limits(config: Config) -> HangLimits:
     """Return the limits of user code: `predict_timeout` for a handler, or none, and `step_timeout` for a formatter."""
     limit_s = config.server.predict_timeout_s if config.is_user_code else config.engine.step_timeout_s
     limit_s = math.inf if limit_s is None else limit_s
-    return HangLimits(config.engine.model_loading_timeout_s, limit_s, limit_s, "worked on one request")
+    loading_s = config.engine.model_loading_timeout_s
+    return HangLimits(loading_s, limit_s, limit_s, "worked on one request", waiting_counts=False)

@@ -66,6 +66,7 @@ class HangLimits:
     first_step_s: float
     step_s: float
     work: str  # what it did too long when it is busy
+    waiting_counts: bool = True  # a step takes in the requests that wait
 
     @classmethod
     def of(cls, engine: EngineConfig) -> HangLimits:
@@ -85,7 +86,7 @@ def hang(
         since_s, what, limit_s = spawned_s, "did not finish loading", limits.loading_s
     elif record.phase != Phase.READY:
         return None
-    elif record.num_running + record.num_waiting:
+    elif record.num_running or (limits.waiting_counts and record.num_waiting):
         since_s, what, limit_s = record.step_s, limits.work, limits.step_s if record.step else limits.first_step_s
     else:
         since_s, what, limit_s = record.beat_s, "gave no sign of life", IDLE_BEAT_S

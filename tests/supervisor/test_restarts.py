@@ -147,7 +147,7 @@ def test_a_formatter_hangs_after_step_timeout_and_idle_code_when_it_falls_silent
     model, engine = ModelConfig(path="", name=""), EngineConfig(step_timeout_s=2, model_loading_timeout_s=50)
     config = Config(server=ServerConfig(), model=model, engine=engine, user_code=UserCodeConfig(path="model.py"))
     assert hang(record, limits(config), 0.0, 102.1) == "worked on one request for 2.1 s (limit 2 s)"
-    record.num_running = 0
+    record.num_running, record.num_waiting = 0, 1  # it was put into the queue and not yet taken out
     assert hang(record, limits(config), 0.0, 102.1) is None
     assert hang(record, limits(config), 0.0, 111.0) == "gave no sign of life for 11.0 s (limit 10 s)"
     record.phase = Phase.LOADING
