@@ -1,6 +1,6 @@
 """Runs the models that the folder of desired state says there should be.
 
-The supervisor compares the folder with the models that run at each turn of its loop. It only reads, so it waits for
+The supervisor compares the folder with the models that run at each turn of its loop. It waits for no lock, and so for
 nobody. The model that a server is started for has no entry: the supervisor itself adds it, and it stays.
 """
 
