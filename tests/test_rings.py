@@ -113,7 +113,7 @@ MAX_LINES = {
     "lmi/description": 440,
     "lmi/engine": 1450,
     "lmi/executor": 870,
-    "lmi/gateway": 2080,
+    "lmi/gateway": 2010,
     "lmi/http": 1030,
     "lmi/models": 1140,
     "lmi/server": 2370,

@@ -13,11 +13,13 @@ import uuid
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import orjson
+
 from lmi.gateway.container import ContainerFault, ContainerResponse, OutOfTime
 from lmi.gateway.endpoints import TIMED_OUT, AwsEndpoint
 from lmi.gateway.exchange import ASYNC, PREFIX, AwsError, AwsExchange, invalid, model_error, too_large, unavailable
 from lmi.gateway.stores import FolderOutput, Inputs, S3Output, StoreError, run_in_thread
-from lmi.http.exchange import MAX_HEADER_BYTES, Header
+from lmi.http.exchange import MAX_HEADER_BYTES, Header, num_bytes
 
 INPUT_LOCATION = PREFIX + "InputLocation"
 MAX_INLINE_BYTES = 128_000
@@ -65,11 +67,10 @@ class AsyncJob:
         """Return the answer as a file. Raises AwsError for one that fails in production too."""
         if response.status >= 300:
             raise self.error(body.decode(errors="replace"), response.status)
-        if response.header("content-length") is None:
+        if not response.header("content-length"):
             raise self.error("The response did not specify the required Content-Length header.")
-        if response.num_header_bytes > MAX_HEADER_BYTES:
-            found, limit = response.num_header_bytes, MAX_HEADER_BYTES
-            raise self.error(f"The headers of the response have {found} bytes together, more than {limit}.")
+        if (found := num_bytes(response.headers)) > MAX_HEADER_BYTES:
+            raise self.error(f"The headers of the response have {found} bytes together, more than {MAX_HEADER_BYTES}.")
         return OutputFile(self.output, body, response.header("content-type") or "application/octet-stream")
 
 
@@ -82,7 +83,7 @@ class AsyncInvocations:
         self._places = asyncio.Semaphore(max_running)
         self._num_waiting = 0
         self._tasks: set[asyncio.Task[None]] = set()
-        self._answering: set[asyncio.Task[None]] = set()  # those that have not begun to write their file
+        self._limits: set[asyncio.Timeout] = set()  # of those that have no answer yet
         self._is_stopping = False
 
     def add(self, job: AsyncJob) -> None:
@@ -100,52 +101,46 @@ class AsyncInvocations:
     async def close(self) -> None:
         """Stop all invocations, and return when each has its file."""
         self._is_stopping = True
-        for task in self._answering:
-            task.cancel()
+        for limit in self._limits:
+            if not limit.expired():
+                limit.reschedule(0.0)
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _run(self, job: AsyncJob) -> None:
         async with self._places:
             self._num_waiting -= 1
-            await self._leave(job, await self._made(job))
-
-    async def _made(self, job: AsyncJob) -> OutputFile:
-        """The file that an invocation leaves."""
-        task = asyncio.current_task()
-        assert task is not None
-        self._answering.add(task)
-        try:
-            return await self._answer(job)
-        except AwsError as error:
-            return self._failed(job, error)
-        except asyncio.CancelledError:  # by `close`
-            return self._failed(job, job.error(STOPPED))
-        except Exception as error:
-            log.exception("async invocation %s", job.inference_id)
-            return self._failed(job, job.error(f"The gateway failed: {error}"))
-        finally:
-            self._answering.discard(task)
+            try:
+                file = await self._answer(job)
+            except AwsError as error:
+                file = self._failed(job, error)
+            except Exception as error:
+                log.exception("async invocation %s", job.inference_id)
+                file = self._failed(job, job.error(f"The gateway failed: {error}"))
+            await self._leave(job, file)
 
     def _failed(self, job: AsyncJob, error: AwsError) -> OutputFile:
         log.warning("async invocation %s failed: %s", job.inference_id, error)
-        return OutputFile(job.failure, error.body, "application/json")
+        return OutputFile(job.failure, orjson.dumps(error.members), "application/json")
 
     async def _answer(self, job: AsyncJob) -> OutputFile:
-        """Return the container's answer as a file. Raises AwsError."""
         if self._is_stopping:
             raise job.error(STOPPED)
         if time.monotonic() - job.accepted_s > job.ttl_s:
             raise job.error(EXPIRED)
+        limit = asyncio.timeout(job.timeout_s)
         try:
-            async with asyncio.timeout(job.timeout_s):
+            async with limit:
+                self._limits.add(limit)
                 body = job.input if isinstance(job.input, bytes) else await run_in_thread(self._inputs.read, job.input)
                 call = job.endpoint.container.call("POST", "/invocations", job.headers, body, job.timeout_s)
                 async with call as response:
                     return job.succeeded(response, await response.read())
         except (TimeoutError, OutOfTime):
-            raise job.error(TIMED_OUT) from None
+            raise job.error(STOPPED if self._is_stopping else TIMED_OUT) from None
         except (ContainerFault, StoreError) as error:
             raise job.error(str(error)) from error
+        finally:
+            self._limits.discard(limit)
 
     async def _leave(self, job: AsyncJob, file: OutputFile) -> None:
         """Write the file. If the output cannot be written, the failure file says so."""

@@ -23,7 +23,7 @@ LOG_LEVELS = click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"], case_sensitive=
 
 
 def _named(text: str) -> str:
-    if not ENDPOINT_NAME.takes(text):
+    if ENDPOINT_NAME.broken_rule(text):
         raise ValueError(f"needs a name of letters, digits and inner hyphens, at most 63, given {text or 'none'}")
     return text
 
@@ -44,7 +44,7 @@ def _component(text: str) -> tuple[tuple[str, str], str]:
 def _models(text: str) -> tuple[str, str]:
     """Read `[NAME=]SOURCE`. A folder whose path has an equals sign needs NAME=, or ./ before it."""
     name, equals, source = text.partition("=")
-    if not equals or not ENDPOINT_NAME.takes(name):
+    if not equals or ENDPOINT_NAME.broken_rule(name):
         name, source = ANY, text
     return name, _place(source)
 

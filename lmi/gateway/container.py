@@ -121,13 +121,9 @@ class ContainerResponse:
         self._chunks: deque[bytes] = deque()
         self._parser = httptools.HttpResponseParser(self)
 
-    def header(self, name: str) -> str | None:
-        """Return the value of the first field of that name, which is given in lower case."""
-        return next((value for other, value in self.headers if other == name), None)
-
-    @property
-    def num_header_bytes(self) -> int:
-        return sum(len(name) + len(value) + 4 for name, value in self.headers)
+    def header(self, name: str) -> str:
+        """Return the value of the first field of that name, or ""."""
+        return next((value for other, value in self.headers if other == name.lower()), "")
 
     async def wait_for_head(self) -> None:
         """Raises Unreachable or OutOfTime."""
@@ -163,7 +159,7 @@ class ContainerResponse:
     async def _read(self) -> None:
         """Read what has come next, or note that the connection has ended."""
         if not (data := await self._incoming.read(MAX_WAITING_BYTES)):
-            ends_with_connection = not self.is_chunked and self.header("content-length") is None
+            ends_with_connection = not self.is_chunked and not self.header("content-length")
             loss = self._incoming.loss
             if isinstance(loss, OutOfTime) or (loss is None and self._has_head and ends_with_connection):
                 self._end(loss)
@@ -200,7 +196,7 @@ class ContainerResponse:
 
     def on_headers_complete(self) -> None:
         self.status = self._parser.get_status_code()
-        self.is_chunked = self.header("transfer-encoding") is not None
+        self.is_chunked = bool(self.header("transfer-encoding"))
 
     def on_body(self, data: bytes) -> None:
         self._chunk += data

@@ -111,7 +111,7 @@ class Endpoints:
         """Return the adapter of a component, or "". Raises AwsError for a component that is not there."""
         if component is None or not self._components:
             return ""
-        for key in ((endpoint, component), (ANY, component)):
-            if key in self._components:
-                return self._components[key]
+        for name in (endpoint, ANY):
+            if (name, component) in self._components:
+                return self._components[name, component]
         raise invalid(f"Inference Component {component} of endpoint {endpoint} not found.")

@@ -5,8 +5,10 @@ Source: Amazon's description of the vnd.amazon.eventstream encoding.
 """
 
 import asyncio
+import re
 import struct
 from collections.abc import AsyncGenerator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from zlib import crc32
 
@@ -72,25 +74,15 @@ class Coalesced:
     wait_s: float = 0.05
 
     async def cut(self, response: ContainerResponse) -> AsyncGenerator[bytes]:
-        part = await response.receive()
-        while part:
-            part, rest = await self._fill(part, response)
-            yield part
-            part = rest or await response.receive()
-
-    async def _fill(self, part: bytes, response: ContainerResponse) -> tuple[bytes, bytes]:
-        """Return the part, and a chunk for which it has no room."""
-        chunks, num_bytes = [part], len(part)
-        try:
-            async with asyncio.timeout(self.wait_s):
-                while chunk := await response.receive():
-                    num_bytes += len(chunk)
-                    if num_bytes > MAX_PART_BYTES:
-                        return b"".join(chunks), chunk
-                    chunks.append(chunk)
-        except TimeoutError:
-            pass
-        return b"".join(chunks), b""
+        chunk = b""
+        while chunk := chunk or await response.receive():
+            part, chunk = bytearray(chunk), b""
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self.wait_s):
+                    while (chunk := await response.receive()) and len(part) + len(chunk) <= MAX_PART_BYTES:
+                        part += chunk
+                        chunk = b""
+            yield bytes(part)
 
 
 @dataclass(frozen=True)
@@ -112,19 +104,15 @@ class Split:
 
 
 Parts = AsIs | Coalesced | Split
+MODES: dict[str, Parts] = {"as-is": AsIs(), "coalesce": Coalesced(), "split": Split()}
+MAXIMA = {"coalesce": 60_000, "split": MAX_PART_BYTES}  # of a mode's number
 
 
 def parse_parts(text: str) -> Parts:
     """Return the mode that `--parts` names. Raises ValueError with the rule."""
-    word, _, value = text.partition(":")
-    if word == "as-is" and not value:
-        return AsIs()
-    if word == "coalesce" and _is_within(value, 60_000):
-        return Coalesced(int(value) / 1000) if value else Coalesced()
-    if word == "split" and _is_within(value, MAX_PART_BYTES):
-        return Split(int(value)) if value else Split()
+    word, _, number = text.partition(":")
+    if text in MODES:
+        return MODES[text]
+    if re.fullmatch("[0-9]{1,9}", number) and 1 <= int(number) <= MAXIMA.get(word, 0):
+        return Split(int(number)) if word == "split" else Coalesced(int(number) / 1000)
     raise ValueError(f"must be as-is, coalesce[:MS] (1..60000) or split[:BYTES] (1..{MAX_PART_BYTES}), given {text}")
-
-
-def _is_within(value: str, maximum: int) -> bool:
-    return not value or value.isdecimal() and value.isascii() and 1 <= int(value) <= maximum

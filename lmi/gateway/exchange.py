@@ -13,7 +13,6 @@ import uuid
 from calendar import timegm
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 
 import orjson
 
@@ -26,7 +25,6 @@ REGION = re.compile(r"Credential=[^/,]+/\d{8}/([a-z0-9-]+)/")
 FOLDER = "^(?!s3:|https:)[a-zA-Z0-9!_.*'()/-]+$"
 ASCII, PRINTABLE = r"\p{ASCII}*", r"\A\S[\p{Print}]*\z"
 NAME = "^[a-zA-Z0-9](-*[a-zA-Z0-9])*"
-SPELLINGS = {r"\p{ASCII}": r"[\x00-\x7f]", r"\p{Print}": r"\x20-\x7e", r"\z": r"\Z"}  # of Java, and of Python
 
 
 class AwsError(LmiError):
@@ -42,10 +40,6 @@ class AwsError(LmiError):
     def members(self) -> dict[str, str | int]:
         members = {"Message": self.message, **self.others}
         return {name: cut(value) if isinstance(value, str) else value for name, value in members.items()}
-
-    @property
-    def body(self) -> bytes:
-        return orjson.dumps(self.members)
 
 
 def cut(text: str, max_chars: int = MAX_TEXT_CHARS) -> str:
@@ -84,23 +78,20 @@ def model_error(status: int, body: str, endpoint: str, region: str) -> AwsError:
 class AwsMember:
     name: str
     header: str
-    pattern: str | None
+    pattern: str | None  # None: a whole number, which the bounds are of
     minimum: int
     maximum: int
 
-    def takes(self, value: str) -> bool:
-        return not self._broken_rule(value)
-
     def check(self, value: str) -> str:
         """Return the value. Raises AwsError in AWS's own words."""
-        if rule := self._broken_rule(value):
+        if rule := self.broken_rule(value):
             raise invalid(
                 f"1 validation error detected: Value {shorten(value)} at '{self.name[0].lower()}{self.name[1:]}' "
                 f"failed to satisfy constraint: Member must {rule}"
             )
         return value
 
-    def _broken_rule(self, value: str) -> str:
+    def broken_rule(self, value: str) -> str:
         """Return the rule that the value breaks, or ""."""
         if self.pattern is None and not re.fullmatch("[0-9]{1,9}", value):
             return "be a whole number"
@@ -109,16 +100,14 @@ class AwsMember:
             return f"have {measured} greater than or equal to {self.minimum}"
         if size > self.maximum:
             return f"have {measured} less than or equal to {self.maximum}"
-        if self.pattern is not None and not self._regex.fullmatch(value):
+        if self.pattern is not None and not re.fullmatch(spelled(self.pattern), value, re.DOTALL):
             return f"satisfy regular expression pattern: {self.pattern}"
         return ""
 
-    @cached_property
-    def _regex(self) -> re.Pattern[str]:
-        pattern = self.pattern or ""
-        for theirs, ours in SPELLINGS.items():
-            pattern = pattern.replace(theirs, ours)
-        return re.compile(pattern, re.DOTALL)
+
+def spelled(pattern: str) -> str:
+    """Return a pattern of Java as Python spells it."""
+    return pattern.replace(r"\p{ASCII}", r"[\x00-\x7f]").replace(r"\p{Print}", r"\x20-\x7e").replace(r"\z", r"\Z")
 
 
 PREFIX = "X-Amzn-SageMaker-"
@@ -239,9 +228,8 @@ class Signatures:
     def __init__(self, environ: Mapping[str, str]) -> None:
         key, secret = environ.get("AWS_ACCESS_KEY_ID"), environ.get("AWS_SECRET_ACCESS_KEY")
         if not key or not secret:
-            raise BadConfiguration(
-                "--check-signatures needs AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, as clients do"
-            )
+            names = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+            raise BadConfiguration(f"--check-signatures needs {names}, as clients do")
         try:
             from botocore.credentials import Credentials  # type: ignore[import-untyped]
         except ModuleNotFoundError:
@@ -258,7 +246,11 @@ class Signatures:
             message = "The security token included in the request is invalid."
             raise AwsError("UnrecognizedClientException", 403, message)
         date = exchange.headers.get("x-amz-date", "")
-        if not _is_now(date) or not date.startswith(given["day"]):
+        try:
+            skew_s = abs(time.time() - timegm(time.strptime(date, TIME_FORM)))
+        except ValueError:
+            skew_s = float("inf")
+        if skew_s > MAX_SKEW_S or not date.startswith(given["day"]):
             raise _wrong(f"Signature expired or not yet current: X-Amz-Date is more than {MAX_SKEW_S:g} s off.")
         # What anyone could have added to a signed request, whose meaning it changes.
         sent = {name for name in exchange.headers.keys() if name.startswith(SIGNED_IF_SENT)}
@@ -284,14 +276,6 @@ class Signatures:
         signer = SigV4Auth(self._credentials, SERVICE, given["region"])
         text: str = signer.signature(signer.string_to_sign(request, signer.canonical_request(request)), request)
         return text
-
-
-def _is_now(date: str) -> bool:
-    try:
-        signed_s = timegm(time.strptime(date, TIME_FORM))
-    except ValueError:
-        return False
-    return abs(time.time() - signed_s) <= MAX_SKEW_S
 
 
 def _wrong(message: str) -> AwsError:

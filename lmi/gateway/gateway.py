@@ -25,7 +25,7 @@ from lmi.gateway.exchange import INVOKE, OPENAI, PREFIX, STREAM, VARIANT, AwsErr
 from lmi.gateway.stores import S3_SCHEME, FolderOutput, Inputs, S3Output
 from lmi.gateway.target_models import ModelStore, TargetModels
 from lmi.http.body import BodyMemory
-from lmi.http.exchange import MAX_HEADER_BYTES, Header
+from lmi.http.exchange import MAX_HEADER_BYTES, Header, num_bytes
 
 MAX_BODY_MEMORY = 1 << 30
 MAX_ERROR_BYTES = 16 << 10  # that are read of an error, of which a client sees 2048 characters
@@ -63,29 +63,26 @@ class Gateway:
             if response.is_chunked:
                 log.warning("the container's answer is chunked: an asynchronous endpoint would refuse it")
             body = await response.read()
-        media_type = response.header("content-type") or ""
-        await exchange.send_whole(200, media_type, body, headers_for_client(response))
+        await exchange.send_whole(200, response.header("content-type"), body, headers_for_client(response))
 
     async def stream(self, exchange: AwsExchange) -> None:
         """Send the container's response as an event stream, part by part."""
         async with self._invocation(exchange, STREAM, self.settings.stream_timeout_s) as response:
-            headers = headers_for_client(response)
-            headers += [(PREFIX + "Content-Type", value) for value in filter(None, [response.header("content-type")])]
+            headers = [*headers_for_client(response), (PREFIX + "Content-Type", response.header("content-type"))]
             async with aclosing(self.settings.parts.cut(response)) as parts:
                 async for part in parts:
                     if not exchange.status:
                         await exchange.start(200, eventstream.MEDIA_TYPE, headers)
                     await exchange.write(eventstream.part(part))
-            if not exchange.status and isinstance(response.fault, OutOfTime):
-                raise response.fault
-        if not exchange.status:
-            await exchange.start(200, eventstream.MEDIA_TYPE, headers)
-        if (fault := response.fault) is not None:
+            fault, is_late = response.fault, isinstance(response.fault, OutOfTime)
+            if not exchange.status:
+                if fault is not None and is_late:
+                    raise fault
+                await exchange.start(200, eventstream.MEDIA_TYPE, headers)
+        if fault is not None:
             log.warning("a stream ends with an error: %s", fault)
-            late = ("ModelInvocationTimeExceeded", ALLOTTED)
-            await exchange.write(
-                eventstream.failure(*late if isinstance(fault, OutOfTime) else ("StreamBroken", BROKEN))
-            )
+            said = ("ModelInvocationTimeExceeded", ALLOTTED) if is_late else ("StreamBroken", BROKEN)
+            await exchange.write(eventstream.failure(*said))
         await exchange.end()
 
     async def chat(self, exchange: AwsExchange) -> None:
@@ -93,9 +90,8 @@ class Gateway:
         endpoint, values = self.endpoints.find(exchange.names["endpoint"]), exchange.values(OPENAI)
         timeout_s = self.settings.stream_timeout_s
         async with self._call(exchange, endpoint, values, "/v1/chat/completions", timeout_s) as response:
-            headers = [("content-length", value) for name, value in response.headers if name == "content-length"]
-            headers += headers_for_client(response)
-            await exchange.start(response.status, response.header("content-type") or "", headers)
+            headers = [("content-length", response.header("content-length")), *headers_for_client(response)]
+            await exchange.start(response.status, response.header("content-type"), headers)
             while chunk := await response.receive():
                 await exchange.write(chunk)
             if response.fault is not None:
@@ -137,8 +133,8 @@ class Gateway:
         await endpoint.health.check_was_ready()
         try:
             async with endpoint.container.call("POST", path, headers, exchange.payload, timeout_s) as response:
-                if response.num_header_bytes > MAX_HEADER_BYTES:
-                    log.warning("the container's answer has %d bytes of headers", response.num_header_bytes)
+                if (found := num_bytes(response.headers)) > MAX_HEADER_BYTES:
+                    log.warning("the container's answer has %d bytes of headers", found)
                 yield response
         except ContainerFault as fault:
             raise endpoint.error(fault, exchange.region) from fault
@@ -147,9 +143,9 @@ class Gateway:
 def headers_for_client(response: ContainerResponse) -> list[Header]:
     """Return what a client gets of the container's headers, beside the content type, and the variant."""
     headers = [("x-Amzn-Invoked-Production-Variant", VARIANT)]
-    headers += [(PREFIX + name, value) for name in PASSED if (value := response.header((PREFIX + name).lower()))]
-    created = response.header((PREFIX + "Session-Id").lower())
-    if created and "; Expires=" in created and response.header((PREFIX + "New-Session-Id").lower()) is None:
+    headers += [(PREFIX + name, response.header(PREFIX + name)) for name in PASSED]
+    created = response.header(PREFIX + "Session-Id")
+    if "; Expires=" in created and not response.header(PREFIX + "New-Session-Id"):
         headers.append((PREFIX + "New-Session-Id", created))
     return headers
 

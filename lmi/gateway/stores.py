@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
@@ -52,33 +53,26 @@ class FolderOutput:
             raise StoreError(f"{file} cannot be written: {cause_line(error)}") from error
 
 
-class S3:
-    """A client of S3. boto3 finds endpoint, region and credentials in the environment."""
+@cache
+def s3() -> Any:
+    """Return a client of S3, which many threads may use. Raises StoreError without boto3.
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._client: Any = None
-
-    def client(self) -> Any:
-        """Return boto3's client. Raises StoreError without boto3."""
-        with self._lock:  # a client may be used by many threads, but not be made by two
-            if self._client is None:
-                try:
-                    import boto3  # type: ignore[import-untyped]
-                    from botocore.config import Config  # type: ignore[import-untyped]
-                except ImportError:
-                    raise StoreError(NO_BOTO3) from None
-                retries = {"mode": "standard", "max_attempts": NUM_TRIES}
-                limits = Config(connect_timeout=CONNECT_TIMEOUT_S, read_timeout=READ_TIMEOUT_S, retries=retries)
-                self._client = boto3.session.Session().client("s3", config=limits)
-            return self._client
+    boto3 finds endpoint, region and credentials in the environment.
+    """
+    try:
+        import boto3  # type: ignore[import-untyped]
+        from botocore.config import Config  # type: ignore[import-untyped]
+    except ImportError:
+        raise StoreError(NO_BOTO3) from None
+    retries = {"mode": "standard", "max_attempts": NUM_TRIES}
+    limits = Config(connect_timeout=CONNECT_TIMEOUT_S, read_timeout=READ_TIMEOUT_S, retries=retries)
+    return boto3.session.Session().client("s3", config=limits)
 
 
-class S3Output(S3):
+class S3Output:
     """Answers as objects below a URL, in the way of FolderOutput."""
 
     def __init__(self, root: str) -> None:
-        super().__init__()
         self._root = root.rstrip("/")
 
     def url(self, path: str) -> str:
@@ -88,24 +82,19 @@ class S3Output(S3):
         """Write an object. Raises StoreError if it is not there afterwards, for S3's answer may be lost."""
         bucket, key = parse_s3(self.url(path))
         try:
-            self.client().put_object(Bucket=bucket, Key=key, Body=data, ContentType=media_type)
+            s3().put_object(Bucket=bucket, Key=key, Body=data, ContentType=media_type)
         except Exception as error:
-            if not self._holds(bucket, key, data):
-                raise StoreError(f"{self.url(path)} cannot be written: {cause_line(error)}") from error
-
-    def _holds(self, bucket: str, key: str, data: bytes) -> bool:
-        """Whether an object with these bytes is there, as far as S3 says so: the ETag of most is their MD5."""
-        with suppress(Exception):
-            found = self.client().head_object(Bucket=bucket, Key=key)
-            return bool(found["ETag"].strip('"') == hashlib.md5(data, usedforsecurity=False).hexdigest())
-        return False
+            with suppress(Exception):
+                etag = s3().head_object(Bucket=bucket, Key=key)["ETag"].strip('"')
+                if etag == hashlib.md5(data, usedforsecurity=False).hexdigest():  # the ETag of most objects
+                    return
+            raise StoreError(f"{self.url(path)} cannot be written: {cause_line(error)}") from error
 
 
-class Inputs(S3):
+class Inputs:
     """Reads inputs: any object of S3, and files below `folder` if there is one."""
 
     def __init__(self, folder: Path | None = None) -> None:
-        super().__init__()
         self._folder = folder and folder.resolve()
 
     def is_allowed(self, location: str) -> bool:
@@ -115,22 +104,19 @@ class Inputs(S3):
     def read(self, location: str) -> bytes:
         """Return the bytes at a location. Raises StoreError."""
         try:
-            return self._object(location) if location.startswith(S3_SCHEME) else self._content(location)
+            if not location.startswith(S3_SCHEME):
+                return self._content(location)
+            bucket, key = parse_s3(location)
+            found = s3().get_object(Bucket=bucket, Key=key)
+            _check_size(location, found["ContentLength"])
+            return bytes(found["Body"].read())
         except StoreError:
             raise
         except Exception as error:  # botocore's errors have no common base, and urllib3's pass through it
             raise StoreError(f"{location} cannot be read: {cause_line(error)}") from error
 
-    def _object(self, url: str) -> bytes:
-        bucket, key = parse_s3(url)
-        found = self.client().get_object(Bucket=bucket, Key=key)
-        _check_size(url, found["ContentLength"])
-        data: bytes = found["Body"].read()
-        return data
-
     def _content(self, location: str) -> bytes:
-        file = self._file(location)
-        if file is None:
+        if (file := self._file(location)) is None:  # any more
             raise StoreError(f"{location} is not below the folder of --async-input")
         if not file.is_file():  # any other, such as a pipe, could let its reader wait for ever
             raise StoreError(f"{file} is not a regular file" if file.exists() else f"there is no {file}")

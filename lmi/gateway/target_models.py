@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -205,8 +206,6 @@ class LoadedModels:
                 await self._unload(name)
             log.info("loading model %s (TargetModel %s)", name, key)
             status, body = await self._register(name, str(folder))
-            if status == NO_ROOM:
-                status, body = await self._register_with_room(name, str(folder))
             if status not in (OK, CONFLICT):
                 raise LoadFailed(body.decode(errors="replace"), status)
             self._last_used_s[name] = time.monotonic()
@@ -216,35 +215,31 @@ class LoadedModels:
         finally:
             del self._loads[name]
 
-    async def _register_with_room(self, name: str, url: str) -> tuple[int, bytes]:
-        """Register a model, and unload others until it fits or none is left to unload."""
-        async with self._room:
-            answer = await self._register(name, url)
-            for other in await self._idle() if answer[0] == NO_ROOM else []:
-                if other in self._num_requests or other in self._loads:  # by now
-                    continue
-                await self._evict(other)
-                answer = await self._register(name, url)
-                if answer[0] != NO_ROOM:
-                    break
-            return answer
+    async def _register(self, name: str, url: str) -> tuple[int, bytes]:
+        """Return the container's answer, after others were unloaded until the model fits or none is left to unload."""
+        register = partial(self._ask, "POST", "/models", {"model_name": name, "url": url}, LOAD_TIMEOUT_S)
+        answer = await register()
+        if answer[0] == NO_ROOM:
+            async with self._room:
+                answer = await register()
+                for other in await self._idle() if answer[0] == NO_ROOM else []:
+                    if other in self._num_requests or other in self._loads:  # by now
+                        continue
+                    self._unloads[other] = asyncio.create_task(self._unload(other))
+                    try:  # requests for the other wait, and then load it again
+                        await self._unloads[other]
+                    finally:
+                        del self._unloads[other]
+                    answer = await register()
+                    if answer[0] != NO_ROOM:
+                        break
+        return answer
 
     async def _idle(self) -> list[str]:
-        """Return the loaded models of the gateway that serve no request, the least recently used first."""
+        """Return the loaded models of the gateway, the least recently used first."""
         listed = _decoded(await self._ask("GET", "/models?limit=100"), _ListedModels) or _ListedModels()
         names = [model.model_name for model in listed.models if OURS.fullmatch(model.model_name)]
         return sorted(names, key=lambda name: self._last_used_s.get(name, 0.0))
-
-    async def _evict(self, name: str) -> None:
-        """Unload a model. Requests for it wait, and then load it again."""
-        self._unloads[name] = asyncio.create_task(self._unload(name))
-        try:
-            await self._unloads[name]
-        finally:
-            del self._unloads[name]
-
-    async def _register(self, name: str, url: str) -> tuple[int, bytes]:
-        return await self._ask("POST", "/models", {"model_name": name, "url": url}, LOAD_TIMEOUT_S)
 
     async def _unload(self, name: str) -> None:
         log.info("unloading model %s", name)
@@ -293,27 +288,22 @@ def _update(found: Path, home: Path, check_room: Callable[[int], None]) -> bool:
     if model.is_dir() and stamp.is_file() and stamp.read_text() == wanted:
         return False
     part = home / "part"
-    _remove(part)  # of a process that was killed
+    shutil.rmtree(part, ignore_errors=True)  # of a process that was killed
     try:
-        made = _make(found, part, check_room)
+        if found.is_dir():
+            made = shutil.copytree(found, part, copy_function=_link_or_copy)
+        else:
+            part.mkdir()
+            unpack(found, part, check_room=check_room)
+            made = descended(part)
         stamp.unlink(missing_ok=True)
         is_new = not model.exists()
-        _remove(model)
+        shutil.rmtree(model, ignore_errors=True)
         made.rename(model)
         stamp.write_text(wanted)
     finally:
-        _remove(part)
+        shutil.rmtree(part, ignore_errors=True)
     return not is_new
-
-
-def _make(found: Path, folder: Path, check_room: Callable[[int], None]) -> Path:
-    """Copy or unpack a model to a folder. Returns the folder with its files, which may be the only one in it."""
-    if found.is_dir():
-        shutil.copytree(found, folder, copy_function=_link_or_copy)
-        return folder
-    folder.mkdir()
-    unpack(found, folder, check_room=check_room)
-    return descended(folder)
 
 
 def _link_or_copy(source: str, target: str) -> None:
@@ -322,8 +312,3 @@ def _link_or_copy(source: str, target: str) -> None:
         os.link(os.path.realpath(source), target)
     except OSError:
         shutil.copy2(source, target)
-
-
-def _remove(folder: Path) -> None:
-    if folder.exists():
-        shutil.rmtree(folder)

@@ -80,7 +80,13 @@ class App:
         if self._signatures is None:  # which no page has
             check_page(exchange, (), self._hosts)
         handler, exchange.names = self._find(exchange)
-        exchange.payload = await self._body(exchange)
+        max_bytes = self._gateway.settings.max_body_bytes
+        try:
+            exchange.payload = await exchange.body(max_bytes, self._gateway.body_memory)
+        except BodyTooLarge:
+            raise too_large(max_bytes) from None
+        if (num_bytes := len(exchange.payload)) > LARGE_BODY_BYTES:
+            log.warning("a body of %d bytes: AWS's API model allows %d", num_bytes, LARGE_BODY_BYTES)
         if self._signatures is not None:
             self._signatures.check(exchange)
         await exchange.run_while_there(handler(self._gateway, exchange))
@@ -90,16 +96,6 @@ class App:
             if exchange.method == "POST" and (found := pattern.fullmatch(exchange.path)):
                 return handler, found.groupdict()
         raise AwsError("UnknownOperationException", 404, "The requested operation is not supported by the gateway.")
-
-    async def _body(self, exchange: AwsExchange) -> bytes:
-        max_bytes = self._gateway.settings.max_body_bytes
-        try:
-            body = await exchange.body(max_bytes, self._gateway.body_memory)
-        except BodyTooLarge:
-            raise too_large(max_bytes) from None
-        if len(body) > LARGE_BODY_BYTES:
-            log.warning("a body of %d bytes: AWS's API model allows %d", len(body), LARGE_BODY_BYTES)
-        return body
 
 
 async def _refuse(exchange: AwsExchange, error: LmiError) -> None:
@@ -120,7 +116,7 @@ class AwsProtocol(GuardedProtocol):
     def rendered(self, refusal: Refusal) -> tuple[bytes, str]:
         said = str(refusal)
         error = unavailable(said) if refusal.status == 503 else AwsError("ValidationError", refusal.status, said)
-        return error.body, f"x-amzn-requestid: {uuid.uuid4()}\r\nx-amzn-errortype: {error.kind}\r\n"
+        return orjson.dumps(error.members), f"x-amzn-requestid: {uuid.uuid4()}\r\nx-amzn-errortype: {error.kind}\r\n"
 
 
 def run(settings: GatewaySettings) -> int:
