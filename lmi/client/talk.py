@@ -29,7 +29,10 @@ class Talk:
             base_url=base_of(url), headers=headers_of(api_key), timeout=httpx2.Timeout(5.0, read=None)
         )
         self._sampling = {} if temperature is None else {"temperature": temperature}
-        self._model = model or self._first_model()
+        self._model = model
+        if not model:
+            with self._asked("GET", "models") as response:
+                self._model = str(orjson.loads(response.read())["data"][0]["id"])
 
     def chat(self, system_prompt: str | None, quick: str | None) -> None:
         """Answer each line that is typed, or only `quick`, with all that was said before."""
@@ -37,19 +40,14 @@ class Talk:
         for text in [quick] if quick else _typed():
             messages.append({"role": "user", "content": text})
             pieces = self._stream("chat/completions", {"messages": messages})
-            messages.append(
-                {"role": "assistant", "content": _show(one["delta"].get("content") or "" for one in pieces)}
-            )
+            said = _show(one["delta"].get("content") or "" for one in pieces)
+            messages.append({"role": "assistant", "content": said})
 
     def complete(self, quick: str | None, max_tokens: int) -> None:
         """Continue each line that is typed, or only `quick`."""
         for text in [quick] if quick else _typed():
             pieces = self._stream("completions", {"prompt": text, "max_tokens": max_tokens})
             _show(one["text"] for one in pieces)
-
-    def _first_model(self) -> str:
-        with self._asked("GET", "models") as response:
-            return str(orjson.loads(response.read())["data"][0]["id"])
 
     def _stream(self, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """Yield the choice in each chunk of a streamed answer. Who leaves the loop leaves the answer."""

@@ -11,7 +11,7 @@ import orjson
 
 from lmi.client.bench.dialects import DIALECTS, Ask
 from lmi.client.bench.figures import Targets, report_of, table_of
-from lmi.client.bench.load import Load, Sample, client_of, first_model, of_file, synthetic
+from lmi.client.bench.load import Load, client_of, first_model, of_file, synthetic
 from lmi.client.bench.page import page_of
 from lmi.client.talk import headers_of
 
@@ -34,12 +34,9 @@ def bench(settings: dict[str, Any]) -> int:
             url,
             client_of(url, headers_of(api_key)),
             DIALECTS[settings["dialect"]],
-            settings["model"],
             is_streamed=not settings["is_whole"],
-            num_streams=settings["num_streams"],
-            rate=settings["rate"],
-            timeout_s=settings["timeout_s"],
             extra=extra,
+            **{name: settings[name] for name in ("model", "num_streams", "rate", "timeout_s")},
         )
         for url in urls
     ]
@@ -88,7 +85,10 @@ async def run(servers: Sequence[Load], asks: Iterator[Ask], num_warmup: int, num
                 server.model = await first_model(server.client)
         warmup = list(itertools.islice(asks, num_warmup))
         for server in servers:
-            await _warm_up(server, warmup)
+            outcomes = {sample.outcome for sample in await server.run(iter(warmup))}
+            if outcomes and "200" not in outcomes:
+                said = f"answers no request of the warm-up: {', '.join(sorted(outcomes))}"
+                raise click.ClickException(f"{server.url} {said}")
         for number in range(rounds):
             part = list(itertools.islice(asks, num_requests))
             for server in servers if number % 2 == 0 else reversed(servers):
@@ -99,28 +99,20 @@ async def run(servers: Sequence[Load], asks: Iterator[Ask], num_warmup: int, num
             await server.client.aclose()
 
 
-async def _warm_up(server: Load, asks: Sequence[Ask]) -> None:
-    outcomes = {sample.outcome for sample in await server.run(iter(asks))}
-    if outcomes and "200" not in outcomes:
-        raise click.ClickException(f"{server.url} answers no request of the warm-up: {', '.join(sorted(outcomes))}")
-
-
 async def _show(servers: Sequence[Load], num_requests: int) -> None:
-    """Keep one line on a terminal up to date."""
     if not sys.stderr.isatty():
         return
     try:
         while True:
             await asyncio.sleep(SHOW_EVERY_S)
-            lines = [_line(server, server.seen, num_requests) for server in servers]
+            lines = [_line(server, num_requests) for server in servers]
             click.echo("\r\033[K" + "  ".join(lines), err=True, nl=False)
     finally:
         click.echo("\r\033[K", err=True, nl=False)
 
 
-def _line(server: Load, samples: list[Sample], num_requests: int) -> str:
-    num_failed = sum(not sample.is_ok for sample in samples)
-    num_tokens = sum(sample.num_tokens for sample in samples)
-    return (
-        f"{server.url}: {len(samples)}/{num_requests} requests with warm-up, {num_failed} failed, {num_tokens} tokens"
-    )
+def _line(server: Load, num_requests: int) -> str:
+    num_failed = sum(not sample.is_ok for sample in server.seen)
+    num_tokens = sum(sample.num_tokens for sample in server.seen)
+    asked = f"{len(server.seen)}/{num_requests} requests with warm-up"
+    return f"{server.url}: {asked}, {num_failed} failed, {num_tokens} tokens"

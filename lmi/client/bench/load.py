@@ -145,24 +145,19 @@ def cpu_of(url: str) -> dict[str, float]:
 
     Nothing if the host is not this machine, or if the processes are another user's.
     """
-    parts = urlsplit(url)
-    if not _is_local(parts.hostname or ""):
-        return {}
-    found = {}
+    parts, found = urlsplit(url), dict[str, float]()
+    is_local = parts.hostname in ("localhost", socket.gethostname())
+    with suppress(ValueError):
+        is_local |= ipaddress.ip_address(parts.hostname or "").is_loopback
+    if not is_local:
+        return found
     listeners = owners(parts.port or (443 if parts.scheme == "https" else 80))
     for pid in {one for listener in listeners for one in [listener, *linux.descendants(listener)]}:
         with suppress(OSError):  # it has ended, or is another user's
-            name = Path(f"/proc/{pid}/comm").read_text().strip()
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
             ticks = int(fields[11]) + int(fields[12])  # in user and system mode, as of proc(5)
-            found[f"{name} ({pid})"] = ticks / os.sysconf("SC_CLK_TCK")
+            found[f"{linux.title(pid)} ({pid})"] = ticks / os.sysconf("SC_CLK_TCK")
     return found
-
-
-def _is_local(host: str) -> bool:
-    with suppress(ValueError):
-        return ipaddress.ip_address(host).is_loopback
-    return host in ("localhost", socket.gethostname())
 
 
 def merged(body: dict[str, Any], extra: dict[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """A report as one HTML page with plots, which needs no network and no script."""
 
-from collections.abc import Sequence
 from html import escape
 from typing import Any, NamedTuple
 
@@ -49,7 +48,7 @@ class Plot(NamedTuple):
 def plots_of(report: dict[str, Any]) -> list[Plot]:
     servers = report["servers"]
     plots = [
-        Plot(f"{label}: share within", "ms", [_shares(_latencies(one, name)) for one in servers])
+        Plot(f"{label}: share within", "ms", [_shares(one, name) for one in servers])
         for name, label in LATENCIES.items()
     ]
     plots.append(Plot("output tokens per second, over time", "s", [_rates(server) for server in servers]))
@@ -73,15 +72,10 @@ def page_of(report: dict[str, Any]) -> str:
     )
 
 
-def _latencies(server: dict[str, Any], name: str) -> list[float]:
-    """Return the latencies of whole answers in ms."""
+def _shares(server: dict[str, Any], name: str) -> Line:
+    """Return the distribution of latencies of whole answers: a value in ms, and the share of all up to it."""
     good = [sample for part in server["samples"] for sample in part if sample.is_ok]
-    return [value * 1e3 for sample in good for value in sample.latencies_s[name]]
-
-
-def _shares(values: Sequence[float]) -> Line:
-    """Return the distribution of values as points of a line: a value, and the share of all up to it."""
-    ordered = sorted(values)
+    ordered = sorted(value * 1e3 for sample in good for value in sample.latencies_s[name])
     marks = sorted({round(step * len(ordered) / NUM_STEPS) for step in range(1, NUM_STEPS + 1)} - {0})
     return [(0.0, 0.0), *((ordered[mark - 1], mark / len(ordered)) for mark in marks)] if ordered else []
 
