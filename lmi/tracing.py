@@ -38,7 +38,7 @@ except ImportError as error:
 MAX_SENT = 256  # requests in one message
 CLOSE_S = 0.5  # for the last spans, when the process ends
 CONTEXT = ("traceparent", "tracestate")  # headers
-Attributes = dict[str, str | int | float | Sequence[str]]
+Attributes = dict[str, str | int | float | Sequence[str] | None]  # None: is left out
 PHASES = ("queue", "prefill", "decode")
 
 log = logging.getLogger(__name__)
@@ -115,7 +115,8 @@ class Exporter(SpanProcessor):
 
     def _make(self, span: TraceSpan, parent: Context, kind: SpanKind, offset_ns: int) -> None:
         start_ns, end_ns = (offset_ns + round(moment_s * 1e9) for moment_s in (span.start_s, span.end_s))
-        made = self._tracer.start_span(span.name, parent, kind, span.attributes, start_time=start_ns)
+        given = {name: value for name, value in span.attributes.items() if value is not None}
+        made = self._tracer.start_span(span.name, parent, kind, given, start_time=start_ns)
         if span.error:
             made.set_status(Status(StatusCode.ERROR, span.error))
         for child in span.children:
@@ -141,14 +142,15 @@ class TraceSpan:
 
 def of_request(exchange: Exchange, meters: Sequence[Meter]) -> TraceSpan:
     """Return the span of a request that has ended, with a span for each of its answers."""
-    route = _route(exchange)
+    # The path with names for its parameters, so that spans have few names.
+    route = exchange.scope["route"].path_format if "route" in exchange.scope else ""
     attributes: Attributes = {
         "http.request.method": exchange.method,
         "http.response.status_code": exchange.status,
         "http.response.header.x-request-id": [exchange.request_id],
         "url.path": exchange.path,
-        **({"http.route": route} if route else {}),
-        **({"error.type": exchange.error_label} if exchange.error_label else {}),
+        "http.route": route or None,
+        "error.type": exchange.error_label or None,
     }
     children = [_of_answer(meter, exchange.request_id) for meter in meters]
     error = (exchange.error_label or "internal") if exchange.status >= 500 else ""
@@ -156,31 +158,13 @@ def of_request(exchange: Exchange, meters: Sequence[Meter]) -> TraceSpan:
     return TraceSpan(name, exchange.started_s, time.monotonic(), attributes, children, error)
 
 
-def _route(exchange: Exchange) -> str:
-    """Return the path with names for its parameters, so that spans have few names, or "" if it is no route."""
-    return exchange.scope["route"].path_format if "route" in exchange.scope else ""
-
-
 def _of_answer(meter: Meter, request_id: str) -> TraceSpan:
     request, sampling, end_s = meter.requests[0], meter.requests[0].sampling, meter.ended_s
     model = request.adapter or meter.model
     operation = "text_completion" if request.chat is None else "chat"
     num_generated = sum(meter.lengths.values())
-    given = {
-        "max_tokens": request.max_new_tokens,
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "top_k": sampling.top_k,
-        "seed": sampling.seed,
-    }
     phases = list(_phases(meter))
     took_s = {phase.name: phase.end_s - phase.start_s for phase in phases}
-    first_token_s = {"time_to_first_token": meter.first_token_s - meter.started_s} if num_generated else {}
-    latencies = {
-        "e2e": end_s - meter.started_s,
-        **first_token_s,
-        **{f"time_in_{'queue' if name == 'queue' else f'model_{name}'}": seconds for name, seconds in took_s.items()},
-    }
     attributes: Attributes = {
         "gen_ai.operation.name": operation,
         "gen_ai.provider.name": "lmi",
@@ -191,11 +175,16 @@ def _of_answer(meter: Meter, request_id: str) -> TraceSpan:
         "gen_ai.request.stream": request.is_streaming,
         "gen_ai.request.n": sum(each.num_sequences for each in meter.requests),
         "gen_ai.request.choice.count": request.num_sequences,
-        **{f"gen_ai.request.{name}": value for name, value in given.items() if value is not None},
+        "gen_ai.request.max_tokens": request.max_new_tokens,
+        **{f"gen_ai.request.{name}": getattr(sampling, name) for name in ("temperature", "top_p", "top_k", "seed")},
         **{f"gen_ai.usage.{name}_tokens": meter.num_prompt_tokens for name in ("input", "prompt")},
         **{f"gen_ai.usage.{name}_tokens": num_generated for name in ("output", "completion")},
         "gen_ai.usage.cache_read.input_tokens": meter.num_cached_tokens,
-        **{f"gen_ai.latency.{name}": seconds for name, seconds in latencies.items()},
+        "gen_ai.latency.e2e": end_s - meter.started_s,
+        "gen_ai.latency.time_to_first_token": meter.first_token_s - meter.started_s if num_generated else None,
+        "gen_ai.latency.time_in_queue": took_s.get("queue"),
+        "gen_ai.latency.time_in_model_prefill": took_s.get("prefill"),
+        "gen_ai.latency.time_in_model_decode": took_s.get("decode"),
     }
     error = "error" if meter.outcome == "error" else ""
     return TraceSpan(f"{operation} {model}", meter.started_s, end_s, attributes, phases, error)
