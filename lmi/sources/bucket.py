@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from threading import Event
 from typing import Any, NamedTuple
 
 import boto3  # type: ignore[import-untyped]
@@ -19,7 +18,7 @@ from s3transfer import exceptions as transfer_faults  # type: ignore[import-unty
 from s3transfer.manager import TransferConfig, TransferManager  # type: ignore[import-untyped]
 
 from lmi.errors import ModelUnusable, cause_line
-from lmi.sources.job import NO_BYTE_S, PASSING_STATUSES, Damaged, MayPass, Progress, Stopped, run_all
+from lmi.sources.job import NO_BYTE_S, PASSING_STATUSES, Damaged, MayPass, Progress, run_all
 from lmi.sources.place import size_of
 
 NUM_THREADS = 10
@@ -98,7 +97,6 @@ class Bucket:
         return [each for each in found if each.size or not each.key.endswith("/")]
 
     def head(self, key: str) -> StoredObject | None:
-        """Return the object of this key, or None."""
         with explained(f"s3://{self.name}/{key}"):
             try:
                 answer = self._lister.head_object(Bucket=self.name, Key=key)
@@ -123,14 +121,12 @@ class Bucket:
 
     def fetch(self, wanted: Sequence[StoredObject], folder: Path, progress: Progress) -> None:
         """Fetch objects into a folder. Each has its id as its name as soon as it is whole and checked."""
-        stopped = Event()
         with TransferManager(self._reader, TRANSFERS) as manager:
-            listeners = [_Subscriber(each, progress, stopped) for each in wanted]
-            run_all([partial(self._fetch, folder, manager, each) for each in listeners], progress, stopped)
+            listeners = [_Subscriber(each, progress) for each in wanted]
+            run_all([partial(self._fetch, folder, manager, each) for each in listeners], progress)
 
     def _fetch(self, folder: Path, manager: TransferManager, listener: _Subscriber) -> None:
-        each = listener.wanted
-        new = folder / f"{each.id}.new"
+        each, new = listener.wanted, folder / f"{listener.wanted.id}.new"
         try:
             with explained(f"s3://{self.name}/{each.key}", read_key=each.key):
                 if each.size:
@@ -150,29 +146,24 @@ class Bucket:
             return
         with open(file, "rb") as opened:
             digest = hashlib.file_digest(opened, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
-        if digest != each.etag and not self._is_encrypted(each):
-            raise Damaged(each.key, wanted=f"MD5 {each.etag}", found=digest)
-
-    def _is_encrypted(self, each: StoredObject) -> bool:
-        """Return whether the object is encrypted so that its ETag is not an MD5, although it looks like one."""
-        answer = self._reader.head_object(Bucket=self.name, Key=each.key)
-        return answer.get("ServerSideEncryption", "").startswith("aws:kms") or "SSECustomerAlgorithm" in answer
+        if digest != each.etag:  # which is no MD5 either if the object is encrypted in some ways
+            head = self._reader.head_object(Bucket=self.name, Key=each.key)
+            if not head.get("ServerSideEncryption", "").startswith("aws:kms") and "SSECustomerAlgorithm" not in head:
+                raise Damaged(each.key, wanted=f"MD5 {each.etag}", found=digest)
 
 
-class _Subscriber:
+class _Subscriber(NamedTuple):
     """Hears from the transfer manager how one object gets on."""
 
-    def __init__(self, wanted: StoredObject, progress: Progress, stopped: Event) -> None:
-        self.wanted, self._progress, self._stopped = wanted, progress, stopped
+    wanted: StoredObject
+    progress: Progress
 
     def on_queued(self, future: Any, **_: object) -> None:
         future.meta.provide_transfer_size(self.wanted.size)
         future.meta.provide_object_etag(f'"{self.wanted.etag}"')
 
     def on_progress(self, future: Any, bytes_transferred: int, **_: object) -> None:
-        if self._stopped.is_set():
-            raise Stopped
-        self._progress.add(bytes_transferred)
+        self.progress.add(bytes_transferred)
 
 
 @contextmanager

@@ -103,8 +103,3 @@ def readable(num_bytes: float) -> str:
             return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
         num_bytes /= 1000
     return f"{num_bytes:.1f} TB"
-
-
-def reported(folder: Path) -> FetchReport | None:
-    """Return how far the fetch is whose files are in a folder, or None if it has not said it yet."""
-    return read(folder / PROGRESS, FetchReport)

@@ -7,11 +7,10 @@ was killed. Links come after them, the configuration last, so that a start witho
 import glob
 import logging
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from threading import Event
 
 import httpx2
 import huggingface_hub as client
@@ -28,7 +27,7 @@ from lmi.errors import ModelUnusable, SourceUnreachable, StartError, cause_line,
 from lmi.sources.hub_cache import COMMIT, PART, Download, HubCache, HubFile
 from lmi.sources.job import NO_BYTE_S, PASSING_STATUSES, FetchJob, MayPass, attempt, run_all
 from lmi.sources.place import Place, link, size_of
-from lmi.sources.source import ADAPTER_CONFIG, CONFIG, HubModel, check_inside, check_listing, chosen, fault
+from lmi.sources.source import ADAPTER_CONFIG, CONFIG, HubModel, chosen, fault
 
 NO_CONNECTION = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.ProxyError)
 OFFLINE_VARIABLES = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
@@ -42,7 +41,6 @@ class HubFetch:
         self._job = job
         self._revision = job.wanted.revision or constants.DEFAULT_REVISION
         self._cache = HubCache(Path(constants.HF_HUB_CACHE), model.id, self._revision)
-        self._failed = Event()
         variable = "HF_HUB_CACHE" if "HF_HUB_CACHE" in os.environ else "HF_HOME"
         self._place = Place(self._cache.folder, variable, job.spare_bytes)
         self._api = client.HfApi(library_name="lmi", library_version=__version__)
@@ -75,12 +73,13 @@ class HubFetch:
 
     def _lack(self, commit: str) -> str | None:
         """Return what keeps a cached snapshot from being whole, or None."""
-        folder, listed = self._cache.snapshot(commit), []
-        if (found := fault(folder, is_adapter=self._job.wanted.is_adapter)) is not None:
+        folder, wanted, names = self._cache.snapshot(commit), self._job.wanted, []
+        if (found := fault(folder, is_adapter=wanted.is_adapter)) is not None:
             return found
         with suppress(CachedRepoTreeNotFoundError):  # another client may have filled the cache
-            listed = self._chosen(file.path for file in client.get_cached_repo_tree(self._model.id, revision=commit))
-        return next((f"has no {name}" for name in listed if not (folder / name).is_file()), None)
+            listed = (file.path for file in client.get_cached_repo_tree(self._model.id, revision=commit))
+            names = chosen(listed, allow_pickle=wanted.allow_pickle, trust_remote_code=wanted.trust_remote_code)
+        return next((f"has no {name}" for name in names if not (folder / name).is_file()), None)
 
     def _list(self) -> tuple[str, dict[str, HubFile]]:
         """Return the commit of the revision, and its files by path."""
@@ -97,19 +96,11 @@ class HubFetch:
             files = [file for file in tree if isinstance(file, client.RepoFile)]
         return commit, {file.path: HubFile.of(file) for file in files}
 
-    def _chosen(self, paths: Iterable[str]) -> list[str]:
-        wanted = self._job.wanted
-        return chosen(paths, allow_pickle=wanted.allow_pickle, trust_remote_code=wanted.trust_remote_code)
-
     # What is missing.
 
     def _complete(self, commit: str, listed: dict[str, HubFile]) -> None:
         """Fetch the files that are missing, with the lock of this repository, and name the revision."""
-        wanted = self._job.wanted
-        check_listing(self._model.id, listed, allow_pickle=wanted.allow_pickle, is_adapter=wanted.is_adapter)
-        names = self._chosen(listed)
-        check_inside(self._model.id, names)
-        files = [listed[name] for name in names]
+        files = [listed[name] for name in self._job.taken(self._model, listed)]
         if self._missing(commit, files):
             with self._place.only_one(self._cache.lock, self._model):
                 self._bring(commit, files)
@@ -121,8 +112,14 @@ class HubFetch:
 
     def _bring(self, commit: str, files: list[HubFile]) -> None:
         missing = self._missing(commit, files)
-        downloads = self._downloads(commit, missing)
-        needed_bytes = sum(each.missing_bytes() for each in downloads)
+        headers = build_hf_headers(library_name="lmi", library_version=__version__)
+        of_all = headers, self._cache.blobs, self._job.progress
+        by_id = {file.id: file for file in missing if size_of(self._cache.blobs / file.id) != file.size}
+        downloads = [
+            Download(file, client.hf_hub_url(self._model.id, file.path, revision=commit), *of_all)
+            for file in sorted(by_id.values(), key=lambda file: file.size)  # small ones first
+        ]
+        needed_bytes = sum(each.file.size - (size_of(each.part) or 0) for each in downloads)
         self._place.check_room(needed_bytes, self._model)
         self._job.progress.begin(self._model, sum(each.file.size for each in downloads), len(downloads))
         with self._place.writing(needed_bytes, self._model):
@@ -130,7 +127,7 @@ class HubFetch:
             for part in {*self._cache.blobs.glob(f"*{PART}")} - {each.part for each in downloads}:
                 part.unlink()  # of a file that has changed
             try:
-                run_all([partial(self._fetch_file, each) for each in downloads], self._job.progress, self._failed)
+                run_all([partial(self._fetch_file, each) for each in downloads], self._job.progress)
             except OSError:  # of the disk, which gets its room back
                 for each in downloads:
                     each.part.unlink(missing_ok=True)
@@ -142,23 +139,13 @@ class HubFetch:
             patterns = [glob.escape(file.path) for file in files]
             client.snapshot_download(self._model.id, revision=commit, allow_patterns=patterns)
 
-    def _downloads(self, commit: str, missing: list[HubFile]) -> list[Download]:
-        """Return one for each blob that is not there, small ones first."""
-        headers = build_hf_headers(library_name="lmi", library_version=__version__)
-        by_id = {file.id: file for file in missing if size_of(self._cache.blobs / file.id) != file.size}
-        of_all = headers, self._cache.blobs, self._job.progress, self._failed
-        return [
-            Download(file, client.hf_hub_url(self._model.id, file.path, revision=commit), *of_all)
-            for file in sorted(by_id.values(), key=lambda file: file.size)
-        ]
-
     def _fetch_file(self, download: Download) -> None:
         attempt(
             self._explained()(download.bring),
             f"{self._model}: {download.file.path}",
             self._job.delays_s,
             reached=lambda: download.furthest,
-            wait=self._failed.wait,
+            wait=self._job.progress.stopped.wait,
         )
 
     # What went wrong.
@@ -168,20 +155,18 @@ class HubFetch:
         """Turn the errors of the client into MayPass or an error that says what is wrong for good."""
         try:
             yield
-        except (HfHubHTTPError, httpx2.HTTPError, OSError, ValueError) as error:
-            raise self._meaning(error) from error
-
-    def _meaning(self, error: BaseException) -> Exception:
-        if isinstance(error, HfHubHTTPError):
-            return self._of_answer(error)
-        if isinstance(error, NO_CONNECTION) and not self._tries_to_connect:
+        except HfHubHTTPError as error:
+            raise self._of_answer(error) from error
+        except (httpx2.HTTPError, ConnectionError, TimeoutError) as error:
             said = f"{constants.ENDPOINT}: {type(error).__name__}: {cause_line(error)}"
-            return SourceUnreachable(f"{self._subject} it cannot be reached: {said}")
-        if isinstance(error, httpx2.HTTPError | ConnectionError | TimeoutError):
-            return MayPass(f"{constants.ENDPOINT}: {type(error).__name__}: {cause_line(error)}")
-        if isinstance(error, OSError) and error.errno is not None:
-            return error  # of the disk
-        return ModelUnusable(f"{self._model}: {constants.ENDPOINT} does not answer as a hub: {cause_line(error)}")
+            if isinstance(error, NO_CONNECTION) and not self._tries_to_connect:
+                raise SourceUnreachable(f"{self._subject} it cannot be reached: {said}") from error
+            raise MayPass(said) from error
+        except (OSError, ValueError) as error:
+            if isinstance(error, OSError) and error.errno is not None:  # of the disk
+                raise
+            said = f"{constants.ENDPOINT} does not answer as a hub: {cause_line(error)}"
+            raise ModelUnusable(f"{self._model}: {said}") from error
 
     def _of_answer(self, error: HfHubHTTPError) -> Exception:
         status, self._tries_to_connect = error.response.status_code, True
@@ -195,7 +180,7 @@ class HubFetch:
         elif status in (401, 403, 404):
             return ModelUnusable(f"{self._subject} there is no such model, or it is private: {said}; {token}")
         elif status in PASSING_STATUSES:
-            return MayPass(said, _asked_wait_s(error.response))
+            return MayPass(said, _asked_wait_s(error.response.headers))
         return ModelUnusable(f"{self._model}: {said}")
 
     @property
@@ -220,10 +205,8 @@ def _limit_silence(request: httpx2.Request) -> None:
     request.extensions["timeout"] = {name: limits.get(name) or NO_BYTE_S for name in names}
 
 
-def _asked_wait_s(response: httpx2.Response) -> float:
-    """Return for how long a busy hub asks to be left alone."""
-    limit = parse_ratelimit_headers(response.headers)
+def _asked_wait_s(headers: httpx2.Headers) -> float:
+    limit, seconds = parse_ratelimit_headers(headers), headers.get("Retry-After", "")
     if limit is not None and limit.remaining == 0:
         return limit.reset_in_seconds
-    seconds = response.headers.get("Retry-After", "")
     return float(seconds) if seconds.isdecimal() else 0.0

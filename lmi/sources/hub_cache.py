@@ -14,17 +14,16 @@ from __future__ import annotations
 import hashlib
 import re
 from contextlib import suppress
+from dataclasses import dataclass
 from io import BufferedWriter
 from pathlib import Path
-from threading import Event
 from typing import NamedTuple
 
 from huggingface_hub import RepoFile, constants, get_session, hf_raise_for_status
 
 from lmi.errors import shorten
 from lmi.shared.files import write_whole
-from lmi.sources.job import Damaged, Progress, Stopped
-from lmi.sources.place import size_of
+from lmi.sources.job import Damaged, Progress
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 ID = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
@@ -80,33 +79,22 @@ class HubFile(NamedTuple):
         return cls(file.path, file.size, id, sha256)
 
 
+@dataclass
 class Download:
     """One file on its way into the folder of blobs."""
 
-    def __init__(
-        self,
-        file: HubFile,
-        url: str,
-        headers: dict[str, str],
-        folder: Path,
-        progress: Progress,
-        stopped: Event,
-        range_bytes: int = RANGE_BYTES,
-    ) -> None:
-        self.file = file
-        self.whole = folder / file.id
-        self.part = folder / f"{file.id}{PART}"
-        self.furthest = 0  # how many bytes were here at most
-        self._url = url
-        self._headers = {**headers, "Accept-Encoding": "identity"}
-        self._progress = progress
-        self._stopped = stopped
-        self._range_bytes = range_bytes
-        self._hash = hashlib.sha256()
-        self._num_bytes = 0  # in the part, of which the hash is
+    file: HubFile
+    url: str
+    headers: dict[str, str]
+    folder: Path
+    progress: Progress
+    range_bytes: int = RANGE_BYTES
+    furthest = 0  # how many bytes were here at most
+    _num_bytes = 0  # in the part, of which the hash is
 
-    def missing_bytes(self) -> int:
-        return self.file.size - (size_of(self.part) or 0)
+    def __post_init__(self) -> None:
+        self.whole, self.part = self.folder / self.file.id, self.folder / f"{self.file.id}{PART}"
+        self._hash = hashlib.sha256()
 
     def bring(self) -> None:
         """Fetch what is missing. What arrived stays if the connection breaks.
@@ -140,12 +128,12 @@ class Download:
 
     def _read(self, out: BufferedWriter) -> None:
         """Ask once, for the rest of the file or the next part of a very large one."""
-        first, end = self._num_bytes, min(self._num_bytes + self._range_bytes, self.file.size)
-        ranges = {}
+        first, end = self._num_bytes, min(self._num_bytes + self.range_bytes, self.file.size)
+        headers = self.headers | {"Accept-Encoding": "identity"}
         if first or end < self.file.size:
-            ranges = {"Range": f"bytes={first}-{'' if end == self.file.size else end - 1}"}
+            headers["Range"] = f"bytes={first}-{'' if end == self.file.size else end - 1}"
         limit_s = constants.HF_HUB_DOWNLOAD_TIMEOUT
-        with get_session().stream("GET", self._url, headers=self._headers | ranges, timeout=limit_s) as response:
+        with get_session().stream("GET", self.url, headers=headers, timeout=limit_s) as response:
             status, begins = response.status_code, response.headers.get("Content-Range", "")
             is_further = begins.startswith(f"bytes {first}-") if status == 206 else status not in (200, 416)
             if first and not is_further:  # another error says nothing about the bytes
@@ -163,13 +151,11 @@ class Download:
             raise Damaged(wanted=f"{self.file.size} bytes", found=self._num_bytes)
 
     def _count(self, data: bytes) -> None:
-        if self._stopped.is_set():
-            raise Stopped
+        self.progress.add(len(data))
         self._hash.update(data)
         self._num_bytes += len(data)
         self.furthest = max(self.furthest, self._num_bytes)
-        self._progress.add(len(data))
 
     def _forget(self) -> None:
-        self._progress.add(-self._num_bytes)
+        self.progress.add(-self._num_bytes)
         self._hash, self._num_bytes = hashlib.sha256(), 0

@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -20,7 +20,7 @@ from lmi.errors import ModelUnusable, SourceUnreachable
 from lmi.sources.archive import check_readable
 from lmi.sources.fetches import FetchReport, WantedSource
 from lmi.sources.place import SPARE_BYTES
-from lmi.sources.source import HubModel, check, parse
+from lmi.sources.source import HubModel, RemoteSource, check, parse, taken
 
 WINDOW_S = 10.0  # over which the rate is measured
 DELAYS_S = (1.0, 2.0, 4.0, 8.0)  # between five tries
@@ -42,6 +42,7 @@ class Progress:
         self._lock = threading.Lock()
         self._report = FetchReport()
         self._samples: deque[tuple[float, int]] = deque()  # (seconds, bytes)
+        self.stopped = threading.Event()  # a file of the source failed
 
     def begin(self, source: object, total_bytes: int, total_files: int, stage: str = "download") -> None:
         """Count from zero: a source begins, a further try, or the next stage."""
@@ -50,9 +51,15 @@ class Progress:
                 stage=stage, source=str(source), total_bytes=total_bytes, total_files=total_files
             )
             self._samples.clear()
+        self.stopped.clear()
 
     def add(self, num_bytes: int) -> None:
-        """Count bytes. A negative number takes bytes back that must be fetched again."""
+        """Count bytes. A negative number takes bytes back that must be fetched again.
+
+        Raises Stopped for a byte that comes after another file of the source failed.
+        """
+        if num_bytes > 0 and self.stopped.is_set():
+            raise Stopped
         with self._lock:
             self._report.num_bytes += num_bytes
 
@@ -82,6 +89,11 @@ class FetchJob:
     delays_s: tuple[float, ...] = DELAYS_S  # between tries
     spare_bytes: int = SPARE_BYTES  # of the disk, which stay free
 
+    def taken(self, source: RemoteSource, listed: Iterable[str]) -> list[str]:
+        """Return which paths of the source's listing are fetched. Raises what `source.py: taken` raises."""
+        wanted = self.wanted
+        return taken(str(source), listed, wanted.allow_pickle, wanted.trust_remote_code, wanted.is_adapter)
+
 
 def fetch(job: FetchJob) -> Path:
     """Fetch what is missing of a source and return its folder.
@@ -106,8 +118,8 @@ def fetch(job: FetchJob) -> Path:
     return folder
 
 
-def run_all(tasks: Sequence[Callable[[], None]], progress: Progress, stopped: threading.Event) -> None:
-    """Run in threads what brings one file each. After the first error `stopped` tells the others to raise Stopped.
+def run_all(tasks: Sequence[Callable[[], None]], progress: Progress) -> None:
+    """Run in threads what brings one file each. After the first error the others are stopped.
 
     That error is raised when all have ended.
     """
@@ -117,7 +129,7 @@ def run_all(tasks: Sequence[Callable[[], None]], progress: Progress, stopped: th
                 future.result()
                 progress.file_done()
         finally:
-            stopped.set()
+            progress.stopped.set()
             pool.shutdown(wait=False, cancel_futures=True)
 
 

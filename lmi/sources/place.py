@@ -89,7 +89,6 @@ def link(file: Path, name: Path) -> None:
 
 
 def size_of(path: Path) -> int | None:
-    """Return the bytes of a file, or None if there is none."""
     try:
         return os.stat(path).st_size
     except (FileNotFoundError, NotADirectoryError):

@@ -44,7 +44,10 @@ class FetchProcesses:
         with suppress(OSError):  # nothing was asked for yet
             found = {path for path in self._folder.iterdir() if not path.name.startswith(".")} - {*self._fetches}
             for folder in sorted(found, key=lambda path: path.stat().st_mtime):
-                self._meet(folder)
+                if (request := _request_in(folder)) is not None:
+                    self._fetches[folder] = Fetch(folder, request, self._config)
+                else:  # nobody waits any more; where one does, this shows that nobody works on it
+                    shutil.rmtree(folder, ignore_errors=True)
         for folder, fetch in list(self._fetches.items()):
             if not fetch.is_wanted:
                 fetch.is_retired = True
@@ -54,16 +57,13 @@ class FetchProcesses:
                     shutil.rmtree(folder, ignore_errors=True)
                     del self._fetches[folder]
 
-    def _meet(self, folder: Path) -> None:
-        """Note a new request."""
-        try:
-            if (request := read(folder / REQUEST, FetchRequest)) is not None:
-                self._fetches[folder] = Fetch(folder, request, self._config)
-                return
-        except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-            log.error("%s cannot be read: %s", folder / REQUEST, error)
-        # Nobody waits any more. Where one does, this shows that nobody works on it.
-        shutil.rmtree(folder, ignore_errors=True)
+
+def _request_in(folder: Path) -> FetchRequest | None:
+    try:
+        return read(folder / REQUEST, FetchRequest)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        log.error("%s cannot be read: %s", folder / REQUEST, error)
+        return None
 
 
 class Fetch(Stage):

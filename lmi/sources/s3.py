@@ -15,6 +15,7 @@ import os
 import shutil
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from lmi.sources.archive import unpack
 from lmi.sources.bucket import Bucket, StoredObject
 from lmi.sources.job import FetchJob, attempt
 from lmi.sources.place import Place, link, size_of
-from lmi.sources.source import S3Model, check, check_inside, check_listing, chosen, descended, warn_of_properties
+from lmi.sources.source import S3Model, check, descended, warn_of_properties
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +63,7 @@ class S3Fetch:
 
     def _objects(self) -> list[StoredObject]:
         """Return the archive, or the objects that are taken, from one listing."""
-        key, wanted = self._source.key, self._job.wanted
+        key = self._source.key
         if self._source.is_archive:
             if (archive := self._bucket.head(key)) is None:
                 raise self._nothing("there is no such object (NoSuchKey)")
@@ -70,10 +71,7 @@ class S3Fetch:
         by_path = {found.path: found for found in self._bucket.objects(key)}
         if not by_path:
             raise self._nothing("there are no objects with this prefix")
-        check_listing(str(self._source), by_path, allow_pickle=wanted.allow_pickle, is_adapter=wanted.is_adapter)
-        taken = chosen(by_path, allow_pickle=wanted.allow_pickle, trust_remote_code=wanted.trust_remote_code)
-        check_inside(str(self._source), taken)
-        return [by_path[path] for path in taken]
+        return [by_path[path] for path in self._job.taken(self._source, by_path)]
 
     def _nothing(self, said: str) -> ModelUnusable:
         key = self._source.key
@@ -89,10 +87,9 @@ class S3Fetch:
         """Unpack the archive beside itself, check the model in it and empty the archive. What fails leaves nothing."""
         name, folder, wanted = str(self._source), self._store.new, self._job.wanted
         self._job.progress.begin(self._source, archive.stat().st_size, 1, stage="unpack")
-        place = Place(self._place.folder, self._place.variable, spare_bytes=0)
         folder.mkdir()
         try:
-            check_room = partial(place.check_room, source=self._source)
+            check_room = partial(replace(self._place, spare_bytes=0).check_room, source=self._source)
             unpack(archive, folder, name=name, count=self._job.progress.add, check_room=check_room)
             model = descended(folder)
             check(model, name=name, allow_pickle=wanted.allow_pickle, is_adapter=wanted.is_adapter)
@@ -115,7 +112,6 @@ class Store:
         self.blobs, self.model, self.new, self.old = (folder / name for name in names)
 
     def num_whole(self) -> int:
-        """Return how many objects are here."""
         return sum(not path.suffix for path in self.blobs.glob("*"))
 
     def is_current(self, objects: Sequence[StoredObject], *, is_unpacked: bool = False) -> bool:

@@ -77,11 +77,15 @@ def remote(text: str, *, exists_locally: bool, needs_owner: bool = False) -> Rem
     """
     if exists_locally or text.startswith("file:"):
         return None
-    if (scheme := SCHEME.match(text)) is not None:
-        return _with_scheme(text, scheme[1])
-    if HUB_ID.fullmatch(text) and ("/" in text or not needs_owner):
-        return HubModel(text)
-    return None
+    if (scheme := SCHEME.match(text)) is None:
+        return HubModel(text) if HUB_ID.fullmatch(text) and ("/" in text or not needs_owner) else None
+    if scheme[1].lower() != "s3":
+        raise ModelUnusable(f"{shorten(text)}: no source has the scheme {scheme[0]}; there are {KNOWN}")
+    bucket, _, key = text[len("s3://") :].partition("/")
+    if not bucket:
+        raise ModelUnusable(f"{shorten(text)}: names no bucket; the form is s3://bucket/prefix")
+    prefix = key.rstrip("/")
+    return S3Model(bucket, key if key.lower().endswith(ARCHIVE_SUFFIXES) else f"{prefix}/" * bool(prefix))
 
 
 def parse(text: str) -> RemoteSource:
@@ -90,16 +94,6 @@ def parse(text: str) -> RemoteSource:
     if source is None:
         raise ModelUnusable(f"{shorten(text)}: no such source; there are {KNOWN}")
     return source
-
-
-def _with_scheme(text: str, scheme: str) -> S3Model:
-    if scheme.lower() != "s3":
-        raise ModelUnusable(f"{shorten(text)}: no source has the scheme {scheme}://; there are {KNOWN}")
-    bucket, _, key = text[len("s3://") :].partition("/")
-    if not bucket:
-        raise ModelUnusable(f"{shorten(text)}: names no bucket; the form is s3://bucket/prefix")
-    prefix = key.rstrip("/")
-    return S3Model(bucket, key if key.lower().endswith(ARCHIVE_SUFFIXES) else f"{prefix}/" * bool(prefix))
 
 
 def chosen(paths: Iterable[str], *, allow_pickle: bool = False, trust_remote_code: bool = False) -> list[str]:
@@ -121,13 +115,6 @@ def chosen(paths: Iterable[str], *, allow_pickle: bool = False, trust_remote_cod
     return sorted(path for path in taken if PurePosixPath(path).parts[0] != ORIGINAL)
 
 
-def check_inside(subject: str, paths: Iterable[str]) -> None:
-    """Raise SecurityRefused for a path that leaves its folder. A hub or bucket may list any text as a path."""
-    for path in paths:
-        if any(part in ("", ".", "..") for part in path.split("/")) or "\0" in path:
-            raise SecurityRefused(f"{subject}: {path} is not a path inside it")
-
-
 def _is(path: str, *patterns: str) -> bool:
     name = PurePosixPath(path).name
     return any(fnmatchcase(name, pattern) for pattern in patterns)
@@ -145,10 +132,8 @@ def fault(folder: Path, *, is_adapter: bool = False) -> str | None:
     if not folder.is_dir():
         return "is not a folder" if folder.exists() else "does not exist"
     names = sorted(entry.name for entry in folder.iterdir())
-    if (missing := _config_fault(names, is_adapter)) is not None:
-        return missing
     weights = [name for name in names if name.startswith("adapter_model.")] if is_adapter else names
-    return _weights_fault(folder, weights, names)
+    return _config_fault(names, is_adapter) or _weights_fault(folder, weights, names)
 
 
 def check(folder: Path, *, name: str = "", allow_pickle: bool = False, is_adapter: bool = False) -> None:
@@ -162,14 +147,25 @@ def check(folder: Path, *, name: str = "", allow_pickle: bool = False, is_adapte
     refuse_pickles(subject, (entry.name for entry in folder.iterdir()), allow_pickle=allow_pickle)
 
 
-def check_listing(subject: str, paths: Iterable[str], *, allow_pickle: bool, is_adapter: bool = False) -> None:
-    """Raise what `check` would raise of a source's configuration and pickles, before a byte of it is fetched."""
-    paths = list(paths)
+def taken(
+    subject: str, listed: Iterable[str], allow_pickle: bool, trust_remote_code: bool = False, is_adapter: bool = False
+) -> list[str]:
+    """Return which paths of a source's listing are taken, before a byte of it is fetched.
+
+    Raises what `check` would raise of its configuration and pickles, and SecurityRefused for a path that leaves its
+    folder, because a hub or bucket may list any text as a path.
+    """
+    paths = list(listed)
     top = [path for path in paths if "/" not in path]
     if (fault := _config_fault(sorted({path.partition("/")[0] for path in paths}), is_adapter)) is not None:
         raise ModelUnusable(f"{subject}: {fault}")
     refuse_pickles(subject, top, allow_pickle=allow_pickle)
     warn_of_properties(subject, top)
+    found = chosen(paths, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code)
+    for path in found:
+        if any(part in ("", ".", "..") for part in path.split("/")) or "\0" in path:
+            raise SecurityRefused(f"{subject}: {path} is not a path inside it")
+    return found
 
 
 def warn_of_properties(subject: str, names: Iterable[str]) -> None:

@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -36,13 +36,12 @@ log = logging.getLogger("lmi.sources.worker")  # this module is __main__ where i
 @contextmanager
 def reporting(progress: Progress, file: Path, *, has_bar: bool, log_s: float) -> Iterator[None]:
     """Report from a thread in the block: in a file, and to people as a bar on a terminal or as lines in the log."""
-    bar, over = None, threading.Event()
-    if has_bar:
-        columns = bars.BarColumn(), bars.DownloadColumn(), bars.TransferSpeedColumn(), bars.TimeRemainingColumn()
-        console = Console(file=stream(lmi.shared.log.fd()))
-        bar = bars.Progress(bars.TextColumn("{task.description}"), *columns, console=console, transient=True)
+    columns = bars.BarColumn(), bars.DownloadColumn(), bars.TransferSpeedColumn(), bars.TimeRemainingColumn()
+    console, is_off = Console(file=stream(lmi.shared.log.fd())), not has_bar
+    bar = bars.Progress("{task.description}", *columns, console=console, transient=True, disable=is_off)
+    over = threading.Event()
     thread = threading.Thread(target=_report, args=(progress, file, bar, log_s, over), name="reporter", daemon=True)
-    with bar or nullcontext():
+    with bar:
         thread.start()
         try:
             yield
@@ -51,8 +50,8 @@ def reporting(progress: Progress, file: Path, *, has_bar: bool, log_s: float) ->
             thread.join()
 
 
-def _report(progress: Progress, file: Path, bar: bars.Progress | None, log_s: float, over: threading.Event) -> None:
-    task = None if bar is None else bar.add_task("", total=None, visible=False)
+def _report(progress: Progress, file: Path, bar: bars.Progress, log_s: float, over: threading.Event) -> None:
+    task = bar.add_task("", total=None, visible=False)
     written, logged_s, is_last = None, time.monotonic(), False
     while not is_last:
         is_last = over.wait(REPORT_S)
@@ -63,11 +62,10 @@ def _report(progress: Progress, file: Path, bar: bars.Progress | None, log_s: fl
                 written = report
             except OSError as error:  # a full disk; the fetch itself says so
                 log.debug("%s cannot be written: %s", file, error)
-        if bar is not None and task is not None:
-            said = f"{report.stage} {report.source} {report.num_files}/{report.total_files}"
-            total = report.total_bytes or None
-            bar.update(task, description=said, completed=report.num_bytes, total=total, visible=True)
-        elif time.monotonic() - logged_s >= log_s and report.source:
+        said = f"{report.stage} {report.source} {report.num_files}/{report.total_files}"
+        total = report.total_bytes or None
+        bar.update(task, description=said, completed=report.num_bytes, total=total, visible=True)
+        if bar.disable and report.source and time.monotonic() - logged_s >= log_s:
             logged_s = time.monotonic()
             log.info("%s", report)
 

@@ -17,7 +17,7 @@ from lmi.settings.resolve import Resolved
 from lmi.shared.linux import SUPERVISOR_PID
 from lmi.shared.state import SupervisorRecord
 from lmi.sources import fetches
-from lmi.sources.fetches import FetchRequest
+from lmi.sources.fetches import FetchReport
 from lmi.supervisor import environment
 from lmi.supervisor.child import Child, ChildKind
 from lmi.supervisor.restarts import RestartTable
@@ -54,7 +54,7 @@ class Stage(Child):
 
     def show_in(self, record: SupervisorRecord) -> None:
         """Write how far the stage is to where `/ping` reads it."""
-        report = fetches.reported(self.folder)
+        report = fetches.read(self.folder / fetches.PROGRESS, FetchReport)
         record.stage = self.name
         record.progress = 0.0 if report is None else report.share
 
@@ -67,21 +67,17 @@ def stages(resolved: Resolved, settle: Settle, runtime: ServerRuntime) -> Iterat
     if runtime.config.multi_model:
         return
     if resolved.request is not None:
-        yield (fetch := download(resolved.request, resolved.config, runtime))
-        if (folders := fetches.result(fetch.folder)) is None:
+        folder = _new_folder(runtime, "download")
+        fetches.write(folder / fetches.REQUEST, resolved.request)
+        log.info("fetching %s", ", ".join(wanted.source for wanted in resolved.request.sources))
+        yield Stage("download", folder, resolved.config.server, *fetch_words(folder))
+        if (folders := fetches.result(folder)) is None:
             raise StartError(f"the fetch process left no {fetches.RESULT}")
         resolved = settle(folders)
         say(resolved)
     if (stage := requirements(resolved.config, runtime)) is not None:
         yield stage
     yield resolved.config
-
-
-def download(request: FetchRequest, config: Config, runtime: ServerRuntime) -> Stage:
-    folder = _new_folder(runtime, "download")
-    fetches.write(folder / fetches.REQUEST, request)
-    log.info("fetching %s", ", ".join(wanted.source for wanted in request.sources))
-    return Stage("download", folder, config.server, *fetch_words(folder))
 
 
 def fetch_words(folder: Path) -> tuple[str, ...]:
@@ -101,13 +97,10 @@ def requirements(config: Config, runtime: ServerRuntime | Runtime) -> Stage | No
 
 
 def say(resolved: Resolved) -> None:
-    """Log the details, notes and warnings for the author of the settings."""
-    for detail in resolved.details:
-        log.debug("%s", detail)
-    for note in resolved.notes:
-        log.info("%s", note)
-    for warning in resolved.warnings:
-        log.warning("%s", warning)
+    told = {logging.DEBUG: resolved.details, logging.INFO: resolved.notes, logging.WARNING: resolved.warnings}
+    for level, texts in told.items():
+        for text in texts:
+            log.log(level, "%s", text)
 
 
 def _new_folder(runtime: ServerRuntime | Runtime, name: str) -> Path:

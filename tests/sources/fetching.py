@@ -103,7 +103,7 @@ class Fetch:
         return failure
 
     def progress(self) -> FetchReport:
-        return fetches.reported(self.folder) or FetchReport()
+        return fetches.read(self.folder / fetches.PROGRESS, FetchReport) or FetchReport()
 
     def lines(self) -> list[str]:
         """The messages of its log."""

@@ -3,7 +3,6 @@
 import hashlib
 from collections.abc import Iterator
 from pathlib import Path
-from threading import Event
 
 import pytest
 
@@ -21,12 +20,12 @@ def hub() -> Iterator[HubServer]:
         yield server
 
 
-def download(hub: HubServer, folder: Path, stopped: Event | None = None, range_bytes: int = 1 << 30) -> Download:
+def download(hub: HubServer, folder: Path, range_bytes: int = 1 << 30) -> Download:
     hub.publish("a/b", {"model.safetensors": DATA})
     sha256 = hashlib.sha256(DATA).hexdigest()
     file = HubFile("model.safetensors", len(DATA), sha256, sha256)
     url = f"{hub.url}/a/b/resolve/main/model.safetensors"
-    return Download(file, url, {}, folder, Progress(), stopped or Event(), range_bytes)
+    return Download(file, url, {}, folder, Progress(), range_bytes)
 
 
 def test_a_file_larger_than_one_answer_is_fetched_in_several(hub: HubServer, tmp_path: Path) -> None:
@@ -81,9 +80,8 @@ def test_more_bytes_than_the_listing_has_are_not_written(hub: HubServer, tmp_pat
 
 
 def test_a_download_stops_when_another_failed_and_keeps_what_it_has(hub: HubServer, tmp_path: Path) -> None:
-    stopped = Event()
-    stopped.set()
-    each = download(hub, tmp_path, stopped)
+    each = download(hub, tmp_path)
+    each.progress.stopped.set()
     with pytest.raises(Stopped):
         each.bring()
     assert DATA.startswith(each.part.read_bytes())
