@@ -77,15 +77,15 @@ class ModelStore:
         Raises AwsError if the source has no such model, or LoadFailed. It blocks.
         """
         home = self._folder / self.name(key)
-        place = Place(self._folder, "--models-dir")
+        place = Place(self._folder, "--models-dir", key)
         try:
             if self._is_remote:
                 wanted = WantedSource(source=f"{self._source}/{key}", download_dir=str(self._folder / "sources"))
                 found = fetch(FetchJob(wanted))
             else:
                 found = self._find(key)
-            with place.only_one(home / "lock", key):  # of two gateways
-                was_replaced = _update(found, home, lambda num_bytes: place.check_room(num_bytes, key))
+            with place.only_one(home / "lock"):  # of two gateways
+                was_replaced = _update(found, home, place.check_room)
             return home / "model", was_replaced
         except StartError as error:
             raise LoadFailed(f"TargetModel {key}: {error}") from error

@@ -42,7 +42,7 @@ class HubFetch:
         self._revision = job.wanted.revision or constants.DEFAULT_REVISION
         self._cache = HubCache(Path(constants.HF_HUB_CACHE), model.id, self._revision)
         variable = "HF_HUB_CACHE" if "HF_HUB_CACHE" in os.environ else "HF_HOME"
-        self._place = Place(self._cache.folder, variable, job.spare_bytes)
+        self._place = Place(self._cache.folder, variable, model, job.spare_bytes)
         self._api = client.HfApi(library_name="lmi", library_version=__version__)
         self._tries_to_connect = False  # an id may be a mistyped path until the hub answers
 
@@ -102,7 +102,7 @@ class HubFetch:
         """Fetch the files that are missing, with the lock of this repository, and name the revision."""
         files = [listed[name] for name in self._job.taken(self._model, listed)]
         if self._missing(commit, files):
-            with self._place.only_one(self._cache.lock, self._model):
+            with self._place.only_one(self._cache.lock):
                 self._bring(commit, files)
         self._cache.name_revision(commit)
 
@@ -120,9 +120,9 @@ class HubFetch:
             for file in sorted(by_id.values(), key=lambda file: file.size)  # small ones first
         ]
         needed_bytes = sum(each.file.size - (size_of(each.part) or 0) for each in downloads)
-        self._place.check_room(needed_bytes, self._model)
+        self._place.check_room(needed_bytes)
         self._job.progress.begin(self._model, sum(each.file.size for each in downloads), len(downloads))
-        with self._place.writing(needed_bytes, self._model):
+        with self._place.writing(needed_bytes):
             self._cache.blobs.mkdir(parents=True, exist_ok=True)
             for part in {*self._cache.blobs.glob(f"*{PART}")} - {each.part for each in downloads}:
                 part.unlink()  # of a file that has changed

@@ -28,42 +28,43 @@ def default_download_dir(environ: Mapping[str, str]) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A folder, and the variable by which an operator moves it to another disk."""
+    """A folder for `source`, and the variable by which an operator moves it to another disk."""
 
     folder: Path
     variable: str
+    source: object
     spare_bytes: int = SPARE_BYTES
 
-    def check_room(self, needed_bytes: int, source: object) -> None:
+    def check_room(self, needed_bytes: int) -> None:
         """Raise ModelUnusable unless so many bytes and the spare ones are free."""
         if self._free_bytes() < needed_bytes + self.spare_bytes:
-            raise self._full(needed_bytes + self.spare_bytes, source)
+            raise self._full(needed_bytes + self.spare_bytes)
 
     @contextmanager
-    def writing(self, needed_bytes: int, source: object) -> Iterator[None]:
+    def writing(self, needed_bytes: int = 0) -> Iterator[None]:
         """Turn the errors of a disk that is full or cannot be written into ModelUnusable."""
         try:
             yield
         except OSError as error:
             if error.errno in FULL:
-                raise self._full(needed_bytes, source) from error
+                raise self._full(needed_bytes) from error
             if error.errno in REFUSED:
                 path = error.filename or self.folder
                 moved = f"{self.variable} names another folder"
-                raise ModelUnusable(f"{source}: {path}: {error.strerror} ({moved})") from error
+                raise ModelUnusable(f"{self.source}: {path}: {error.strerror} ({moved})") from error
             raise
 
     @contextmanager
-    def only_one(self, lock: Path, source: object) -> Iterator[None]:
-        """Hold the lock of one source, which one process has at a time. The kernel frees it when that process ends."""
-        with self.writing(0, source):
+    def only_one(self, lock: Path) -> Iterator[None]:
+        """Hold the lock of the source, which one process has at a time. The kernel frees it when that process ends."""
+        with self.writing():
             lock.parent.mkdir(parents=True, exist_ok=True)
             file = open(lock, "ab")
         with file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                log.info("%s: another process fetches it, this one waits", source)
+                log.info("%s: another process fetches it, this one waits", self.source)
                 fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
@@ -71,11 +72,9 @@ class Place:
         existing = next(path for path in (self.folder, *self.folder.parents) if path.exists())
         return shutil.disk_usage(existing).free
 
-    def _full(self, needed_bytes: int, source: object) -> ModelUnusable:
-        return ModelUnusable(
-            f"{source}: {self.folder} is full: {readable(needed_bytes)} are needed, {readable(self._free_bytes())} are "
-            f"free ({self.variable} names another folder)"
-        )
+    def _full(self, needed_bytes: int) -> ModelUnusable:
+        room = f"{readable(needed_bytes)} are needed, {readable(self._free_bytes())} are free"
+        return ModelUnusable(f"{self.source}: {self.folder} is full: {room} ({self.variable} names another folder)")
 
 
 def link(file: Path, name: Path) -> None:

@@ -16,7 +16,6 @@ import shutil
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from lmi.errors import ModelUnusable
@@ -34,12 +33,13 @@ class S3Fetch:
         self._source = source
         self._job = job
         self._bucket = Bucket(source.bucket)
-        self._place = Place(Path(job.wanted.download_dir).absolute(), "SERVING_DOWNLOAD_DIR", job.spare_bytes)
-        self._store = Store(self._place.folder, self._bucket.endpoint, str(source))
+        folder = Path(job.wanted.download_dir).absolute()
+        self._place = Place(folder, "SERVING_DOWNLOAD_DIR", source, job.spare_bytes)
+        self._store = Store(folder, self._bucket.endpoint, str(source))
 
     def fetch(self) -> Path:
         """Return the folder of the model, whole and as the bucket has it now."""
-        with self._place.only_one(self._store.lock, self._source):
+        with self._place.only_one(self._store.lock):
             attempt(self._bring, self._source, self._job.delays_s, reached=self._store.num_whole)
         return descended(self._store.model) if self._source.is_archive else self._store.model
 
@@ -49,10 +49,10 @@ class S3Fetch:
         if self._store.is_current(objects, is_unpacked=self._source.is_archive):
             log.info("%s: %s is up to date", self._source, self._store.model)
             return
-        with self._place.writing(sum(each.size for each in objects), self._source):
+        with self._place.writing(sum(each.size for each in objects)):
             missing = self._store.missing(objects)
             needed_bytes = sum(each.size for each in missing)
-            self._place.check_room(needed_bytes, self._source)
+            self._place.check_room(needed_bytes)
             self._job.progress.begin(self._source, needed_bytes, len(missing))
             self._bucket.fetch(missing, self._store.blobs, self._job.progress)
             if self._source.is_archive:
@@ -89,7 +89,7 @@ class S3Fetch:
         self._job.progress.begin(self._source, archive.stat().st_size, 1, stage="unpack")
         folder.mkdir()
         try:
-            check_room = partial(replace(self._place, spare_bytes=0).check_room, source=self._source)
+            check_room = replace(self._place, spare_bytes=0).check_room
             unpack(archive, folder, name=name, count=self._job.progress.add, check_room=check_room)
             model = descended(folder)
             check(model, name=name, allow_pickle=wanted.allow_pickle, is_adapter=wanted.is_adapter)

@@ -52,7 +52,7 @@ class Installer:
     def install(self) -> None:
         """Fill the folder, unless it is complete. Raises ModelUnusable with the cause that pip gives."""
         lock = self._folder.with_name(f"{self._folder.name}.lock")
-        with Place(self._folder.parent, "SERVING_DOWNLOAD_DIR").only_one(lock, self._file):
+        with Place(self._folder.parent, "SERVING_DOWNLOAD_DIR", self._file).only_one(lock):
             if self._folder.is_dir():
                 log.info("%s: installed by an earlier start in %s", self._file, self._folder)
                 return
