@@ -63,7 +63,11 @@ class AnswerText:
             log_prob = None if log_probs is None else log_probs[n]
             token = Token(token_id, piece, log_prob, token_id in self._special_ids)
             if self._stop is not None:
-                token.text, token.raw_text = self._without_stop(self._stop, piece), piece
+                token.raw_text = piece
+                if self._num_unchecked > 0:
+                    self._num_unchecked -= 1
+                else:
+                    token.text = self._stop.feed(piece)
             if top is not None:
                 token.top = [_lone_token(self._tokenizer, item.token_id, item.log_prob) for item in top[n]]
             tokens.append(token)
@@ -84,12 +88,6 @@ class AnswerText:
             tokens[-1].text += text
         if tokens and tokens[-1].raw_text is not None:
             tokens[-1].raw_text += piece
-
-    def _without_stop(self, stop: StopStrings, text: str) -> str:
-        if self._num_unchecked > 0:
-            self._num_unchecked -= 1
-            return text
-        return stop.feed(text)
 
 
 def prompt_tokens(
@@ -168,21 +166,18 @@ class Detokenizer:
 class StopStrings:
     """`feed` returns the text to pass on. `matched` is the stop string that was found, after which no text follows.
 
-    The text is read by characters, so the cuts between its pieces make no difference. The stop string that is complete
-    first ends the answer; if two end at the same character, the longer one does. Only text that may still become a
-    stop string is held back: the longest end of the text that is the beginning of one. Source of the search, which
-    takes one pass: Knuth, Morris and Pratt, 1977.
+    The cuts between the pieces of a text make no difference. The stop string that is complete first ends the answer; if
+    two end at the same character, the longer one does. Only text that may still become a stop string is held back: the
+    longest end of the text that is the beginning of one.
     """
 
-    __slots__ = ("_first_char", "_held", "_is_included", "_patterns", "_states", "matched")
+    __slots__ = ("_first_char", "_held", "_is_included", "_max_held", "_stops", "matched")
 
     def __init__(self, stops: Sequence[str], include_stop_str_in_output: bool = False) -> None:
-        longest_first = sorted(set(stops), key=len, reverse=True)
-        self._patterns = [(stop, _fallbacks(stop)) for stop in longest_first]
-        self._states = [0] * len(self._patterns)  # characters of each stop string that the text ends in
-        self._first_char = re.compile("[" + "".join(re.escape(stop[0]) for stop in longest_first) + "]")
+        self._stops, self._is_included = stops, include_stop_str_in_output
+        self._first_char = re.compile("[" + "".join(re.escape(stop[0]) for stop in stops) + "]")
+        self._max_held = max(map(len, stops)) - 1
         self._held = ""
-        self._is_included = include_stop_str_in_output
         self.matched: str | None = None
 
     def feed(self, text: str) -> str:
@@ -191,44 +186,17 @@ class StopStrings:
             return ""
         if not self._held and self._first_char.search(text) is None:
             return text
-        end = self._find_end(text)
-        text = self._held + text
-        if self.matched is not None:
-            end += len(self._held)
-            self._held = ""
-            return text[: end if self._is_included else end - len(self.matched)]
-        num_released = len(text) - max(self._states)
-        self._held = text[num_released:]
-        return text[:num_released]
+        text, self._held = self._held + text, ""
+        found = [(start + len(stop), start, stop) for stop in self._stops if (start := text.find(stop)) >= 0]
+        if found:
+            end, start, self.matched = min(found)
+            return text[: end if self._is_included else start]
+        begins = (begin.start() for begin in self._first_char.finditer(text, max(0, len(text) - self._max_held)))
+        end = next((n for n in begins if any(stop.startswith(text[n:]) for stop in self._stops)), len(text))
+        self._held = text[end:]
+        return text[:end]
 
     def flush(self) -> str:
         """Return the text that was held back and did not become a stop string."""
         text, self._held = self._held, ""
         return text
-
-    def _find_end(self, text: str) -> int:
-        """Return the end of the first stop string in `text`, or the length of `text` if there is none."""
-        for position, char in enumerate(text):
-            for n, (stop, fallbacks) in enumerate(self._patterns):
-                state = self._states[n]
-                while state and stop[state] != char:
-                    state = fallbacks[state - 1]
-                if stop[state] == char:
-                    state += 1
-                    if state == len(stop):
-                        self.matched = stop
-                        return position + 1
-                self._states[n] = state
-        return len(text)
-
-
-def _fallbacks(stop: str) -> list[int]:
-    """Return for each beginning of `stop` the length of its longest proper end that is also a beginning of `stop`."""
-    lengths = [0] * len(stop)
-    length = 0
-    for n in range(1, len(stop)):
-        while length and stop[length] != stop[n]:
-            length = lengths[length - 1]
-        length += stop[length] == stop[n]
-        lengths[n] = length
-    return lengths
