@@ -6,9 +6,11 @@ Every sequence ends with a Delta that has a finish reason, or the request ends w
 stream is closed, which sends Cancel unless the engine has finished.
 """
 
+from __future__ import annotations
+
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from itertools import accumulate
 
@@ -24,7 +26,7 @@ from lmi.text.tokenizer import Tokenizer
 from lmi.types import AnswerEnd, Delta, GenerationRequest
 
 Take = Callable[[Delta], Awaitable[None] | None]  # what it returns is awaited before the next Delta
-Spelled = Mapping[tuple[str, ...], list[tuple[int, ...]]]  # the token ids of bad words
+Words = Sequence[tuple[int, ...]]  # by their token ids
 
 OVER = "the answer is over"  # why its tasks are cancelled
 NOT_FINISHED = FinishReason.NOT_FINISHED
@@ -55,35 +57,31 @@ class Pipeline:
         requests = _salted(requests, self._prefix_cache_scope)
         bad_words = {request.bad_sequences for request in requests}  # nearly always one list for all
         spelled = {words: await self.tokenizer.spellings_async(words) for words in bad_words}
-        if len(requests) == 1:
-            await self._generate(requests[0], await self._prepare(requests[0], spelled), 0, take)
+        first_indexes = accumulate((request.num_sequences for request in requests), initial=0)
+        preparing = [
+            self._prepare(request, spelled[request.bad_sequences], first_index)
+            for request, first_index in zip(requests, first_indexes, strict=False)
+        ]
+        if len(preparing) == 1:
+            await self._generate(await preparing[0], take)
         else:
-            await self._generate_all(requests, spelled, take)
+            await self._generate_all(await asyncio.gather(*preparing), take)  # if one is refused, none begins
 
-    async def _prepare(self, request: GenerationRequest, spelled: Spelled) -> tuple[str, Request]:
-        """Return the text that the answer continues, and the request for the engine.
-
-        Raises InvalidRequest, or Unavailable when no engine is ready.
-        """
+    async def _prepare(self, request: GenerationRequest, bad_words: Words, first_index: int) -> Sequences:
+        """Make the request for the engine. Raises InvalidRequest, or Unavailable when no engine is ready."""
         info = await self._engines.ready(request.adapter)
         if request.images and not info.capabilities.max_images:
             kind = errors.shorten(request.images[0].kind)
             raise errors.Unsupported(request.images[0].place, f"messages are text alone, given a part of type {kind}")
-        prompt, forged = await self.text_of(request, info.image_placeholder)
         if request.is_beam_search and request.guided_decoding is not None:
             raise errors.Unsupported("guided_decoding_params", "a beam search follows no structure")
-        prompt_ids = await self.encode(request, prompt, forged, info)
-        submitted = self._engine_request(request, prompt_ids, spelled[request.bad_sequences], info)
+        prompt, prompt_ids = await self.encode(request, info)
+        submitted = self._engine_request(request, prompt_ids, bad_words, info)
         check_request(submitted, info)
-        if request.prompt_token_ids is not None and request.return_full_text:
-            prompt = self.tokenizer.decode(prompt_ids)
-        return prompt, submitted
+        return Sequences(self.tokenizer, request, submitted, prompt, first_index)
 
-    async def _generate(
-        self, request: GenerationRequest, prepared: tuple[str, Request], first_index: int, take: Take
-    ) -> None:
-        prompt, submitted = prepared
-        sequences = Sequences(self.tokenizer, request, prompt, submitted.input_token_ids, first_index)
+    async def _generate(self, sequences: Sequences, take: Take) -> None:
+        request, submitted = sequences.request, sequences.submitted
         stream = self._engines.submit(submitted, request.session, request.origin)
 
         def take_result(result: Result) -> Awaitable[None] | None:
@@ -113,20 +111,17 @@ class Pipeline:
         finally:
             stream.close()
 
-    async def _generate_all(self, requests: Sequence[GenerationRequest], spelled: Spelled, take: Take) -> None:
-        preparing = (self._prepare(request, spelled) for request in requests)
-        prepared = await asyncio.gather(*preparing)  # if one is refused, none begins
+    async def _generate_all(self, prepared: Sequence[Sequences], take: Take) -> None:
         arrived: asyncio.Queue[Delta | Exception] = asyncio.Queue()
-        first_indexes = accumulate((request.num_sequences for request in requests), initial=0)
 
-        async def collect(request: GenerationRequest, prepared: tuple[str, Request], first_index: int) -> None:
+        async def collect(sequences: Sequences) -> None:
             try:
-                await self._generate(request, prepared, first_index, arrived.put_nowait)
+                await self._generate(sequences, arrived.put_nowait)
             except Exception as error:
                 arrived.put_nowait(error)
 
-        tasks = [asyncio.create_task(collect(*each)) for each in zip(requests, prepared, first_indexes, strict=False)]
-        num_open = sum(request.num_sequences for request in requests)
+        num_open = sum(len(sequences.open_texts) for sequences in prepared)
+        tasks = [asyncio.create_task(collect(sequences)) for sequences in prepared]
         ahead: Delta | Exception | None = None
         reason: tuple[object, ...] = (OVER,)
         try:
@@ -147,14 +142,17 @@ class Pipeline:
                 task.cancel(*reason)
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def encode(
-        self, request: GenerationRequest, prompt: str, forged: Sequence[int], info: EngineInfo
-    ) -> list[int]:
-        """Return the prompt's token ids. Raises InvalidParameter for a prompt that leaves no room for an answer."""
+    async def encode(self, request: GenerationRequest, info: EngineInfo) -> tuple[str, list[int]]:
+        """Return the text that the answer continues, and its token ids, which leave room for an answer.
+
+        Raises InvalidRequest.
+        """
         if request.prompt_token_ids is not None:
-            return list(request.prompt_token_ids[-(request.truncate or 0) :])
-        return await self.tokenizer.encode_prompt(
-            prompt,
+            ids = list(request.prompt_token_ids[-(request.truncate or 0) :])
+            return self.tokenizer.decode(ids) if request.return_full_text else request.prompt, ids
+        text, forged = await self.text_of(request, info.image_placeholder)
+        return text, await self.tokenizer.encode_prompt(
+            text,
             max_tokens=info.max_sequence_length - 1,  # one for the answer
             truncate=request.truncate,
             add_special_tokens=request.chat is None,  # a template writes them itself
@@ -170,7 +168,7 @@ class Pipeline:
         return await asyncio.to_thread(self.chats.render, request.chat, image_placeholder)
 
     def _engine_request(
-        self, request: GenerationRequest, prompt_ids: list[int], bad_words: list[tuple[int, ...]], info: EngineInfo
+        self, request: GenerationRequest, prompt_ids: list[int], bad_words: Words, info: EngineInfo
     ) -> Request:
         """Build the request for the engine. `max_tokens` is at most the room that the prompt leaves in the context."""
         room = max(1, info.max_sequence_length - len(prompt_ids))
@@ -216,29 +214,47 @@ class Sequences:
     """The sequences of one request. Turns each Result into a Delta. `open_texts` holds those not ended."""
 
     def __init__(
-        self, tokenizer: Tokenizer, request: GenerationRequest, prompt: str, prompt_ids: Sequence[int], first_index: int
+        self, tokenizer: Tokenizer, request: GenerationRequest, submitted: Request, prompt: str, first_index: int
     ) -> None:
-        self._tokenizer = tokenizer
-        self._has_prefill = request.prefill_details
-        self._prompt, self._prompt_ids, self._first_index = prompt, prompt_ids, first_index
+        """`prompt` is the text that the answer continues."""
+        self.request, self.submitted = request, submitted
+        self._tokenizer, self._prompt, self._first_index = tokenizer, prompt, first_index
+        self._prompt_ids: Sequence[int] = submitted.input_token_ids
         self._is_prompt_told = False
-        self.open_texts = {index: AnswerText(tokenizer, request, prompt_ids) for index in range(request.num_sequences)}
+        indexes = range(request.num_sequences)
+        self.open_texts = {index: AnswerText(tokenizer, request, self._prompt_ids) for index in indexes}
 
     def read(self, result: Result) -> Delta | None:
-        """Return the Delta of a Result, None for a sequence that a stop string has ended."""
-        index = result.sequence_index
+        """Return the Delta of a Result, None for a sequence that a stop string has ended.
+
+        A stop string ends a sequence even if the engine has not finished it. Raises DeadlineExceeded or EngineLost if
+        the engine gave up the request.
+        """
+        index, ids, reason = result.sequence_index, result.output_token_ids[0], result.finish_reasons[0]
         if result.prompt_token_ids is not None:
             self._prompt_ids = result.prompt_token_ids
-        if index not in self.open_texts:
+        if (answer := self.open_texts.get(index)) is None:
             return None
-        delta = read_result(self.open_texts[index], result)
-        delta.index, delta.prompt = self._first_index + index, self._prompt
-        delta.prompt_token_ids = self._prompt_ids
+        if reason is FinishReason.TIMED_OUT:
+            raise errors.DeadlineExceeded("the engine's time for this request ran out")
+        if reason is FinishReason.CANCELLED:
+            raise errors.EngineLost("the engine gave up this request because it is shutting down")
+        log_probs = result.log_probs[0] if result.log_probs else None
+        top = result.top_log_probs[0] if result.top_log_probs else None
+        delta = Delta(answer.feed(ids, log_probs, top, reason), index=self._first_index + index)
+        delta.prompt, delta.prompt_token_ids = self._prompt, self._prompt_ids
         if index == 0 and not self._is_prompt_told:
             self._is_prompt_told = True
             delta.num_prompt_tokens, delta.num_cached_tokens = len(self._prompt_ids), result.num_cached_tokens
-            if self._has_prefill:
+            if self.request.prefill_details:
                 delta.prefill = prompt_tokens(self._tokenizer, self._prompt_ids, result.prompt_log_probs)
+        if (stop := answer.stop_string) is not None:
+            delta.finish_reason, delta.stop_reason = AnswerEnd.STOP_SEQUENCE, stop
+        elif reason is not NOT_FINISHED:
+            delta.finish_reason, delta.times = REASONS[reason], result.request_perf_metrics
+            delta.embedding = result.embedding
+            if ids and reason is FinishReason.STOP_WORDS:
+                delta.stop_reason = ids[-1]
         if delta.finish_reason is not None:
             del self.open_texts[index]
         return delta
@@ -265,28 +281,6 @@ def beams_of(result: Result) -> list[Result]:
         )
         for index, ids in enumerate(result.output_token_ids if result.is_final else ())
     ]
-
-
-def read_result(answer: AnswerText, result: Result) -> Delta:
-    """Turn one Result into a Delta. A stop string ends the answer even if the engine has not finished.
-
-    Raises DeadlineExceeded or EngineLost if the engine gave up the request.
-    """
-    ids, reason = result.output_token_ids[0], result.finish_reasons[0]
-    log_probs = result.log_probs[0] if result.log_probs else None
-    top = result.top_log_probs[0] if result.top_log_probs else None
-    if reason is FinishReason.TIMED_OUT:
-        raise errors.DeadlineExceeded("the engine's time for this request ran out")
-    if reason is FinishReason.CANCELLED:
-        raise errors.EngineLost("the engine gave up this request because it is shutting down")
-    tokens = answer.feed(ids, log_probs, top, reason)
-    if (stop := answer.stop_string) is not None:
-        return Delta(tokens, AnswerEnd.STOP_SEQUENCE, stop_reason=stop)
-    if reason is NOT_FINISHED:
-        return Delta(tokens)
-    stop_id = ids[-1] if ids and reason is FinishReason.STOP_WORDS else None
-    times, embedding = result.request_perf_metrics, result.embedding
-    return Delta(tokens, REASONS[reason], stop_reason=stop_id, times=times, embedding=embedding)
 
 
 def comes_in_parts(request: GenerationRequest) -> bool:

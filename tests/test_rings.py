@@ -104,7 +104,7 @@ STILL = {
     "lmi.server.routes.invocations": {"lines"},
 }
 # Lines of Python. A room may shrink freely. To grow, it changes its row in the same commit, which says why.
-MAX_LINES_OF_THE_HOUSE = 12_170
+MAX_LINES_OF_THE_HOUSE = 12_160
 MAX_LINES = {
     "lmi/adapters": 850,
     "lmi/apis": 5270,

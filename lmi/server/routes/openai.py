@@ -118,7 +118,7 @@ async def count_tokens(exchange: Exchange, service: Service, *, api: AnyApi) -> 
         request = (await inference.parse(await inference.read(await inference.receive()))).request
         info = await service.engines.ready(request.adapter)
         _check_countable(request)
-        ids = await service.pipeline.encode(request, *await service.pipeline.text_of(request), info)
+        _, ids = await service.pipeline.encode(request, info)
         await exchange.send_json({"input_tokens": len(ids)})
 
 
