@@ -104,7 +104,7 @@ STILL = {
     "lmi.server.routes.invocations": {"lines"},
 }
 # Lines of Python. A room may shrink freely. To grow, it changes its row in the same commit, which says why.
-MAX_LINES_OF_THE_HOUSE = 12_160
+MAX_LINES_OF_THE_HOUSE = 12_150
 MAX_LINES = {
     "lmi/adapters": 850,
     "lmi/apis": 5270,
@@ -122,7 +122,7 @@ MAX_LINES = {
     "lmi/shared": 1310,
     "lmi/sources": 1740,
     "lmi/supervisor": 1710,
-    "lmi/text": 560,
+    "lmi/text": 550,
     "lmi/user_code": 2560,
     "handlers/base": 1610,
     "handlers/driven": 770,

@@ -93,7 +93,12 @@ class Tokenizer:
             raise ModelUnusable(f"{folder}: no such folder")
         config, file = _read_json(folder / "special_tokens_map.json"), folder / "tokenizer_config.json"
         config |= {name: value for name, value in _read_json(file).items() if value is not None}
-        backend = _load_backend(folder)
+        own_file = folder / "tokenizer.json"
+        with _explained(ModelUnusable, f"{own_file}: not a tokenizer"):
+            if own_file.is_file():
+                backend = tokenizers.Tokenizer.from_file(str(own_file))
+            else:
+                backend = tokenizers.Tokenizer.from_str(_convert(folder))
         try:
             named = _apply_config(backend, config)
         except (AttributeError, LookupError, TypeError, ValueError) as error:
@@ -259,14 +264,6 @@ def _read_json(file: Path) -> dict[str, Any]:
     return value
 
 
-def _load_backend(folder: Path) -> tokenizers.Tokenizer:
-    file = folder / "tokenizer.json"
-    with _explained(ModelUnusable, f"{file}: not a tokenizer"):
-        if file.is_file():
-            return tokenizers.Tokenizer.from_file(str(file))
-        return tokenizers.Tokenizer.from_str(_convert(folder))
-
-
 def _convert(folder: Path) -> str:
     """Return the text of a tokenizer.json for a folder that has only an older form. Raises ModelUnusable."""
     file = next((folder / name for name in _SLOW_FILES if (folder / name).is_file()), None)
@@ -289,7 +286,7 @@ def _apply_config(backend: tokenizers.Tokenizer, config: dict[str, Any]) -> dict
     `add_bos_token` and `add_eos_token` have no effect, because the post-processor in tokenizer.json decides that.
     """
     listed = sorted(config.get("added_tokens_decoder", {}).items(), key=lambda item: int(item[0]))
-    backend.add_tokens(_unknown([_added_token(token) for _, token in listed], backend, repr))
+    backend.add_tokens([_added_token(token) for _, token in listed])
     named = {name: _added_token(config[name]) for name in _NAMED_SPECIAL if config.get(name)}
     extra: list[AddedToken] = []
     for value in filter(None, map(config.get, _EXTRA_SPECIAL)):
@@ -297,17 +294,10 @@ def _apply_config(backend: tokenizers.Tokenizer, config: dict[str, Any]) -> dict
             named |= {name: _added_token(token) for name, token in value.items()}
         else:
             extra += [_added_token(token) for token in value]
-    backend.add_special_tokens([*named.values(), *_unknown(extra, backend, lambda token: token.content)])
+    known = {token.content for token in backend.get_added_tokens_decoder().values()}
+    backend.add_special_tokens([*named.values(), *(token for token in extra if token.content not in known)])
     backend.encode_special_tokens = bool(config.get("split_special_tokens"))
     return {name: token.content for name, token in named.items()}
-
-
-def _unknown(
-    tokens: list[AddedToken], backend: tokenizers.Tokenizer, key: Callable[[AddedToken], str]
-) -> list[AddedToken]:
-    """Return the tokens whose key is not yet a key of the backend's added tokens."""
-    known = set(map(key, backend.get_added_tokens_decoder().values()))
-    return [token for token in tokens if key(token) not in known]
 
 
 def _added_token(value: str | dict[str, Any]) -> AddedToken:
