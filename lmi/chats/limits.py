@@ -78,7 +78,6 @@ class Budget:
         return value
 
     def listed(self, values: Iterable[Any]) -> list[Any]:
-        """Return the values as a list."""
         if isinstance(values, Sized):
             self.spend(8 * len(values))
             return list(values)
@@ -99,7 +98,9 @@ class Budget:
     def operate(self, sign: str, left: Any, right: Any) -> Any:
         """Check and spend what a binary operation takes. Returns its result where that was made for it."""
         if isinstance(left, int) and isinstance(right, int):
-            check_bits(sign, left, right)
+            num_bits = left.bit_length() * max(0, right) if sign == "**" else left.bit_length() + right.bit_length()
+            if num_bits > (MAX_BITS if sign == "**" else 2 * MAX_BITS):
+                raise GenerationFailed(f"the chat template computes with numbers of over {MAX_BITS} bits")
         elif sign == "+" and isinstance(left, str):
             self.spend(num_units(left) + (num_units(right) if isinstance(right, str) else 0))
         elif sign == "+" and isinstance(left, list | tuple) and type(left) is type(right):
@@ -143,15 +144,6 @@ def num_units(text: str) -> int:
     return len(text) if text.isascii() else 4 * len(text)
 
 
-def check_bits(sign: str, left: int, right: int) -> None:
-    if sign == "**":
-        is_large = left.bit_length() * max(0, right) > MAX_BITS
-    else:
-        is_large = left.bit_length() + right.bit_length() > 2 * MAX_BITS
-    if is_large:
-        raise GenerationFailed(f"the chat template computes with numbers of over {MAX_BITS} bits")
-
-
 def check_count(value: object) -> None:
     if isinstance(value, int) and abs(value) > MAX_COUNT:
         raise GenerationFailed(f"the chat template gives a filter or a method a number over {MAX_COUNT}")
@@ -162,21 +154,17 @@ def check_names(values: Iterable[object]) -> None:
         raise GenerationFailed(f"the chat template gives a filter a name of over {MAX_NAME_CHARS} characters")
 
 
-def check_search(text: str, given: Iterable[object]) -> None:
+Method = Callable[[Budget, Any, tuple[Any, ...]], None]  # spends what the call of a method takes at most
+
+
+def searched(budget: Budget, text: str, given: tuple[Any, ...]) -> None:
     """Raise GenerationFailed for a search that may look at each character of `text` for each one of what is given."""
     if any(isinstance(part, str) and len(text) * len(part) > MAX_WORK for part in given):
         raise GenerationFailed("the chat template searches a long text for a long text from its end")
 
 
-Method = Callable[[Budget, Any, tuple[Any, ...]], None]  # spends what the call of a method takes at most
-
-
-def _search(budget: Budget, text: str, given: tuple[Any, ...]) -> None:
-    check_search(text, given)
-
-
 def _split(budget: Budget, text: str, given: tuple[Any, ...]) -> None:
-    _search(budget, text, given)
+    searched(budget, text, given)
     separator = next((part for part in given if isinstance(part, str)), "")
     budget.spend(64 * text.count(separator) if separator else 4 * len(text))
 
@@ -203,7 +191,7 @@ ASKING = frozenset(  # methods that make nothing
 )
 SHORTENING = "capitalize casefold lower partition removeprefix removesuffix splitlines swapcase title upper".split()
 OF_TEXT: Mapping[str, Method] = {
-    **dict.fromkeys(("strip", "lstrip", "rstrip", "rfind", "rindex", "rpartition"), _search),
+    **dict.fromkeys(("strip", "lstrip", "rstrip", "rfind", "rindex", "rpartition"), searched),
     **dict.fromkeys(("split", "rsplit"), _split),
     **dict.fromkeys(("center", "ljust", "rjust", "zfill"), _pad),
     "expandtabs": _expand,

@@ -89,24 +89,29 @@ class Forgery:
     """Marks what spells one of some special tokens, or begins to at its end."""
 
     def __init__(self, specials: Iterable[str]) -> None:
-        texts = sorted(specials, key=len, reverse=True)
-        self._spelling = re.compile("|".join(map(re.escape, texts))) if texts else None
+        texts = list(specials)
+        rests = {text[0]: [re.escape(each[1:]) for each in texts if each[0] == text[0]] for text in texts}
+        firsts = (f"{re.escape(first)}(?={'|'.join(rest)})" for first, rest in rests.items())  # spellings may overlap
+        self._first_char = re.compile("|".join(firsts)) if texts else None
         self._beginnings = {text[:length] for text in texts for length in range(1, len(text))}
         self._longest = max(map(len, self._beginnings), default=0)
 
     def mark(self, value: Any) -> Any:
         """Return a JSON value with marks in its texts."""
-        if self._spelling is None:
+        if self._first_char is None:
             return value
         if isinstance(value, str):
-            return self._marked(value, self._spelling)
+            text = value.replace(MARK, 2 * MARK)
+            lengths = range(1, min(self._longest, len(text)) + 1)
+            is_beginning = any(text[-length:] in self._beginnings for length in lengths)
+            return self._first_char.sub(lambda found: found[0] + MARK, text) + (MARK if is_beginning else "")
         if isinstance(value, dict):
             return {self.mark(name): self.mark(each) for name, each in value.items()}
         return [self.mark(each) for each in value] if isinstance(value, (list, tuple)) else value
 
     def unmark(self, text: str) -> tuple[str, list[int]]:
         """Return a text without marks, and the places between its characters where they were."""
-        if self._spelling is None or MARK not in text:
+        if self._first_char is None or MARK not in text:
             return text, []
         places: list[int] = []
         pieces, length, start = [], 0, 0
@@ -116,14 +121,3 @@ class Forgery:
             if len(found[0]) == 1:
                 places.append(length)
         return "".join([*pieces, text[start:]]), places
-
-    def _marked(self, text: str, spelling: re.Pattern[str]) -> str:
-        text = text.replace(MARK, 2 * MARK)
-        pieces, start, found = [], 0, spelling.search(text)
-        while found is not None:  # spellings may overlap
-            inside = found.start() + 1
-            pieces.append(text[start:inside])
-            start, found = inside, spelling.search(text, inside)
-        longest = min(self._longest, len(text))
-        is_beginning = any(text[-length:] in self._beginnings for length in range(1, longest + 1))
-        return MARK.join([*pieces, text[start:], *([""] if is_beginning else [])])

@@ -222,7 +222,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
 
     def do_trim(self, value: Any, chars: str | None = None) -> str:
         value = value if isinstance(value, str) else str(value)
-        limits.check_search(value, (chars,))
+        limits.searched(self.budget, value, (chars,))
         return str(self.budget.made(plain.do_trim(value, chars)))
 
     def do_round(self, value: float, precision: int = 0, method: Any = "common") -> float:

@@ -77,7 +77,7 @@ class ChatTemplate:
         takes_texts, takes_parts = self._forms
         has_images = any(isinstance(message.get("content"), list) for message in messages)
         if takes_parts and (has_images or not takes_texts):
-            return of_parts(messages)
+            return [{**message, "content": parts(message.get("content"))} for message in messages]
         if not has_images:
             return messages
         if not placeholder:
@@ -171,11 +171,6 @@ def in_turns(messages: Messages, refused: Container[str]) -> Messages:
 def _joined(first: object, second: object) -> object:
     both: list[Any] = [part for each in (first, second) for part in (each if isinstance(each, list) else [each or ""])]
     return both if isinstance(first, list) or isinstance(second, list) else "\n".join(both)
-
-
-def of_parts(messages: Messages) -> Messages:
-    """Return messages whose contents are lists of parts, as templates of models with images take them."""
-    return [{**message, "content": parts(message.get("content"))} for message in messages]
 
 
 def parts(content: object) -> list[dict[str, str]]:
