@@ -18,7 +18,8 @@ TOKEN = re.compile(
     | (?P<chars>\[(?:\\.|[^\]\\\n])*\]) | (?P<count>\{\s*\d+\s*(?:,\s*(?:-1|\d*)\s*)?\}) | (?P<mark>[|()*+?.])""",
     re.VERBOSE | re.ASCII,
 )
-ESCAPE = re.compile(r"\\(?:x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|(.))|([^\\])", re.DOTALL)
+CHAR = r"\\x[0-9A-Fa-f]{2}|\\u[0-9A-Fa-f]{4}|\\U[0-9A-Fa-f]{8}|\\.|[^\\]"
+RANGE = re.compile(f"({CHAR})(?:-({CHAR}))?", re.DOTALL)
 ESCAPED = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "v": "\v", "a": "\a", "b": "\b", "e": "\x1b", "0": "\0"}
 COUNTS = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 
@@ -120,7 +121,9 @@ class _GrammarReader:
         if self._num_nodes > MAX_NODES:
             raise self._fault(at, f"the grammar has more than {MAX_NODES} parts")
         if kind == "text":
-            parts = tuple(Chars(((code, code),)) for code, _, _ in self._codes(written[1:-1], at + 1))
+            chars = re.finditer(CHAR, written[1:-1], re.DOTALL)
+            codes = [self._code(char[0], at + 1 + char.start()) for char in chars]
+            parts = tuple(Chars(((code, code),)) for code in codes)
             return parts[0] if len(parts) == 1 else Joined(parts)
         if kind == "chars":
             return Chars(self._ranges(written[1:-1], at + 1))
@@ -152,40 +155,33 @@ class _GrammarReader:
     def _ranges(self, text: str, at: int) -> Ranges:
         """The ranges of a class, whose brackets are away."""
         is_negated = text.startswith("^")
-        codes = self._codes(text[is_negated:], at + is_negated)
-        ranges, place = [], 0
-        while place < len(codes):
-            low = high = codes[place][0]
-            if place + 2 < len(codes) and codes[place + 1][1] == "-":
-                high, place = codes[place + 2][0], place + 2
-                if high < low:
-                    raise self._fault(codes[place][2], "the range goes backwards")
+        ranges = []
+        for found in RANGE.finditer(text, int(is_negated)):
+            low = high = self._code(found[1], at + found.start())
+            if found[2] is not None:
+                high = self._code(found[2], at + found.start(2))
+            if high < low:
+                raise self._fault(at + found.start(2), "the range goes backwards")
             ranges.append((low, high))
-            place += 1
-        found = joined(ranges)
-        found = without_surrogates(negated(found) if is_negated else found)
-        if not found:
+        chars = joined(ranges)
+        if not (chars := without_surrogates(negated(chars) if is_negated else chars)):
             raise self._fault(at, "no character is in the class")
-        return found
+        return chars
 
-    def _codes(self, text: str, at: int) -> list[tuple[int, str, int]]:
-        """The characters of a text: number, how it is written, and where."""
-        codes = []
-        for found in ESCAPE.finditer(text):
-            *numbers, letter, plain = found.groups()
-            digits = next((one for one in numbers if one), None)
-            if digits is not None:
-                code = int(digits, 16)
-            elif plain is not None:
-                code = ord(plain)
-            elif letter in ESCAPED or not letter.isalnum():
-                code = ord(ESCAPED.get(letter, letter))
-            else:
-                raise self._fault(at + found.start(), f"{found.group()} is not known")
-            if code > LAST or SURROGATES[0] <= code <= SURROGATES[1]:
-                raise self._fault(at + found.start(), f"{found.group()} is no character")
-            codes.append((code, found.group(), at + found.start()))
-        return codes
+    def _code(self, written: str, at: int) -> int:
+        """The number of a character."""
+        letter = written[-1]
+        if len(written) == 1:
+            code = ord(letter)
+        elif len(written) > 2:
+            code = int(written[2:], 16)
+        elif letter in ESCAPED or not letter.isalnum():
+            code = ord(ESCAPED.get(letter, letter))
+        else:
+            raise self._fault(at, f"{written} is not known")
+        if code > LAST or SURROGATES[0] <= code <= SURROGATES[1]:
+            raise self._fault(at, f"{written} is no character")
+        return code
 
     def _fault(self, at: int, reason: str) -> ValueError:
         line, column = self._text.count("\n", 0, at) + 1, at - self._text.rfind("\n", 0, at)
