@@ -7,7 +7,6 @@ Where no other schema says something of the same value, it is read narrowly: `pr
 
 import difflib
 import json
-import math
 import re
 from collections import Counter
 from fractions import Fraction
@@ -48,7 +47,7 @@ OBJECT = {"type": "object"}
 ANY_OBJECT = '{"type": "object"}'  # what JSON means
 COMBINED = ("$ref", "anyOf", "oneOf", "allOf", *DEPENDENT)
 MAPPINGS = ("properties", "patternProperties", *DEPENDENT)
-JSON_TYPES = {"enum": list, "prefixItems": list, **dict.fromkeys(MAPPINGS, dict)}  # else: of any
+JSON_TYPES = {"enum": list, "prefixItems": list, "pattern": str, **dict.fromkeys(MAPPINGS, dict)}  # else: of any
 CONTROL = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f\ud800-\udfff]")  # what a string of an answer never has
 OF_PATTERNS = re.compile(r"\\(?:x[01][0-9A-Fa-f]|x7[Ff]|u00[01][0-9A-Fa-f]|u007[Ff]|[xu]\{|c|0)")
 
@@ -59,6 +58,10 @@ def read_schema(text: str) -> Schema:
         return _SchemaReader(json.loads(text, parse_constant=_refuse_constant)).read()
     except RecursionError:
         raise ValueError("so many levels cannot be followed") from None
+
+
+class _Fault(ValueError):
+    """What cannot be followed. Where it stands is known to the reader of its schema."""
 
 
 class _SchemaReader:
@@ -78,26 +81,30 @@ class _SchemaReader:
 
     def _schema(self, schema: object, where: str, *, is_alone: bool) -> Schema | bool:
         """`is_alone`: no other schema says something of the same value, so this one may be read narrowly."""
-        if isinstance(schema, bool):
-            return schema
-        if not isinstance(schema, dict):
-            raise _fault(f"{shorten(schema)} in place of a schema", where)
-        if where.count("/") > 2 * MAX_LEVELS:
-            raise _fault("so many levels", "")
-        if schema.get("not") is True or schema.get("not") == {}:
-            return False
-        _check_names(schema, where)
-        if where and _is_resource(schema) and '"$ref"' in json.dumps(schema):
-            raise _fault("$ref beside an $id that is not the whole schema's", where)
-        out = _types(schema, where, is_alone=is_alone) | _values(schema, where) | _numbers(schema, where)
-        if "pattern" in schema:
-            out["pattern"] = _pattern(schema["pattern"], where)
-        if schema.get("format") in FORMATS:
-            out["format"] = schema["format"]
-        self._objects(schema, where, out, is_alone=is_alone)
-        self._arrays(schema, where, out)
-        self._combine(schema, where, out, is_alone=is_alone)
-        return out
+        try:
+            if isinstance(schema, bool):
+                return schema
+            if not isinstance(schema, dict):
+                raise _Fault(f"{shorten(schema)} in place of a schema")
+            if where.count("/") > 2 * MAX_LEVELS:
+                raise ValueError("so many levels cannot be followed")
+            if schema.get("not") is True or schema.get("not") == {}:
+                return False
+            _check_names(schema)
+            if where and _is_resource(schema) and '"$ref"' in json.dumps(schema):
+                raise _Fault("$ref beside an $id that is not the whole schema's")
+            out = _types(schema, is_alone=is_alone) | _values(schema) | _numbers(schema)
+            if "pattern" in schema:
+                out["pattern"] = _pattern(schema["pattern"])
+            if schema.get("format") in FORMATS:
+                out["format"] = schema["format"]
+            self._objects(schema, where, out, is_alone=is_alone)
+            self._arrays(schema, where, out)
+            self._combine(schema, where, out, is_alone=is_alone)
+            return out
+        except _Fault as fault:
+            place = f" in {where.removeprefix('#').strip('/')}" if where.strip("#/") else ""
+            raise ValueError(f"{fault}{place} cannot be followed") from None
 
     def _inner(self, schema: object, where: str, *names: object) -> Schema | bool:
         return self._schema(schema, "/".join((where, *map(str, names))), is_alone=True)
@@ -105,17 +112,17 @@ class _SchemaReader:
     # Rules of objects.
 
     def _objects(self, schema: Schema, where: str, out: Schema, *, is_alone: bool) -> None:
-        required = _names(schema.get("required", []), "required", where)
+        required = _names(schema.get("required", []), "required")
         properties, patterns = schema.get("properties", {}), schema.get("patternProperties", {})
-        more = _rest(schema, schema.get("additionalProperties"), "unevaluatedProperties", where)
+        more = _rest(schema, schema.get("additionalProperties"), "unevaluatedProperties")
         if "propertyNames" in schema:
-            patterns, more = _named(schema, patterns, more, where)
+            patterns, more = _named(schema, patterns, more)
         for name in (*required, *properties):
-            _check_text(name, where)
+            _check_value(name)
         if len(properties.keys() - set(required)) > MAX_OPTIONAL:
-            raise _fault(f"more than {MAX_OPTIONAL} properties that are not required", where)
+            raise _Fault(f"more than {MAX_OPTIONAL} properties that are not required")
         if len(patterns) > MAX_PATTERN_PROPERTIES:
-            raise _fault(f"patternProperties with more than {MAX_PATTERN_PROPERTIES} names", where)
+            raise _Fault(f"patternProperties with more than {MAX_PATTERN_PROPERTIES} names")
         is_all = "properties" in schema and is_alone and not schema.keys() & {*COMBINED, "patternProperties"}
         if more is None and is_all:
             more = False
@@ -127,15 +134,14 @@ class _SchemaReader:
             del out["minProperties"]
             out["anyOf"] = [{"required": [name]} for name in properties]
         elif least > 1 and more is not False:
-            raise _fault(f"minProperties {least} with properties that have no name of their own", where)
+            raise _Fault(f"minProperties {least} with properties that have no name of their own")
         if required:
             out["required"] = required
         if properties:
             out["properties"] = {name: self._inner(one, where, "properties", name) for name, one in properties.items()}
         if patterns:
             out["patternProperties"] = {
-                _pattern(name, where): self._inner(one, where, "patternProperties", name)
-                for name, one in patterns.items()
+                _pattern(name): self._inner(one, where, "patternProperties", name) for name, one in patterns.items()
             }
         if more is not None:
             out["additionalProperties"] = self._inner(more, where, "additionalProperties")
@@ -146,9 +152,9 @@ class _SchemaReader:
         first, rest = schema.get("prefixItems"), schema.get("items")
         if isinstance(rest, list):  # of older drafts
             first, rest = rest, schema.get("additionalItems")
-        rest = _rest(schema, rest, "unevaluatedItems", where)
+        rest = _rest(schema, rest, "unevaluatedItems")
         if schema.get("uniqueItems") not in (None, False) and out.get("maxItems", 2) > 1:
-            raise _fault("uniqueItems", where)
+            raise _Fault("uniqueItems")
         if first is not None:
             out["prefixItems"] = [self._inner(one, where, "prefixItems", number) for number, one in enumerate(first)]
         if rest is not None:
@@ -165,7 +171,7 @@ class _SchemaReader:
                 continue
             given = schema[name]
             if not isinstance(given, list) or not given:
-                raise _fault(f"{name} of a wrong type", where)
+                raise _Fault(f"{name} of a wrong type")
             given = _without_common_types(given) if name == "oneOf" else given
             is_single = name != "allOf" or len(given) == 1
             parts = [
@@ -173,32 +179,32 @@ class _SchemaReader:
                 for number, one in enumerate(given)
             ]
             if name == "oneOf":
-                absent = self._absent(given, out, where, is_alone=is_alone)
+                absent = self._absent(given, out, is_alone=is_alone)
                 parts = [_without(names, part) for names, part in zip(absent, parts, strict=True)]
             together += parts if name == "allOf" else [{"anyOf": parts}]
         for keyword in DEPENDENT:
             for name, needed in schema.get(keyword, {}).items():
                 needs: Schema | bool
                 if isinstance(needed, list):
-                    needs = {"required": _names(needed, keyword, where)}
+                    needs = {"required": _names(needed, keyword)}
                 else:
                     needs = self._schema(needed, f"{where}/{keyword}/{name}", is_alone=False)
-                _check_text(name, where)
+                _check_value(name)
                 has_it = {"allOf": [{"required": [name]}, needs]}
                 together.append({"anyOf": [{"properties": {name: False}}, has_it]})
         if together:
             out["allOf"] = together
         if _num_patterns(out) > MAX_PATTERNS_TOGETHER:
-            raise _fault(f"allOf with more than {MAX_PATTERNS_TOGETHER} patterns", where)
+            raise _Fault(f"allOf with more than {MAX_PATTERNS_TOGETHER} patterns")
         if "$ref" in schema:
-            out["$ref"] = f"#/$defs/{self._name(schema['$ref'], where, is_alone=is_alone)}"
+            out["$ref"] = f"#/$defs/{self._name(schema['$ref'], is_alone=is_alone)}"
 
-    def _absent(self, branches: list[Any], out: Schema, where: str, *, is_alone: bool) -> list[set[str]]:
+    def _absent(self, branches: list[Any], out: Schema, *, is_alone: bool) -> list[set[str]]:
         """The names that a value of each branch must not have, so that it fits no other, which requires them.
 
         `out` is what is known of the value. Raises ValueError if a value might fit two branches nevertheless.
         """
-        types = [_types(one, "", is_alone=is_alone) for one in branches if isinstance(one, dict)]
+        types = [_types(one, is_alone=is_alone) for one in branches if isinstance(one, dict)]
         if types == [OBJECT] * len(branches):
             out = OBJECT
         known = {"type": out["type"]} if "type" in out else {}
@@ -209,14 +215,14 @@ class _SchemaReader:
                 continue
             names, others = required_of(one, self._resolve), required_of(other, self._resolve)
             if len(branches) > MAX_COMPARED or names <= others or others <= names:
-                raise _fault("oneOf of schemas that one value might fit together", where)
+                raise _Fault("oneOf of schemas that one value might fit together")
             absent[place].add(min(others - names))
             absent[other_place].add(min(names - others))
         return absent
 
-    def _name(self, pointer: object, where: str, *, is_alone: bool) -> str:
+    def _name(self, pointer: object, *, is_alone: bool) -> str:
         if not isinstance(pointer, str) or not (pointer == "#" or pointer.startswith("#/")):
-            raise _fault(f"$ref {shorten(pointer)}, which does not begin with #/,", where)
+            raise _Fault(f"$ref {shorten(pointer)}, which does not begin with #/,")
         key = pointer, is_alone
         if key not in self._names:
             self._resolve(pointer)
@@ -232,11 +238,11 @@ class _SchemaReader:
                 part = unquote(part).replace("~1", "/").replace("~0", "~")
                 found = found[int(part) if isinstance(found, list) else part]
                 if isinstance(found, dict) and "$ref" not in found and _is_resource(found):
-                    raise _fault(f"$ref {pointer} into a schema with an $id", "")
+                    raise ValueError(f"$ref {pointer} into a schema with an $id cannot be followed")
         except (KeyError, IndexError, TypeError):
             found = None
         if not isinstance(found, dict | bool):
-            raise _fault(f"$ref {shorten(pointer)}, which points at no schema,", "")
+            raise ValueError(f"$ref {shorten(pointer)}, which points at no schema, cannot be followed")
         return found
 
 
@@ -245,20 +251,20 @@ def _without(names: set[str], schema: Schema | bool) -> Schema | bool:
     return {"allOf": [schema, {"properties": dict.fromkeys(sorted(names), False)}]} if names else schema
 
 
-def _check_names(schema: Schema, where: str) -> None:
+def _check_names(schema: Schema) -> None:
     for name in schema:
         if name in NOT_FOLLOWED or (name == "nullable" and schema[name]):
-            raise _fault(name, where)
+            raise _Fault(name)
         is_known = name in RULES or name in NO_RULES or name.startswith("_")  # which nobody writes by mistake
         if not is_known and (like := difflib.get_close_matches(name, RULES, 1, LIKENESS)):
-            raise _fault(f"{name} (perhaps {like[0]})", where)
+            raise _Fault(f"{name} (perhaps {like[0]})")
         if not isinstance(schema[name], JSON_TYPES.get(name, object)):
-            raise _fault(f"{name} of a wrong type", where)
+            raise _Fault(f"{name} of a wrong type")
     if "if" in schema and schema.keys() & {"then", "else"}:
-        raise _fault("if", where)
+        raise _Fault("if")
 
 
-def _types(schema: Schema, where: str, *, is_alone: bool) -> Schema:
+def _types(schema: Schema, *, is_alone: bool) -> Schema:
     if "type" not in schema:
         if is_alone and not schema.keys() & {*COMBINED, "enum", "const"}:
             if schema.keys() & {"properties", "patternProperties", "additionalProperties", "propertyNames"}:
@@ -269,39 +275,30 @@ def _types(schema: Schema, where: str, *, is_alone: bool) -> Schema:
     given = schema["type"]
     for name in given if isinstance(given, list) else [given]:
         if not isinstance(name, str) or name not in TYPES:
-            raise _fault(f"type {shorten(name)}", where)
+            raise _Fault(f"type {shorten(name)}")
     return {"type": given}
 
 
-def _values(schema: Schema, where: str) -> Schema:
+def _values(schema: Schema) -> Schema:
     for value in [*schema.get("enum", ()), schema.get("const")]:
-        _check_value(value, where)
+        _check_value(value)
     return {name: schema[name] for name in ("enum", "const") if name in schema}
 
 
-def _check_value(value: object, where: str) -> None:
-    if isinstance(value, str):
-        _check_text(value, where)
-    elif isinstance(value, int | float):
-        _check_number(value, where)
-    elif isinstance(value, list | dict):
+def _check_value(value: object) -> None:
+    """Check what an answer must be able to write, with all that is in it."""
+    if isinstance(value, str) and CONTROL.search(value):
+        raise _Fault(f"the control character in {shorten(value)}")
+    if isinstance(value, int | float) and not abs(value) <= MAX_INTEGER:  # or NaN
+        raise _Fault(f"the number {shorten(value)}, larger than {MAX_INTEGER},")
+    if isinstance(value, list | dict):
         for one in value:
-            _check_value(one, where)
+            _check_value(one)
             if isinstance(value, dict):
-                _check_value(value[one], where)
+                _check_value(value[one])
 
 
-def _check_text(text: str, where: str) -> None:
-    if CONTROL.search(text):
-        raise _fault(f"the control character in {shorten(text)}", where)
-
-
-def _check_number(value: float, where: str) -> None:
-    if not math.isfinite(value) or (abs(value) > MAX_INTEGER and float(value).is_integer()):
-        raise _fault(f"the number {shorten(value)}, larger than {MAX_INTEGER},", where)
-
-
-def _numbers(schema: Schema, where: str) -> Schema:
+def _numbers(schema: Schema) -> Schema:
     out: Schema = {}
     for name in (*BOUNDS, *SIZES, "multipleOf"):
         if name not in schema:
@@ -310,54 +307,52 @@ def _numbers(schema: Schema, where: str) -> Schema:
         if isinstance(value, bool) and name.startswith("exclusive"):  # of draft 4, where it says how a bound is meant
             continue
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise _fault(f"{name} of a wrong type", where)
-        _check_number(value, where)
+            raise _Fault(f"{name} of a wrong type")
+        _check_value(value)
         if name in SIZES and (value < 0 or value != int(value)):
-            raise _fault(f"{name} {shorten(value)}", where)
+            raise _Fault(f"{name} {shorten(value)}")
         out[name] = int(value) if name in SIZES else value
     for name, exclusive in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
         if schema.get(exclusive) is True and name in out:
             out[exclusive] = out.pop(name)
     step = out.get("multipleOf")
     if step is not None and not (step > 0 and Fraction(repr(step)).numerator <= MAX_MULTIPLE):
-        raise _fault(f"multipleOf {step}, beyond {MAX_MULTIPLE},", where)
+        raise _Fault(f"multipleOf {step}, beyond {MAX_MULTIPLE},")
     return out
 
 
-def _pattern(pattern: object, where: str) -> str:
-    if not isinstance(pattern, str):
-        raise _fault("pattern of a wrong type", where)
+def _pattern(pattern: str) -> str:
     if CONTROL.search(pattern) or OF_PATTERNS.search(pattern):
-        raise _fault(f"the control character in {shorten(pattern)}", where)
+        raise _Fault(f"the control character in {shorten(pattern)}")
     try:
         return rust_regex(pattern, is_in_json=True)
     except ValueError as error:
-        raise _fault(f"{shorten(pattern)}: {error}, so it", where) from None
+        raise _Fault(f"{shorten(pattern)}: {error}, so it") from None
 
 
-def _names(given: object, keyword: str, where: str) -> list[str]:
+def _names(given: object, keyword: str) -> list[str]:
     if not isinstance(given, list) or not all(isinstance(name, str) for name in given):
-        raise _fault(f"{keyword} of a wrong type", where)
+        raise _Fault(f"{keyword} of a wrong type")
     return list(dict.fromkeys(given))
 
 
-def _named(schema: Schema, patterns: Schema, more: object, where: str) -> tuple[Schema, object]:
+def _named(schema: Schema, patterns: Schema, more: object) -> tuple[Schema, object]:
     """`propertyNames` as patternProperties, where it is a pattern and all that an object says of names."""
     names = schema["propertyNames"]
     if names is True or names == {}:
         return patterns, more
-    is_pattern = isinstance(names, dict) and "pattern" in names and not names.keys() - {"pattern", "type"}
-    if not is_pattern or patterns or "properties" in schema or "required" in schema:
-        raise _fault("propertyNames", where)
-    return {names["pattern"]: True if more is None else more}, False
+    pattern = names.get("pattern") if isinstance(names, dict) and names.keys() <= {"pattern", "type"} else None
+    if not isinstance(pattern, str) or patterns or "properties" in schema or "required" in schema:
+        raise _Fault("propertyNames")
+    return {pattern: True if more is None else more}, False
 
 
-def _rest(schema: Schema, given: object, keyword: str, where: str) -> object:
+def _rest(schema: Schema, given: object, keyword: str) -> object:
     """The schema of what has no other: the given one, or that of `keyword` if nothing is evaluated elsewhere."""
     if given is not None or schema.get(keyword) in (None, True, {}):
         return given
     if schema.keys() & set(COMBINED):
-        raise _fault(keyword, where)
+        raise _Fault(keyword)
     return schema[keyword]
 
 
@@ -386,11 +381,6 @@ def _num_patterns(schema: Schema) -> int:
 
 def _is_resource(schema: Schema) -> bool:
     return any(isinstance(name := schema.get(key), str) and not name.startswith("#") for key in ("$id", "id"))
-
-
-def _fault(what: str, where: str) -> ValueError:
-    place = f" in {where[where.startswith('#') :].strip('/')}" if where.strip("#/") else ""
-    return ValueError(f"{what}{place} cannot be followed")
 
 
 def _refuse_constant(name: str) -> None:
