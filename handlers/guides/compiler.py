@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -102,9 +103,6 @@ class _Process:
             finally:
                 wait.use(None)
 
-    def is_alive(self) -> bool:
-        return self.popen.poll() is None
-
     def end(self) -> None:
         self.popen.kill()
         self.popen.wait()
@@ -123,16 +121,14 @@ class GuideCompiler:
         start: gate.Start,
         max_start_wait_s: float | None = None,
     ) -> None:
-        """`read_config` gives the vocabulary; it is called with the first guide.
+        """`read_config` gives the vocabulary; it is called once, with the first guide.
 
         A guide waits at most `max_start_wait_s`, or twice the time of a guide, for the start of the process, which goes
         on for the next guide.
         """
-        self.max_compile_s = start.max_compile_s
-        self._read_config = read_config
+        self.start = start
+        self._config = cache(read_config)
         self._max_start_wait_s = max_start_wait_s
-        self._given = start
-        self._config: GuidedDecodingConfig | None = None
         self._vocabulary: Vocabulary | None = None
         self._process: _Process | None = None
         self._is_closed = False
@@ -143,8 +139,7 @@ class GuideCompiler:
         """Raises InvalidRequest for a guide that is wrong or too large, Unavailable if the process is not there."""
         text = self.check(params, wait or Wait())
         with self._vocabulary_lock:
-            assert self._config is not None  # the process has it
-            vocabulary = self._vocabulary = self._vocabulary or Vocabulary(self._config, self._given.vocab_size)
+            vocabulary = self._vocabulary = self._vocabulary or Vocabulary(self._config(), self.start.vocab_size)
         return Compiled(_new_template(vocabulary, text), vocabulary)
 
     def check(self, params: GuidedDecodingParams, wait: Wait) -> str:
@@ -155,10 +150,10 @@ class GuideCompiler:
         process = self._ready()
         asked_s = time.monotonic()
         try:
-            answer = process.ask(msgspec.msgpack.encode(params), HANGS_AFTER * self.max_compile_s, wait)
+            answer = process.ask(msgspec.msgpack.encode(params), HANGS_AFTER * self.start.max_compile_s, wait)
             if wait.is_over:
                 raise Unavailable("nobody waits for the guide any more")
-            is_there = bool(answer) or process.ask(gate.PROBE, self.max_compile_s / 2, Wait()) == gate.COMPILED
+            is_there = bool(answer) or process.ask(gate.PROBE, self.start.max_compile_s / 2, Wait()) == gate.COMPILED
         except TimeoutError as error:  # a fork would have been ended
             process.end()
             raise Unavailable("the process that compiles guides hung; the next guide starts it again") from error
@@ -168,9 +163,9 @@ class GuideCompiler:
             raise _refusal(answer[1:].decode())
         if not is_there:
             raise Unavailable("the process that compiles guides has ended; the next guide starts it again")
-        if time.monotonic() - asked_s >= self.max_compile_s:
-            raise TooSlow(f"{RULE}: to compile it takes more than {self.max_compile_s:g} s here", FIELD)
-        cpu_s, memory_mb = self._given.max_cpu_s, self._given.max_bytes >> 20
+        if time.monotonic() - asked_s >= self.start.max_compile_s:
+            raise TooSlow(f"{RULE}: to compile it takes more than {self.start.max_compile_s:g} s here", FIELD)
+        cpu_s, memory_mb = self.start.max_cpu_s, self.start.max_bytes >> 20
         limits = f"{cpu_s} s, or {memory_mb} MiB, or it is larger than {gate.MAX_TEXT_BYTES >> 20} MiB"
         raise _refusal(f"to compile it takes more than {limits} then")
 
@@ -182,16 +177,16 @@ class GuideCompiler:
 
     def _ready(self) -> _Process:
         """The process, which has started. Raises Unavailable if it has not in time, or if it has ended."""
-        max_wait_s = self._max_start_wait_s or 2 * self.max_compile_s
+        max_wait_s = self._max_start_wait_s or 2 * self.start.max_compile_s
         deadline_s = time.monotonic() + max_wait_s
         still_starts = f"the process that compiles guides still starts after {max_wait_s:g} s; try again"
         if not self._lock.acquire(timeout=max_wait_s):
             raise Unavailable(still_starts)
         try:
-            if self._process is not None and not self._process.is_alive():
+            if self._process is not None and self._process.popen.poll() is not None:
                 self._process.close()
                 self._process = None
-            process = self._process = self._process or self._start()
+            process = self._process = self._process or self._new_process()
         finally:
             self._lock.release()
         if self._is_closed:
@@ -207,12 +202,11 @@ class GuideCompiler:
             raise Unavailable("the process that compiles guides did not start; its reason is in the log")
         return process
 
-    def _start(self) -> _Process:
-        self._config = self._config or self._read_config()
-        given = msgspec.structs.replace(self._given, config=self._config, max_compile_s=self.max_compile_s)
+    def _new_process(self) -> _Process:
+        self.start.config = self._config()
         ours, its = socket.socketpair()
         with its, os.fdopen(os.memfd_create("guides"), "wb+") as file:
-            file.write(msgspec.msgpack.encode(given))
+            file.write(msgspec.msgpack.encode(self.start))
             file.seek(0)
             fds = [its.fileno(), file.fileno()]
             argv = [sys.executable, "-m", "handlers.guides.process", *map(str, fds)]
