@@ -62,6 +62,7 @@ class _GrammarReader:
     def __init__(self, text: str) -> None:
         self._text = text
         self._tokens: list[tuple[str, str, int]] = []
+        self._used = {"root": 0}  # the names of rules, and where each is used first
         self._num_nodes = self._level = at = 0
         while at < len(text):
             if (found := TOKEN.match(text, at)) is None:
@@ -75,14 +76,13 @@ class _GrammarReader:
 
     def rules(self) -> dict[str, Node]:
         rules: dict[str, Node] = {}
-        used: dict[str, int] = {"root": 0}
         while self._kind != "end":
             name, at = self._take("name", "rule's name"), self._at
             self._take("::=")
             if name in rules:
                 raise self._fault(at, f'rule "{name}" is there twice')
-            rules[name] = self._either(used)
-        for name, at in used.items():
+            rules[name] = self._either()
+        for name, at in self._used.items():
             if name not in rules:
                 raise self._fault(at, f'Rule "{name}" is not defined')
         return rules
@@ -99,22 +99,22 @@ class _GrammarReader:
         self._go_on()
         return written
 
-    def _either(self, used: dict[str, int]) -> Node:
-        parts = [self._joined(used)]
+    def _either(self) -> Node:
+        parts = [self._joined()]
         while self._written == "|":
             self._go_on()
-            parts.append(self._joined(used))
+            parts.append(self._joined())
         return parts[0] if len(parts) == 1 else Either(tuple(parts))
 
-    def _joined(self, used: dict[str, int]) -> Node:
+    def _joined(self) -> Node:
         parts: list[Node] = []
         while self._kind in ("text", "chars", "name") or self._written in ("(", "."):
             if self._kind == "name" and self._tokens[self._next + 1][0] == "define":
                 break  # the next rule
-            parts.append(self._counted(self._single(used)))
+            parts.append(self._counted(self._single()))
         return parts[0] if len(parts) == 1 else Joined(tuple(parts))
 
-    def _single(self, used: dict[str, int]) -> Node:
+    def _single(self) -> Node:
         kind, written, at = self._kind, self._written, self._at
         self._go_on()
         self._num_nodes += len(written) if kind == "text" else 1
@@ -130,12 +130,12 @@ class _GrammarReader:
         if written == ".":
             return Chars(without_surrogates(((0, LAST),)))
         if kind == "name":
-            used.setdefault(written, at)
+            self._used.setdefault(written, at)
             return Ref(written)
         self._level += 1
         if self._level > MAX_LEVELS:
             raise self._fault(at, f"more than {MAX_LEVELS} parentheses stand in each other")
-        node = self._either(used)
+        node = self._either()
         self._take(")")
         self._level -= 1
         return node
