@@ -92,7 +92,7 @@ class EmbeddingsWhole(OpenAIFormatter):
         )
         if self._num_open:
             return []
-        written = [self._written[index] for index in range(self._num_sequences)]
+        written = [self._written[index] for index in range(len(self._written))]
         usage = {"prompt_tokens": self._num_prompt_tokens, "total_tokens": self._num_prompt_tokens}
         return [dumps({"object": self.kind, "data": written, "model": self._format.model, "usage": usage})]
 

@@ -8,13 +8,13 @@ from lmi import errors
 from lmi.apis.base.api import Api, ErrorRules, Forms, Row
 from lmi.apis.base.formatter import SSE
 from lmi.apis.base.readers import JSON_SCHEMAS, Message
-from lmi.apis.openai import chat_schema, formatter, schema
+from lmi.apis.openai import chat_formatter, chat_schema, formatter, schema
 from lmi.apis.openai.schema import OpenAIFormat
 from lmi.description.parts import ApiDescription, Form, Schema, array, asked, content, either, or_null, struct, taken
 from lmi.settings.config import Config
 from lmi.types import OutputFormat
 
-CHATS = Forms(formatter.ChatWhole, formatter.ChatStream, formatter.ChatLines)
+CHATS = Forms(chat_formatter.ChatWhole, chat_formatter.ChatStream, chat_formatter.ChatLines)
 TEXTS = Forms(formatter.CompletionWhole, formatter.CompletionStream, formatter.CompletionLines)
 OPENAI_CHAT_ERRORS = ErrorRules(
     CHATS.write_error,

@@ -13,7 +13,7 @@ from lmi.apis.base.formatter import JSON, SSE, ErrorFields
 from lmi.apis.base.readers import Parsed
 from lmi.apis.openai.api import CACHED, OPENAI_CHAT, OPENAI_CHAT_ERRORS
 from lmi.apis.openai.calls.reader import AnswerPart, Arguments, Text, Thought, ToolCall
-from lmi.apis.openai.formatter import BlockStream
+from lmi.apis.openai.chat_formatter import BlockStream
 from lmi.apis.openai.schema import OpenAIFormat
 from lmi.apis.responses import schema
 from lmi.apis.responses.schema import ResponseFormat

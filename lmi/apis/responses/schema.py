@@ -18,8 +18,8 @@ from lmi.apis.base.formatter import ErrorFields
 from lmi.apis.base.parameters import ROWS, Given, Parameter, ParameterTable, named
 from lmi.apis.base.readers import Message, Parsed, choice, refused, text
 from lmi.apis.guides import CONTRACT_NAME, AskedGuide, an_object, check_levels, json_schema
+from lmi.apis.openai.chat_formatter import named_event
 from lmi.apis.openai.chat_schema import CHAT, chat_request, content, parsed_arguments
-from lmi.apis.openai.formatter import named_event
 from lmi.apis.openai.schema import CANNOT, SHARED, TOOLS, WITHOUT_EFFECT, OpenAIFormat, anything, hidden
 from lmi.apis.openai.tools import flat_tools, tool_choice
 from lmi.errors import InvalidParameter, Unsupported, shorten

@@ -1,0 +1,177 @@
+"""Answers to chats: OpenAI's, and the blocks of which other APIs make theirs.
+
+A stream of a chat sends the role first, then the text, then the finish reason in a separate delta, whose content is
+empty as in vLLM, because clients read it from every delta. Sources: OpenAI's API reference; the fields that its client
+reads; `reasoning_content` is DeepSeek's.
+"""
+
+import uuid
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar
+
+from orjson import dumps
+
+from lmi.apis.base.formatter import SSE, one_line, text_of
+from lmi.apis.base.readers import Parsed
+from lmi.apis.openai.calls.reader import AnswerPart, Arguments, Text, Thought, ToolCall
+from lmi.apis.openai.formatter import OpenAIFormatter, OpenAILines, OpenAIStream, OpenAIWhole, log_prob_fields
+from lmi.apis.openai.parts import AnswerParts
+from lmi.apis.openai.schema import OpenAIFormat
+from lmi.types import AnswerEnd, Delta
+
+
+class ChatWhole(OpenAIWhole):
+    kind = "chat.completion"
+    id_prefix = "chatcmpl-"
+
+    def _choice(self, number: int, whole: Delta) -> dict[str, Any]:
+        parts = AnswerParts.of(self._format, whole.prompt).feed(text_of(whole.tokens), is_last=True)
+        message, tokens = whole_message(parts), self._shown(whole)
+        assert whole.finish_reason is not None
+        return {
+            "index": number,
+            "message": message,
+            "logprobs": log_prob_fields(tokens, self._format) if self._format.has_log_probs else None,
+            "finish_reason": self._reason(whole.finish_reason, "tool_calls" in message),
+            **self._ids(whole),
+        }
+
+    def _object(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return super()._object(choices) | self._of_prompt(self._last[0])
+
+
+class ChatStream(OpenAIStream):
+    kind = "chat.completion.chunk"
+    id_prefix = "chatcmpl-"
+
+    def __init__(self, parsed: Parsed[OpenAIFormat]) -> None:
+        super().__init__(parsed)
+        self._parts: dict[int, AnswerParts] = {}  # by index
+        self._num_calls = Counter[int]()  # by index
+
+    def _choices(self, delta: Delta) -> list[dict[str, Any]]:
+        index, end = delta.index, delta.finish_reason
+        is_first = index not in self._parts
+        if is_first:
+            self._parts[index] = AnswerParts.of(self._format, delta.prompt)
+        parts = self._parts[index].feed(text_of(delta.tokens), end is not None)
+        choices = [choice(index, self._fields(index, part)) for part in parts]
+        tokens = self._shown(delta) if self._format.has_log_probs else []
+        if not choices and (tokens or (self._format.has_token_ids and end is None)):
+            choices = [choice(index, {"content": ""})]  # the text is held back, but its tokens are not
+        if tokens:
+            choices[0]["logprobs"] = log_prob_fields(tokens, self._format)
+        if end is not None:
+            choices.append(choice(index, {"content": ""}, self._reason(end, self._num_calls[index] > 0)))
+        if self._format.has_token_ids:
+            choices[0] |= self._ids(delta)
+        if is_first:
+            choices.insert(0, choice(index, {"role": "assistant", "content": "", **self._prompt_ids(delta)}))
+        return choices
+
+    def _fields(self, index: int, part: AnswerPart) -> dict[str, Any]:
+        if isinstance(part, ToolCall):
+            self._num_calls[index] += 1
+            return {"tool_calls": [{"index": self._num_calls[index] - 1} | new_call(part.name)]}
+        if isinstance(part, Arguments):
+            return {"tool_calls": [{"index": self._num_calls[index] - 1, "function": {"arguments": part.text}}]}
+        return {"reasoning_content" if isinstance(part, Thought) else "content": part.text}
+
+    def _chunk(self, choice: dict[str, Any], beside: bytes = b"") -> bytes:
+        """Return the record of a choice. The prompt's ids stand beside the choices, as in vLLM."""
+        if (ids := choice["delta"].pop("prompt_token_ids", None)) is not None:
+            beside = b',"prompt_token_ids":' + dumps(ids)
+        return super()._chunk(choice, beside)
+
+
+class ChatLines(OpenAILines, ChatStream):
+    pass
+
+
+def choice(index: int, fields: dict[str, Any], finish_reason: str | None = None) -> dict[str, Any]:
+    return {"index": index, "delta": fields, "logprobs": None, "finish_reason": finish_reason}
+
+
+def whole_message(parts: Iterable[AnswerPart]) -> dict[str, Any]:
+    """Return the message of a whole answer. Its content is null if there are only calls or thoughts."""
+    said, thoughts = "", ""
+    calls: list[dict[str, Any]] = []
+    for part in parts:
+        if isinstance(part, ToolCall):
+            calls.append(new_call(part.name))
+        elif isinstance(part, Arguments):
+            calls[-1]["function"]["arguments"] += part.text
+        elif isinstance(part, Thought):
+            thoughts += part.text
+        else:
+            said += part.text
+    content = None if not said and (calls or thoughts) else said
+    message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+    message |= {"reasoning_content": thoughts} if thoughts else {}
+    return message | ({"tool_calls": calls} if calls else {})
+
+
+def new_call(name: str) -> dict[str, Any]:
+    function = {"name": name, "arguments": ""}
+    return {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function}
+
+
+class BlockStream(OpenAIFormatter):
+    """Writes the events. A whole answer is made as a stream is, without them."""
+
+    media_type = SSE
+    is_streaming = True
+    block_types: ClassVar[Mapping[type[AnswerPart], str]]
+
+    def __init__(self, parsed: Parsed[OpenAIFormat]) -> None:
+        super().__init__(parsed)
+        self._parts: AnswerParts | None = None
+        self._block: dict[str, Any] = {}  # that is open
+        self._texts: list[str] = []  # of the open block
+
+    def feed(self, delta: Delta) -> list[bytes]:
+        self._count(delta)
+        records: list[bytes] = []
+        if self._parts is None:
+            self._parts = AnswerParts.of(self._format, delta.prompt)
+            records += self._begin()
+        for part in self._parts.feed(text_of(delta.tokens), delta.finish_reason is not None):
+            if isinstance(part, ToolCall) or self._block.get("type") != self.block_types[type(part)]:
+                records += [*self._close(), *self._open(part)]
+                self._texts = []
+            if not isinstance(part, ToolCall):
+                self._texts.append(part.text)
+                records.append(self._grow(part))
+        if delta.finish_reason is None:
+            return records if self.is_streaming else []
+        ending, whole = self._end(delta, delta.finish_reason)
+        return [*records, *ending] if self.is_streaming else [dumps(whole)]
+
+    def _event(self, kind: str, **fields: Any) -> bytes:
+        return named_event(kind, {"type": kind, **fields}) if self.is_streaming else b""
+
+    @abstractmethod
+    def _begin(self) -> list[bytes]:
+        """Return the events of an answer without blocks."""
+
+    @abstractmethod
+    def _open(self, part: AnswerPart) -> list[bytes]:
+        """Begin a block."""
+
+    @abstractmethod
+    def _grow(self, part: Text | Thought | Arguments) -> bytes: ...
+
+    @abstractmethod
+    def _close(self) -> list[bytes]:
+        """End the block that is open, if there is one."""
+
+    @abstractmethod
+    def _end(self, delta: Delta, reason: AnswerEnd) -> tuple[list[bytes], dict[str, Any]]:
+        """Return the last events, and the whole answer."""
+
+
+def named_event(name: str, fields: Mapping[str, object]) -> bytes:
+    """Return a server-sent event with a name."""
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), one_line(dumps(fields)))
