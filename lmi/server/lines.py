@@ -9,7 +9,7 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
 from dataclasses import replace
 from itertools import islice
@@ -46,17 +46,35 @@ def are_lines(exchange: Exchange) -> bool:
 
 
 async def serve_lines(exchange: Exchange, service: Service, api: AnyApi, choose: Choose) -> None:
-    """Read a body of lines and answer each. `choose` finds the API of a line, `api` refuses the whole body."""
+    """Read a body of lines and answer each, as many at a time as the engines run sequences.
+
+    `choose` finds the API of a line, `api` refuses the whole body.
+    """
     assert service.engines is not None
-    with closing(Inference(exchange, service, api)) as inference:
-        lines = split(await inference.receive())
+    with closing(Inference(exchange, service, api)) as body:
+        lines = split(await body.receive())
         await service.engines.ready()  # else every line would fail for the same reason
-        inference.session = await session_of(exchange, service)
-        batch = LineBatch(inference, choose, lines)
+        body.session = await session_of(exchange, service)
+        answers = [b""] * len(lines)
+        places = Places(max(1, service.num_running_sequences))
+        waiting = iter(enumerate(lines))  # those that no worker has taken
+
+        async def work() -> None:
+            for number, line in waiting:
+                if exchange.early_end is not None:
+                    return
+                answers[number] = await LineInference(body).answer(line, choose, places) + b"\n"
+                await asyncio.sleep(0)  # a line that is refused waits for nothing, and many would hold up others
+
+        async def work_together() -> None:
+            async with asyncio.TaskGroup() as workers:
+                for _ in range(min(len(lines), places.num)):
+                    workers.create_task(work())
+
         with service.admitted():
-            await exchange.run_while_there(batch.run())
+            await exchange.run_while_there(work_together())
         exchange.check_goes_on()  # else the lines that were not answered would count as answered
-        await exchange.send_whole(200, MEDIA_TYPE, b"".join(batch.answers))
+        await exchange.send_whole(200, MEDIA_TYPE, b"".join(answers))
 
 
 def split(body: bytes) -> list[bytes]:
@@ -72,36 +90,16 @@ def split(body: bytes) -> list[bytes]:
     return lines
 
 
-class LineInference(Inference):
-    """One line of a body. Its answer is not streamed, whatever it asks for."""
-
-    is_line = True
-
-    def __init__(self, body: Inference) -> None:
-        super().__init__(body.exchange, body.service, body.api, body.model)
-        self.content_type = JSON
-        self.session, self.started_s = body.session, time.monotonic()
-        self.client_timeout_s = body.client_timeout_s
-
-    async def read(self, body: bytes, choose: Choose | None = None) -> Message[Any]:
-        message = await super().read(body, choose)
-        if message.format.is_streamed:
-            self.service.front_end.report_ignored((IGNORED_STREAM,), self.exchange.request_id)
-        fields = {name: value for name, value in message.fields.items() if name != "stream"}
-        self.format = replace(message.format, output_format=OutputFormat.JSON)
-        return replace(message, fields=fields, format=self.format)
-
-
 class Places:
     """The places for sequences of one body. A line that needs more than there are waits for all of them."""
 
     def __init__(self, num: int) -> None:
-        self._num = self._num_free = num
+        self.num = self._num_free = num
         self._changed = asyncio.Condition()
 
     @asynccontextmanager
     async def taken(self, num: int) -> AsyncIterator[None]:
-        num = min(num, self._num)
+        num = min(num, self.num)
         async with self._changed:
             await self._changed.wait_for(lambda: self._num_free >= num)
             self._num_free -= num
@@ -113,55 +111,47 @@ class Places:
                 self._changed.notify_all()
 
 
-class LineBatch:
-    """The lines of one body. `answers` holds a line for each, b"" until it is answered."""
+class LineInference(Inference):
+    """One line of a body. Its answer is not streamed, whatever it asks for."""
 
-    def __init__(self, inference: Inference, choose: Choose, lines: Sequence[bytes]) -> None:
-        self.answers = [b""] * len(lines)
-        self._lines = iter(enumerate(lines))  # those that no worker has taken
-        self._inference, self._exchange, self._choose = inference, inference.exchange, choose
-        self._num_running = max(1, inference.service.num_running_sequences)
-        self._places = Places(self._num_running)
+    is_line = True
 
-    async def run(self) -> None:
-        """Answer every line, as many at a time as the engines run sequences."""
-        async with asyncio.TaskGroup() as workers:
-            for _ in range(min(len(self.answers), self._num_running)):
-                workers.create_task(self._work())
+    def __init__(self, body: Inference) -> None:
+        super().__init__(body.exchange, body.service, body.api, body.model)
+        self.content_type = JSON
+        self.session, self.started_s = body.session, time.monotonic()
+        self.client_timeout_s = body.client_timeout_s
 
-    async def _work(self) -> None:
-        for number, line in self._lines:
-            if self._exchange.early_end is not None:
-                return
-            self.answers[number] = await self._answer(line) + b"\n"
-            await asyncio.sleep(0)  # a line that is refused waits for nothing, and many would hold up other requests
-
-    async def _answer(self, line: bytes) -> bytes:
-        """Return the answer to one line, or the error that it fails with, which affects no other line."""
-        inference = LineInference(self._inference)
+    async def answer(self, line: bytes, choose: Choose, places: Places) -> bytes:
+        """Return the answer, or the error that the line fails with, which affects no other line."""
         try:
-            return await self._generated(inference, line)
+            if request_type(line) is not None:
+                raise InvalidSession("requestType", "in a body of its own", line.decode())
+            message = await self.read(line, choose)
+            parsed = await self.parse(message)
+            async with places.taken(parsed.num_places):
+                self.started_s = time.monotonic()
+                formatter, parsed = self.formatters.choose(self.api, message, parsed)
+                records: list[bytes] = []
+                await generate(self, parsed, formatter, records.extend)
+                return one_value(b"".join(records))
         except LmiError as error:
-            rendered = inference.rendered(error)
+            rendered = self.rendered(error)
             return with_code(rendered.body, rendered.status)
         except Exception:
-            log.exception("a line of request %s failed in the front end", self._exchange.request_id)
-            said = f"internal error, see the log for request {self._exchange.request_id}"
+            log.exception("a line of request %s failed in the front end", self.exchange.request_id)
+            said = f"internal error, see the log for request {self.exchange.request_id}"
             return orjson.dumps({"error": said, "code": 500})
         finally:
-            inference.close()
+            self.close()
 
-    async def _generated(self, inference: Inference, line: bytes) -> bytes:
-        if request_type(line) is not None:
-            raise InvalidSession("requestType", "in a body of its own", line.decode())
-        message = await inference.read(line, self._choose)
-        parsed = await inference.parse(message)
-        async with self._places.taken(parsed.num_places):
-            inference.started_s = time.monotonic()
-            formatter, parsed = inference.formatters.choose(inference.api, message, parsed)
-            records: list[bytes] = []
-            await generate(inference, parsed, formatter, records.extend)
-            return one_value(b"".join(records))
+    async def read(self, body: bytes, choose: Choose | None = None) -> Message[Any]:
+        message = await super().read(body, choose)
+        if message.format.is_streamed:
+            self.service.front_end.report_ignored((IGNORED_STREAM,), self.exchange.request_id)
+        fields = {name: value for name, value in message.fields.items() if name != "stream"}
+        self.format = replace(message.format, output_format=OutputFormat.JSON)
+        return replace(message, fields=fields, format=self.format)
 
 
 def one_value(body: bytes) -> bytes:
