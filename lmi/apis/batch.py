@@ -79,10 +79,6 @@ def _adapters(value: object, num_inputs: int) -> list[str | None]:
 class BatchWhole(WholeFormatter[AnswerFormat]):
     """The whole answer: an object for each input, in the inputs' order."""
 
-    def __init__(self, parsed: Parsed[AnswerFormat]) -> None:
-        super().__init__(parsed)
-        self._requests = parsed.requests
-
     def _whole(self, answers: list[Answer]) -> bytes:
         objects = []
         num = self._request.num_sequences  # equal for all requests

@@ -8,6 +8,7 @@ Each text is a request of its own, so a body counts as many sequences as it has 
 import base64
 from array import array
 from dataclasses import replace
+from functools import partial
 
 from orjson import Fragment, dumps
 
@@ -17,10 +18,10 @@ from lmi.apis.base.parameters import Parameter, ParameterTable, named
 from lmi.apis.base.readers import Message, Parsed, check_values, choice, integer, refused
 from lmi.apis.openai.api import OPENAI_CHAT, OPENAI_CHAT_ERRORS, PROMPT
 from lmi.apis.openai.formatter import OpenAIFormatter
-from lmi.apis.openai.schema import SHARED, OpenAIFormat, anything, hidden, message, prompts_of
+from lmi.apis.openai.schema import SHARED, OpenAIFormat, anything, hidden, prompts_of, read
 from lmi.description.parts import ApiDescription, asked, content, either, struct, taken
 from lmi.executor import PoolingParams, SamplingConfig
-from lmi.settings.config import Config, ModelConfig
+from lmi.settings.config import Config
 from lmi.types import Delta, GenerationRequest
 
 MAX_INPUTS = 2048  # as of OpenAI; max_request_sequences of the server may be lower
@@ -47,12 +48,6 @@ PARAMETERS = ParameterTable(
     ),
     hidden=hidden(CANNOT_EMBED),
 )
-
-
-def read(body: bytes, content_type: str | None, model: ModelConfig) -> Message[OpenAIFormat]:
-    """Decode the body. Raises MalformedRequest."""
-    check_values(body, MAX_INPUTS)
-    return message(body, model)
 
 
 def parse(message: Message[OpenAIFormat]) -> Parsed[OpenAIFormat]:
@@ -102,7 +97,7 @@ EMBEDDINGS: Api[OpenAIFormat] = replace(
     name="embeddings",
     paths=("/v1/embeddings",),
     prefixes=(),
-    read=read,
+    read=partial(read, check=partial(check_values, max_texts=MAX_INPUTS)),
     parse=parse,
     formatter=EmbeddingsWhole,
     errors=replace(OPENAI_CHAT_ERRORS, names=PARAMETERS.wire_names(pooling_params="model")),

@@ -226,23 +226,15 @@ SEQUENCE: dict[str, Form] = {
     "top_tokens": [["TgiToken"]],
 }
 BEST_OF = [struct("top_tokens", generated_text=str, **SEQUENCE)]
+DETAILS = struct("top_tokens", "best_of_sequences", **SEQUENCE, best_of_sequences=BEST_OF)
+EVENT_TOKENS: dict[str, Form] = {"token": "TgiToken", "top_tokens": ["TgiToken"]}
+EVENT_DETAILS = or_null(struct(finish_reason=ENDS, generated_tokens=int, seed=int | None, input_length=int))
 SCHEMAS = {
     "TgiRequest": asked(FIELDS, "inputs", example=EXAMPLE),
     "TgiEitherRequest": asked(FIELDS | {"stream": bool | None}, "inputs", example=EXAMPLE),
     "TgiToken": struct(**PROMPT_TOKEN, special=bool),
-    "TgiAnswer": struct(
-        "details",
-        generated_text=str,
-        details=struct("top_tokens", "best_of_sequences", **SEQUENCE, best_of_sequences=BEST_OF),
-    ),
-    "TgiEvent": struct(
-        "top_tokens",
-        index=int,
-        token="TgiToken",
-        top_tokens=["TgiToken"],
-        generated_text=str | None,
-        details=or_null(struct(finish_reason=ENDS, generated_tokens=int, seed=int | None, input_length=int)),
-    ),
+    "TgiAnswer": struct("details", generated_text=str, details=DETAILS),
+    "TgiEvent": struct("top_tokens", index=int, **EVENT_TOKENS, generated_text=str | None, details=EVENT_DETAILS),
     "TgiError": struct(error=str, error_type=str),
     "TgiInfo": struct(
         **dict.fromkeys(("model_id", "model_pipeline_tag", "router", "version", "kernels"), str),

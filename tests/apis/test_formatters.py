@@ -186,7 +186,7 @@ def test_an_error_can_be_written_whatever_its_message(
 def test_every_choice_of_a_stream_has_the_log_probs_of_its_prompt(is_overtaken: bool) -> None:
     """They come with the first choice; another choice that overtakes it does not have them."""
     body = b'{"prompt": "ab", "n": 2, "stream": true, "echo": true, "logprobs": 1, "max_tokens": 1}'
-    writer = CompletionStream(openai.parse(openai.message(body, ModelConfig(path="demo", name="demo"))))
+    writer = CompletionStream(openai.parse(openai.read(body, None, ModelConfig(path="demo", name="demo"))))
     prefill = [Token(1, "a"), Token(2, "b", -1.0)]
     first = Delta([Token(3, "c", -1.0)], AnswerEnd.LENGTH, prefill=prefill, prompt="ab", index=0)
     second = Delta([Token(4, "d", -1.0)], AnswerEnd.LENGTH, prompt="ab", index=1)

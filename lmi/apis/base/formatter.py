@@ -80,7 +80,7 @@ class Formatter(AsyncFormatter, Generic[Format]):
     closing: ClassVar[bytes] = b""
 
     def __init__(self, parsed: Parsed[Format]) -> None:
-        self._request = parsed.requests[0]
+        self._requests, self._request = parsed.requests, parsed.requests[0]
         self._format = parsed.format
 
     @abstractmethod

@@ -50,31 +50,30 @@ OPENAI_COMPLETIONS = replace(
 )
 
 
-def _at_invocations(
-    api: Api[OpenAIFormat], read: Callable[..., Message[OpenAIFormat]], body_field: str
-) -> Api[OpenAIFormat]:
+def _at_invocations(api: Api[OpenAIFormat], body_field: str) -> Api[OpenAIFormat]:
     """A stream is lines, or events if Accept asks for them; body or settings may override it."""
+    read: Callable[..., Message[OpenAIFormat]] = api.read
     lines, events = (partial(read, stream_format=form) for form in (OutputFormat.JSONLINES, OutputFormat.SSE))
     name = f"{api.name}_lines"
     return replace(api, name=name, read=lines, read_for_events=events, paths=(), body_field=body_field, json_end=b"\n")
 
 
-OPENAI_CHAT_LINES = _at_invocations(OPENAI_CHAT, chat_schema.read, "messages")
-OPENAI_TEXT_LINES = _at_invocations(OPENAI_COMPLETIONS, schema.read, "prompt")
+OPENAI_CHAT_LINES = _at_invocations(OPENAI_CHAT, "messages")
+OPENAI_TEXT_LINES = _at_invocations(OPENAI_COMPLETIONS, "prompt")
 
 # The description, for /openapi.json.
 CHAT_EXAMPLE = {"messages": [{"role": "user", "content": "say Hello"}], "max_completion_tokens": 8}
 EXAMPLE = {"prompt": "What is the capital of France?", "max_tokens": 8, "temperature": 0}
 SAYS = either(str, [asked({"type": ("text",), "text": str}, "type", "text")], None)
-MESSAGES = {
-    **array(asked({"role": chat_schema.ROLES, "content": SAYS, "tool_calls": or_null([dict])}, "role")),
-    "minItems": 1,
-}
+MESSAGE_ASKED = asked({"role": chat_schema.ROLES, "content": SAYS, "tool_calls": or_null([dict])}, "role")
+MESSAGES = {**array(MESSAGE_ASKED), "minItems": 1}
 ABOUT_TOKENS: dict[str, Form] = {
     "model": str | None,
     "tools": or_null([dict]),
     **dict.fromkeys(("add_special_tokens", "add_generation_prompt", "return_token_strs"), bool),
 }
+IDS: Schema = {**JSON_SCHEMAS[schema.PROMPT_IDS], "minItems": 1}
+HEAD_OF_MODEL: dict[str, Form] = {"id": str, "object": {"const": "model"}, "created": int}
 TOKENS = (errors.InvalidRequest, errors.UnknownAdapter, errors.UnknownModel, errors.GenerationFailed)
 PROMPT = either({"type": "string", "minLength": 1}, {**array(either(str, int, [int])), "minItems": 1})
 CACHED = struct(cached_tokens=int)
@@ -84,24 +83,23 @@ CHAT_LOG_PROBS = or_null(struct(content=[struct(**TOKEN, top_logprobs=[struct(**
 LOG_PROBS = or_null(
     struct(tokens=[str], token_logprobs=[float | None], top_logprobs=or_null([dict | None]), text_offset=[int])
 )
-CALL = struct(
-    *("index", "id", "type"),
-    index=int,
-    id=str,
-    type={"const": "function"},
-    function=struct("name", name=str, arguments=str),
-)
+FUNCTION = struct("name", name=str, arguments=str)
+CALL = struct("index", "id", "type", index=int, id=str, type={"const": "function"}, function=FUNCTION)
 SAID: dict[str, Form] = {
     "role": {"const": "assistant"},
     "content": str | None,
     "reasoning_content": str,
     "tool_calls": [CALL],
 }
+MESSAGE = struct("reasoning_content", "tool_calls", **SAID, refusal=None)
 REASON = ("stop", "length", "tool_calls")
 OF_PROMPT: dict[str, Form] = {"prompt_token_ids": [int], "prompt_logprobs": [dict | None]}
 
 
-def _answer(kind: str, usage: Schema, *optional: str, **choice: Form) -> Schema:
+def _answer(kind: str, *optional: str, **choice: Form) -> Schema:
+    """Describe an answer, or with `optional` fields a chunk of one. Only its last chunk has a reason."""
+    is_chunk = bool(optional)
+    usage, choice["finish_reason"] = (or_null(USAGE), or_null(REASON)) if is_chunk else (USAGE, REASON)
     head: dict[str, Form] = {"id": str, "created": int, "model": str, "system_fingerprint": str}
     (head if kind.startswith("chat") else choice).update(OF_PROMPT)  # a completion may have several prompts
     choices = [struct("token_ids", *OF_PROMPT, index=int, token_ids=[int], **choice)]
@@ -111,38 +109,17 @@ def _answer(kind: str, usage: Schema, *optional: str, **choice: Form) -> Schema:
 SCHEMAS = {
     "OpenAIChatRequest": asked(taken(chat_schema.CHAT) | {"messages": MESSAGES}, "messages", example=CHAT_EXAMPLE),
     "OpenAITextRequest": asked(taken(schema.COMPLETION) | {"prompt": PROMPT}, "prompt", example=EXAMPLE),
-    "OpenAIChat": _answer(
-        "chat.completion",
-        USAGE,
-        message=struct("reasoning_content", "tool_calls", **SAID, refusal=None),
-        logprobs=CHAT_LOG_PROBS,
-        finish_reason=REASON,
-    ),
-    "OpenAIChatChunk": _answer(
-        "chat.completion.chunk",
-        or_null(USAGE),
-        "usage",
-        delta=struct(*SAID, **SAID),
-        logprobs=CHAT_LOG_PROBS,
-        finish_reason=or_null(REASON),
-    ),
-    "OpenAIText": _answer("text_completion", USAGE, text=str, logprobs=LOG_PROBS, finish_reason=REASON),
-    "OpenAITextChunk": _answer(
-        "text_completion", or_null(USAGE), "usage", text=str, logprobs=LOG_PROBS, finish_reason=or_null(REASON)
-    ),
+    "OpenAIChat": _answer("chat.completion", message=MESSAGE, logprobs=CHAT_LOG_PROBS),
+    "OpenAIChatChunk": _answer("chat.completion.chunk", "usage", delta=struct(*SAID, **SAID), logprobs=CHAT_LOG_PROBS),
+    "OpenAIText": _answer("text_completion", text=str, logprobs=LOG_PROBS),
+    "OpenAITextChunk": _answer("text_completion", "usage", text=str, logprobs=LOG_PROBS),
     "OpenAIToTokenize": {
         **asked(ABOUT_TOKENS | {"prompt": PROMPT, "messages": MESSAGES}, example={"prompt": "The capital of France"}),
         "oneOf": [{"required": ["prompt"]}, {"required": ["messages"]}],
     },
     "OpenAITokens": struct(count=int, max_model_len=int, tokens=[int], token_strs=or_null([str])),
-    "OpenAIToText": asked(
-        {"model": str | None, "tokens": {**JSON_SCHEMAS[schema.PROMPT_IDS], "minItems": 1}},
-        "tokens",
-        example={"tokens": [1, 2, 3]},
-    ),
-    "OpenAIModel": struct(
-        "parent", id=str, object={"const": "model"}, created=int, owned_by=str, has_chat_template=bool, parent=str
-    ),
+    "OpenAIToText": asked({"model": str | None, "tokens": IDS}, "tokens", example={"tokens": [1, 2, 3]}),
+    "OpenAIModel": struct("parent", **HEAD_OF_MODEL, owned_by=str, has_chat_template=bool, parent=str),
     "OpenAIError": struct(error=struct(message=str, type=str, param=str | None, code=str | None)),
 }
 

@@ -7,6 +7,7 @@ and the arguments of earlier calls as objects.
 import binascii
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -19,8 +20,7 @@ from lmi.apis.openai import schema
 from lmi.apis.openai.schema import HARMONY, OpenAIFormat, anything
 from lmi.apis.openai.tools import ToolChoice, Tools, call_guide, nested_tools, tool_call_form, tool_choice
 from lmi.errors import InvalidParameter, Unsupported, shorten
-from lmi.settings.config import ModelConfig
-from lmi.types import Chat, Image, OutputFormat
+from lmi.types import Chat, Image
 
 TEXT_PARTS = ("text", "refusal", "input_text", "output_text", "reasoning_text", "summary_text")  # the last of responses
 IMAGE_PARTS = ("image_url", "input_image", "image")
@@ -77,20 +77,12 @@ class _Part(msgspec.Struct):
 
 
 class _Outline(msgspec.Struct):
-    """The part of a body that `read` measures."""
+    """The part of a body that `_num_texts_bytes` measures."""
 
     messages: list[_Part] = []
     system: msgspec.Raw = msgspec.Raw()
     instructions: msgspec.Raw = msgspec.Raw()
     input: msgspec.Raw = msgspec.Raw()
-
-
-def read(
-    body: bytes, content_type: str | None, model: ModelConfig, *, stream_format: OutputFormat | None = None
-) -> Message[OpenAIFormat]:
-    """Decode the body and choose the format of its answer, as `schema.py: read` does."""
-    check_size(body, _num_texts_bytes, "a chat", "the texts")
-    return schema.message(body, model, stream_format)
 
 
 def _num_texts_bytes(body: bytes) -> int:
@@ -108,6 +100,11 @@ def _num_text_bytes(said: bytes, max_levels: int = 3) -> int:
     parts = msgspec.json.decode(said if said[:1] == b"[" else b"[%b]" % said, type=list[_Part])
     texts = (text for part in parts for text in msgspec.structs.astuple(part))
     return sum(_num_text_bytes(bytes(text), max_levels - 1) for text in texts)
+
+
+read = partial(
+    schema.read, check=partial(check_size, num_text_bytes=_num_texts_bytes, kind="a chat", texts="the texts")
+)
 
 
 def parse(message: Message[OpenAIFormat]) -> Parsed[OpenAIFormat]:

@@ -4,8 +4,9 @@ Sampling is on unless `temperature` or `top_p` is 0. Names, defaults and bounds 
 fields of vLLM's server are taken too. A field that would change the answer but is not supported is refused.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from lmi.apis.base import readers
@@ -57,6 +58,7 @@ class OpenAIFormat(AnswerFormat):
     reasoning: str | None = None
     is_base64: bool = False  # of embeddings: the bytes of float32, little-endian, in place of numbers
     tools: Tools = field(default_factory=dict, compare=False, repr=False)  # by their names, for the types of arguments
+    state: Any = field(default=None, compare=False)  # of a response: it changes, so an error knows how much is written
 
 
 @takes(
@@ -164,19 +166,23 @@ def default_format(model: ModelConfig) -> OpenAIFormat:
     return OpenAIFormat(model=model.name, tool_calls=model.tool_call_parser, reasoning=model.reasoning_parser)
 
 
+check_prompts = partial(readers.check_values, max_texts=MAX_PROMPTS)
+
+
 def read(
-    body: bytes, content_type: str | None, model: ModelConfig, *, stream_format: OutputFormat | None = None
+    body: bytes,
+    content_type: str | None,
+    model: ModelConfig,
+    *,
+    check: Callable[[bytes], None] = check_prompts,
+    stream_format: OutputFormat | None = None,
 ) -> Message[OpenAIFormat]:
-    """Decode the body and choose the format of its answer. Raises MalformedRequest.
+    """Decode a body that passes the `check` of its size, and choose the format of its answer. Raises MalformedRequest.
 
     With `stream_format` None a stream is server-sent events. Else its format is that of `output_formatter`, else that
     of the server's settings, else `stream_format`.
     """
-    readers.check_values(body, MAX_PROMPTS)
-    return message(body, model, stream_format)
-
-
-def message(body: bytes, model: ModelConfig, stream_format: OutputFormat | None = None) -> Message[OpenAIFormat]:
+    check(body)
     fields, format = readers.read_object(body), default_format(model)
     name, is_streaming = fields.get("model"), fields.get("stream")
     if not isinstance(name, str | None):

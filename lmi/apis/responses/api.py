@@ -16,10 +16,10 @@ from lmi.apis.openai.calls.reader import AnswerPart, Arguments, Text, Thought, T
 from lmi.apis.openai.chat_formatter import BlockStream
 from lmi.apis.openai.schema import OpenAIFormat
 from lmi.apis.responses import schema
-from lmi.apis.responses.schema import ResponseFormat
+from lmi.apis.responses.schema import ResponseState
 from lmi.description.parts import ApiDescription, Form, Schema, array, asked, content, either, or_null, struct, taken
 from lmi.settings.config import Config
-from lmi.types import AnswerEnd, AnswerFormat, Delta
+from lmi.types import AnswerEnd, Delta
 
 EVENTS = {
     "message": "response.output_text",
@@ -36,8 +36,7 @@ class ItemsStream(BlockStream):
 
     def __init__(self, parsed: Parsed[OpenAIFormat]) -> None:
         super().__init__(parsed)
-        assert isinstance(parsed.format, ResponseFormat)
-        self._state = parsed.format.state
+        self._state: ResponseState = parsed.format.state
         self._state.model = parsed.format.model
         self._place: dict[str, Any] = {}  # of the open item
 
@@ -122,10 +121,8 @@ def _item(part: AnswerPart) -> dict[str, Any]:
     return {"type": "function_call", "id": f"fc_{number}", "status": "in_progress", **call}
 
 
-def _write_error(error: ErrorFields, format: AnswerFormat, *, in_answer: bool) -> tuple[str, bytes]:
-    if in_answer and isinstance(format, ResponseFormat):
-        return SSE, format.state.failed(error)
-    return JSON, ItemsWhole.error(error)
+def _write_error(error: ErrorFields, format: OpenAIFormat, *, in_answer: bool) -> tuple[str, bytes]:
+    return (SSE, format.state.failed(error)) if in_answer and format.state else (JSON, ItemsWhole.error(error))
 
 
 RESPONSES: Api[OpenAIFormat] = replace(

@@ -6,12 +6,10 @@ servers, whatever they are told: those are left out, and a response repeats only
 Sources: the types of OpenAI's client, and the Open Responses specification.
 """
 
-from __future__ import annotations
-
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lmi.apis.base.formatter import ErrorFields
@@ -98,17 +96,6 @@ class ResponseState:
         return self.event("response.failed", response=self.response("failed", error=said))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResponseFormat(OpenAIFormat):
-    """The format of a response. Its `state` changes while it is written, so that an error knows where it stands."""
-
-    state: ResponseState = field(compare=False)
-
-    @classmethod
-    def of(cls, format: OpenAIFormat, state: ResponseState) -> ResponseFormat:
-        return cls(**{known.name: getattr(format, known.name) for known in fields(format)}, state=state)
-
-
 def _reasoning(name: str, value: object) -> str | None:
     effort = an_object(name, value).get("effort")
     return None if effort is None else str(text(f"{name}.effort", effort))
@@ -144,7 +131,7 @@ def parse(message: Message[OpenAIFormat]) -> Parsed[OpenAIFormat]:
     tools = flat_tools(given.get("tools"), kind="function", schema="parameters", ignored=ignored)
     choice = tool_choice(given.get("tool_choice"), tools, is_flat=True)
     guide = _guide(given)
-    format = ResponseFormat.of(message.format, ResponseState(_settings(message.fields)))
+    format = replace(message.format, state=ResponseState(_settings(message.fields)))
     return chat_request(given, format, messages, tools, choice, guide, ignored)
 
 

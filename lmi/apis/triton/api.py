@@ -143,7 +143,8 @@ GIVEN: dict[str, Form] = {
     **{name: one_or_more(VALUES[datatype]) for name, datatype in OUTPUTS.items()},
 }
 TENSORS = [struct(name=str, datatype=str, shape=[int])]
-COUNT = struct(count=int)
+COUNTS: dict[str, Form] = {"inference_count": int, "execution_count": int}
+ENDS = struct(**dict.fromkeys(("success", "fail", "cancel"), struct(count=int)))
 SCHEMAS = {
     "TritonInputs": asked(FIELDS | {"text_input": PROMPT}),
     "TritonRequest": REQUEST,
@@ -153,17 +154,7 @@ SCHEMAS = {
     "TritonServer": struct(name=str, version=str, extensions=[str]),
     "TritonModel": struct(name=str, versions=[str], platform=str, inputs=TENSORS, outputs=TENSORS),
     "TritonIndex": schema_of([struct("reason", name=str, version=str, state=str, reason=str)]),
-    "TritonStats": struct(
-        model_stats=[
-            struct(
-                name=str,
-                version=str,
-                inference_count=int,
-                execution_count=int,
-                inference_stats=struct(success=COUNT, fail=COUNT, cancel=COUNT),
-            )
-        ]
-    ),
+    "TritonStats": struct(model_stats=[struct(name=str, version=str, **COUNTS, inference_stats=ENDS)]),
 }
 
 

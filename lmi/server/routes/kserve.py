@@ -4,6 +4,8 @@ The server has no model configuration to serve, and its statistics are only coun
 Triton's HTTP protocol extensions, KServe's open inference protocol.
 """
 
+from collections import Counter
+
 from starlette.exceptions import HTTPException
 
 from lmi import __version__
@@ -46,16 +48,13 @@ async def _tell_health(exchange: Exchange, status: int, state: dict[str, object]
 
 
 async def model(exchange: Exchange, service: Service) -> None:
-    named = named_model(exchange, service)
+    named, outputs = named_model(exchange, service), {"text_output": "BYTES", **OUTPUTS}
     metadata = {
         "name": named.name,
         "versions": [named.version],
         "platform": service.config.engine.handler,
         "inputs": [tensor(name, row) for name, row in INPUTS.items()],
-        "outputs": [
-            {"name": name, "datatype": datatype, "shape": [-1]}
-            for name, datatype in {"text_output": "BYTES", **OUTPUTS}.items()
-        ],
+        "outputs": [{"name": name, "datatype": kind, "shape": [-1]} for name, kind in outputs.items()],
     }
     await exchange.send_json(metadata)
 
@@ -71,10 +70,9 @@ async def all_stats(exchange: Exchange, models: Models) -> None:
 
 def counts(named: ModelConfig, service: Service) -> dict[str, object]:
     """Return counts of the model's generations through every API since the start."""
-    ends = dict[str, int]()
+    ends = Counter[str]()
     for frontend in service.block.frontends:
-        for reason, count in frontend.num_finished.items():
-            ends[reason] = ends.get(reason, 0) + count
+        ends.update(dict(frontend.num_finished.items()))
     num_successes = sum(ends[reason] for reason in SUCCESSES)
     return {
         "name": named.name,
