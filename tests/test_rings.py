@@ -107,7 +107,7 @@ STILL = {
 MAX_LINES_OF_THE_HOUSE = 12_150
 MAX_LINES = {
     "lmi/adapters": 850,
-    "lmi/apis": 5200,
+    "lmi/apis": 5190,
     "lmi/chats": 930,
     "lmi/client": 1000,
     "lmi/description": 440,
@@ -116,7 +116,7 @@ MAX_LINES = {
     "lmi/gateway": 2010,
     "lmi/http": 1030,
     "lmi/models": 1140,
-    "lmi/server": 2370,
+    "lmi/server": 2360,
     "lmi/sessions": 350,
     "lmi/settings": 2720,
     "lmi/shared": 1310,

@@ -219,7 +219,13 @@ class MessageStream(BlockStream):
         if not self._block:
             return []
         stop = self._event("content_block_stop", index=len(self._content))
-        self._content.append(self._block if self.is_streaming else _filled(self._block, "".join(self._texts)))
+        block, said = self._block, "".join(self._texts)
+        if not self.is_streaming and block["type"] != "tool_use":
+            block |= {block["type"]: said}
+        elif not self.is_streaming:  # a call whose arguments are cut, or are no object, is shown as their text
+            value = chat_schema.parsed_arguments(said)
+            block = block | {"input": value} if isinstance(value, dict) else {"type": "text", "text": said}
+        self._content.append(block)
         return [stop]
 
     def _end(self, delta: Delta, reason: AnswerEnd) -> tuple[list[bytes], dict[str, Any]]:
@@ -243,14 +249,6 @@ class MessageStream(BlockStream):
 class MessageWhole(MessageStream):
     media_type = JSON
     is_streaming = False
-
-
-def _filled(block: dict[str, Any], said: str) -> dict[str, Any]:
-    """Return a whole block. A call whose arguments are cut, or are no object, is shown as their text."""
-    if block["type"] != "tool_use":
-        return block | {block["type"]: said}
-    value = chat_schema.parsed_arguments(said)
-    return block | {"input": value} if isinstance(value, dict) else {"type": "text", "text": said}
 
 
 KINDS = {

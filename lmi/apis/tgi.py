@@ -20,7 +20,7 @@ from lmi.apis.guides import tgi_grammar
 from lmi.description.parts import NOTHING, ApiDescription, Form, asked, content, either, or_null, struct, taken
 from lmi.errors import InvalidParameter, MalformedRequest, Unsupported, shorten
 from lmi.settings.config import Config, ModelConfig
-from lmi.types import Answer, AnswerFormat, OutputFormat, Token, ranked
+from lmi.types import Answer, AnswerFormat, GenerationRequest, OutputFormat, Token, ranked
 
 DEFAULT_MAX_NEW_TOKENS = 1024  # as in TGI's API description; the context may have room for fewer
 KNOWN_FIELDS = ("inputs", "parameters", "stream")
@@ -136,13 +136,9 @@ class TgiWhole(WholeFormatter[TgiFormat]):
         return dumps([whole] if self._format.is_list else whole)
 
     def _sequence_details(self, answer: Answer) -> dict[str, Any]:
-        details: dict[str, Any] = {
-            "finish_reason": answer.finish_reason,
-            "generated_tokens": len(answer.tokens),
-            "seed": self._request.sampling.seed,
-            "prefill": [_prompt_token(token) for token in self._answers[0].prefill or ()],
-            "tokens": [_token(token) for token in answer.tokens],
-        }
+        details = _end(self._request, answer)
+        details["prefill"] = [_prompt_token(token) for token in self._answers[0].prefill or ()]
+        details["tokens"] = [_token(token) for token in answer.tokens]
         if self._request.num_top_log_probs:
             details["top_tokens"] = [[_token(other) for other in token.top or ()] for token in answer.tokens]
         return details
@@ -167,17 +163,17 @@ class TgiStream(StepFormatter[TgiFormat]):
         event["generated_text"] = self._full_text(answer.text) if is_last else None
         event["details"] = None
         if is_last and self._format.details:
-            event["details"] = {
-                "finish_reason": answer.finish_reason,
-                "generated_tokens": len(answer.tokens),
-                "seed": self._request.sampling.seed,
-                "input_length": answer.num_prompt_tokens,
-            }
+            event["details"] = _end(self._request, answer) | {"input_length": answer.num_prompt_tokens}
         return self.record(dumps(event))
 
     @classmethod
     def error(cls, error: ErrorFields) -> bytes:
         return cls.record(TgiWhole.error(error))
+
+
+def _end(request: GenerationRequest, answer: Answer) -> dict[str, Any]:
+    num_tokens, seed = len(answer.tokens), request.sampling.seed
+    return {"finish_reason": answer.finish_reason, "generated_tokens": num_tokens, "seed": seed}
 
 
 def _token(token: Token) -> dict[str, Any]:

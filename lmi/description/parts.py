@@ -160,7 +160,6 @@ class ApiDescription:
     def infer(
         self, path: str, summary: str, ok: Form | Content, body: Form | Content, parameters: Iterable[Schema] = ()
     ) -> Operation:
-        """Describe an operation that asks the model."""
         return self.add("post", path, summary, ok, OF_INFERENCE, body=body, parameters=parameters)
 
     def _failures(self, causes: Causes) -> dict[str, Schema]:

@@ -157,8 +157,7 @@ class BlockStream(OpenAIFormatter):
         """Return the events of an answer without blocks."""
 
     @abstractmethod
-    def _open(self, part: AnswerPart) -> list[bytes]:
-        """Begin a block."""
+    def _open(self, part: AnswerPart) -> list[bytes]: ...
 
     @abstractmethod
     def _grow(self, part: Text | Thought | Arguments) -> bytes: ...
@@ -173,5 +172,4 @@ class BlockStream(OpenAIFormatter):
 
 
 def named_event(name: str, fields: Mapping[str, object]) -> bytes:
-    """Return a server-sent event with a name."""
     return b"event: %b\ndata: %b\n\n" % (name.encode(), one_line(dumps(fields)))

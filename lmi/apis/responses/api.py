@@ -26,6 +26,10 @@ EVENTS = {
     "reasoning": "response.reasoning_text",
     "function_call": "response.function_call_arguments",
 }
+CONTENTS: dict[str, dict[str, Any]] = {
+    "message": {"type": "output_text", "text": "", "annotations": [], "logprobs": []},
+    "reasoning": {"type": "reasoning_text", "text": ""},
+}
 BESIDE: dict[str, dict[str, Any]] = {"message": {"logprobs": []}}  # a text
 
 
@@ -49,7 +53,7 @@ class ItemsStream(BlockStream):
         self._block, self._place = item, {"item_id": item["id"], "output_index": index}
         records = [self._event("response.output_item.added", output_index=index, item=item)]
         if item["type"] != "function_call":
-            item["content"] = [_content(item["type"])]
+            item["content"] = [dict(CONTENTS[item["type"]])]
             self._place["content_index"] = 0
             records.append(self._event("response.content_part.added", **self._place, part=item["content"][0]))
         return records
@@ -100,13 +104,6 @@ class ItemsStream(BlockStream):
 class ItemsWhole(ItemsStream):
     media_type = JSON
     is_streaming = False
-
-
-def _content(kind: str) -> dict[str, Any]:
-    """Return the content of an item, without its text."""
-    if kind == "reasoning":
-        return {"type": "reasoning_text", "text": ""}
-    return {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
 
 
 def _item(part: AnswerPart) -> dict[str, Any]:

@@ -55,11 +55,10 @@ def cards_of(service: Service) -> list[dict[str, Any]]:
 
 
 def _card(service: Service, name: str) -> dict[str, Any]:
-    """Return the entry of a model. `created` is when its folder was last changed."""
     return {
         "id": name,
         "object": "model",
-        "created": int(Path(service.config.model.path).stat().st_mtime),
+        "created": int(Path(service.config.model.path).stat().st_mtime),  # when its folder was last changed
         "owned_by": "lmi",
         "has_chat_template": service.pipeline is not None and service.pipeline.chats is not None,
     }

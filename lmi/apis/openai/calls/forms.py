@@ -151,7 +151,6 @@ def _beginning(held: Held, head: str, stop: str) -> Generator[None, None, ToolCa
 
 
 def _loaded(text: str) -> str | None:
-    """Return the value of a JSON string, or None if the text is not one."""
     try:
         value = json.loads(text)
     except ValueError:
