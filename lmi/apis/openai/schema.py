@@ -260,24 +260,20 @@ def format_of(given: Given, format: OpenAIFormat) -> OpenAIFormat:
 
 def prompts_of(name: str, value: object, max_prompts: int) -> list[dict[str, Any]]:
     """Read a text, token ids, or a list of these. Returns the fields of each prompt's request."""
-    if isinstance(value, str) and value:
-        return [{"prompt": value}]
-    rule = "a non-empty string, a list of token ids, or a list of such"
-    if not isinstance(value, list) or not value:
-        raise InvalidParameter(name, rule, value)
-    if all(isinstance(item, int) for item in value):
-        return [{"prompt_token_ids": PROMPT_IDS(name, value)}]
+    if not isinstance(value, list) or all(isinstance(item, int) for item in value):
+        return [_prompt(name, value, "a non-empty string, a list of token ids, or a list of such")]
     if len(value) > max_prompts:
         raise InvalidParameter(name, f"a list of at most {max_prompts} prompts", value)
-    prompts: list[dict[str, Any]] = []
-    for n, item in enumerate(value):
-        if isinstance(item, str) and item:
-            prompts.append({"prompt": item})
-        elif isinstance(item, list) and item:
-            prompts.append({"prompt_token_ids": PROMPT_IDS(f"{name}[{n}]", item)})
-        else:
-            raise InvalidParameter(f"{name}[{n}]", "a non-empty string or list of token ids", item)
-    return prompts
+    rule = "a non-empty string or list of token ids"
+    return [_prompt(f"{name}[{n}]", item, rule) for n, item in enumerate(value)]
+
+
+def _prompt(name: str, value: object, rule: str) -> dict[str, Any]:
+    if isinstance(value, str) and value:
+        return {"prompt": value}
+    if isinstance(value, list) and value:
+        return {"prompt_token_ids": PROMPT_IDS(name, value)}
+    raise InvalidParameter(name, rule, value)
 
 
 def forget_unused(given: dict[str, Any], table: ParameterTable, format: OpenAIFormat, ignored: list[str]) -> None:
