@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from lmi.apis.base.readers import BodyOutline
@@ -20,7 +21,7 @@ from lmi.errors import InvalidRequest, Overloaded, StartError, Unavailable, Unkn
 from lmi.http.exchange import Exchange
 from lmi.models.folder import Model, ModelFolder
 from lmi.server.front_end import FrontEnd
-from lmi.server.models import UNKNOWN, Models
+from lmi.server.models import UNKNOWN, WATCH_S, Models, until_done
 from lmi.server.service import Service
 from lmi.settings.config import Config, EngineConfig
 from lmi.settings.kinds import local_path
@@ -43,7 +44,6 @@ class SeveralModels(Models):
     def __init__(self, front_end: FrontEnd) -> None:
         super().__init__(front_end)
         self.folder = ModelFolder(self.runtime)
-        self._seen: Version | None = None  # of the folder, as it was last followed
         self._loads: dict[str, asyncio.Task[Service]] = {}  # that run in this front end, by the model's folder
         self._closings: set[asyncio.Task[None]] = set()
 
@@ -135,35 +135,48 @@ class SeveralModels(Models):
         return self.folder.files(entry).attach()
 
     async def listed(self) -> list[Service]:
-        """Return every model that is ready, by name."""
-        await self.refresh()
-        ready = [entry.name for entry in self.folder.entries() if entry.state is State.READY]
-        return [self.services[name] for name in ready if name in self.services]
+        """Return every model that is ready and can be used here, by name."""
+        self.let_go()
+        found = await asyncio.gather(*map(self.here, self._ready()), return_exceptions=True)
+        return [service for service in found if isinstance(service, Service)]
+
+    def _ready(self) -> list[Model]:
+        return [entry for entry in self.folder.entries() if entry.state is State.READY]
 
     # What is here.
 
     async def follow(self) -> None:
-        """Follow every change of the folder. Raises why a model cannot be used here."""
-        if (version := self.folder.version()) != self._seen:
-            if failures := await self.refresh():
-                raise failures[0]
-            self._seen = version
+        """Follow every change of the folder."""
+        await until_done(self._follow)
 
-    async def refresh(self) -> list[Exception]:
-        """Load the models that are ready, and let go of those that are gone. Returns why others cannot be used here."""
+    async def _follow(self) -> None:
+        """Load each model that is ready in a task of its own, so that none waits for one that cannot be used."""
+        seen: Version | None = None
+        tasks: dict[str, asyncio.Task[None]] = {}  # by the model's folder
+        try:
+            while True:
+                if (version := self.folder.version()) != seen:
+                    self.let_go()
+                    ready = {entry.folder: entry for entry in self._ready()}
+                    for folder in tasks.keys() - ready.keys():
+                        tasks.pop(folder).cancel()
+                    for folder in ready.keys() - tasks.keys():
+                        tasks[folder] = asyncio.create_task(until_done(partial(self._bring, ready[folder])))
+                    seen = version
+                await asyncio.sleep(WATCH_S)
+        finally:
+            for task in tasks.values():
+                task.cancel()
+
+    async def _bring(self, entry: Model) -> None:
+        with suppress(UnknownModel):  # it was unloaded a moment ago
+            await self.here(entry)
+
+    def let_go(self) -> None:
+        """Let go of the models that are gone."""
         for service in list(self.services.values()):
             if not self._is_wanted(service):
-                self._let_go(service)
-        failures: list[Exception] = []
-        for entry in self.folder.entries():
-            if entry.state is State.READY:
-                try:
-                    await self.here(entry)
-                except UnknownModel:  # it was unloaded a moment ago
-                    pass
-                except Exception as error:  # `pick` reports it to those who ask for the model
-                    failures.append(error)
-        return failures
+                self._retire(service)
 
     async def here(self, entry: Model) -> Service:
         """Return a model as this front end serves it, which loads it if it is missing.
@@ -186,11 +199,11 @@ class SeveralModels(Models):
             raise UnknownModel(f"the model {entry.name!r} has just been unloaded") from None
         await service.start()
         if (older := self.services.get(entry.name)) is not None:
-            self._let_go(older)
+            self._retire(older)
         self.add(service)
         gc.freeze()
         if not self._is_wanted(service):
-            self._let_go(service)
+            self._retire(service)
         return service
 
     def _read(self, entry: Model) -> Service:
@@ -201,7 +214,7 @@ class SeveralModels(Models):
         entry = self.folder.read(service.config.model.name)
         return entry is not None and entry.folder == service.folder and entry.state is not State.FAILED
 
-    def _let_go(self, service: Service) -> None:
+    def _retire(self, service: Service) -> None:
         """Take no more requests for a model, and close its connections when the last request has ended."""
         name = service.config.model.name
         if self.services.get(name) is service:

@@ -72,7 +72,7 @@ class ModelRegistry:
         entry = await asyncio.to_thread(self._folder.remove, name)
         if entry is None or is_abandoned(entry):
             raise errors.UnknownModel(f"no model {shorten(name)} is loaded here")
-        await self._models.refresh()
+        self._models.let_go()
         if not await self._until_gone(entry, UNLOAD_S):
             raise errors.DeadlineExceeded(f"the processes of the model {name!r} did not end within {UNLOAD_S:g} s")
 
@@ -174,7 +174,7 @@ class ModelRegistry:
             await asyncio.to_thread(self._folder.settle, entry, State.FAILED, str(error), cause)
         except OSError:  # a full disk: an entry can still be removed
             await asyncio.to_thread(self._folder.withdraw, entry)
-        await self._models.refresh()
+        self._models.let_go()
         await self._until_gone(entry, GONE_S)
         if not is_fault:
             await asyncio.sleep(NOTICE_S)

@@ -4,7 +4,7 @@ import asyncio
 import gc
 import logging
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import ClassVar
 
@@ -99,7 +99,7 @@ class Models:
         for service in self.services.values():
             await service.start()
         gc.freeze()  # loaded objects stay; without this each full collection would walk through them
-        watch = asyncio.create_task(self._watch())
+        watch = asyncio.create_task(self.follow())
         try:
             yield
         finally:
@@ -107,24 +107,33 @@ class Models:
         for service in list(self.services.values()):
             await service.close()
 
-    async def _watch(self) -> None:
-        """Follow what comes and goes, also since `load`. What fails is tried again, each time later."""
-        delay_s = WATCH_S
-        while True:
-            try:
-                await self.follow()
-                delay_s = WATCH_S
-            except Exception as error:
-                delay_s = min(2 * delay_s, LONGEST_DELAY_S)
-                if self.keeps_one and self.front_end.block.supervisor.phase == Phase.LOADING:
-                    os._exit(explain(self.runtime, error))  # as after `load`
-                log.error("a model cannot be used here: %s; next try in %g s", describe(error), delay_s)
-            await asyncio.sleep(delay_s)
-
     async def follow(self) -> None:
-        """Load the model if it has come. Raises what keeps this front end from using it."""
-        if self.only is None and (runtime := self.runtime.shown_model()) is not None:
+        """Load the model as soon as it comes, unless it is here. What fails is tried again, each time later."""
+        if self.only is None:
+            await until_done(self._load_late)
+
+    async def _load_late(self) -> None:
+        try:
+            while (runtime := self.runtime.shown_model()) is None:
+                await asyncio.sleep(WATCH_S)
             service = await asyncio.to_thread(Service.load, runtime, self.front_end)
             await service.start()
-            self.add(service)
-            gc.freeze()
+        except Exception as error:
+            if self.front_end.block.supervisor.phase == Phase.LOADING:
+                os._exit(explain(self.runtime, error))  # as after `load`
+            raise
+        self.add(service)
+        gc.freeze()
+
+
+async def until_done(work: Callable[[], Awaitable[object]]) -> None:
+    """Do what makes a model usable here. What fails is tried again, each time later."""
+    delay_s = WATCH_S
+    while True:
+        try:
+            await work()
+            return
+        except Exception as error:
+            delay_s = min(2 * delay_s, LONGEST_DELAY_S)
+            log.error("a model cannot be used here: %s; next try in %g s", describe(error), delay_s)
+            await asyncio.sleep(delay_s)

@@ -13,13 +13,14 @@ import pytest
 
 from lmi.errors import InvalidParameter, Unavailable
 from lmi.models.choice import SeveralModels
-from lmi.models.folder import ModelFolder
+from lmi.models.folder import Model, ModelFolder
 from lmi.models.registry import ModelRegistry
 from lmi.models.routes import page
 from lmi.runtime import ServerRuntime
 from lmi.server.front_end import FrontEnd
 from lmi.server.models import WATCH_S, Models
 from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig
+from lmi.shared.desired_state import State
 from lmi.shared.state import Phase
 from lmi.supervisor.model import RunningModel
 from tests.scripted import Host, host
@@ -88,6 +89,35 @@ async def follow_a_model(runtime: ServerRuntime, folder: Path) -> None:
             while models.only is None:
                 await asyncio.sleep(0.01)
         assert model.has_front_end
+    async with asyncio.timeout(60):
+        await models.follow()  # it ends, since the only model stays
+
+
+def test_a_model_that_is_not_usable_yet_delays_no_other(tmp_path: Path) -> None:
+    runtime = ServerRuntime.create(ServerConfig(multi_model=True))
+    write_byte_tokenizer(tmp_path)
+    try:
+        asyncio.run(follow_two_models(runtime, tmp_path))
+    finally:
+        runtime.remove()
+
+
+async def follow_two_models(runtime: ServerRuntime, folder: Path) -> None:
+    block = runtime.attach()
+    models = SeveralModels(FrontEnd(runtime, block, block.frontends[0]))
+    slow = runtime.path / "0" / "config.json"
+    slow.parent.mkdir()
+    os.mkfifo(slow)  # who reads it waits
+    config = Config(server=runtime.config, model=ModelConfig(path=str(folder), name="quick"), engine=EngineConfig())
+    quick = models.folder.add_files(config).path.name
+    for name, files in (("first", "0"), ("quick", quick)):
+        models.folder.replace(Model(name=name, state=State.READY, folder=files))
+    async with asyncio.timeout(60):
+        async with models.running():
+            while "quick" not in models.services:
+                await asyncio.sleep(0.01)
+        await asyncio.to_thread(slow.write_bytes, b"")
+    assert "first" not in models.services
 
 
 def test_a_load_whose_processes_cannot_start_is_refused_and_leaves_its_name_free(tmp_path: Path) -> None:
