@@ -41,15 +41,9 @@ class ModelFolder(Folder[Model]):
 
     def register(self, name: str, make: Callable[[list[Model]], Model]) -> Model:
         """Write the entry that `make` returns for those that there are, unless it raises."""
-        others: list[Model] = []
-
-        def new(old: Model | None) -> Model:
-            others.extend(self.entries())
-            return make(others)
-
-        entry = self.change(name, new)
+        entry = self.change(name, lambda old: make(self.entries()))
         assert entry is not None
-        failed = [each for each in others if each.state is State.FAILED and each.name != name]
+        failed = [each for each in self.entries() if each.state is State.FAILED]
         for each in sorted(failed, key=lambda each: each.settled_s)[:-MAX_FAILED]:
             self.withdraw(each)
         return entry
