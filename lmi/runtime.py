@@ -152,15 +152,22 @@ class ServerRuntime(RuntimeFolder[ServerConfig]):
         return self.path / "fetches"
 
     def show_model(self, model: Runtime) -> None:
-        """Let front ends find the model that this server was started for. Its folder is whole now."""
-        write_whole(self.path / MODEL, model.path.name.encode())
+        """Let front ends find the model that this server was started for. Raises StartError if the disk is full."""
+        try:
+            write_whole(self.path / MODEL, model.path.name.encode())
+        except OSError as error:
+            raise cannot_write(self.path / MODEL, error) from error
 
     def shown_model(self) -> Runtime | None:
-        """Return the model that this server was started for, or None while it is not here."""
+        """Return the model that this server was started for, or None while it is not here. Raises StartError."""
         try:
-            return Runtime.at(self.path / (self.path / MODEL).read_text())
+            name = (self.path / MODEL).read_text()
         except FileNotFoundError:
             return None
+        try:
+            return Runtime.at(self.path / name)
+        except OSError as error:
+            raise StartError(f"{error.filename} cannot be read: {error.strerror}") from error
 
     def add_model(self, config: Config, prepare: Callable[[Runtime], None] = lambda model: None) -> Runtime:
         """Make the folder of a model, where `prepare` writes too. Raises StartError if it cannot be written."""

@@ -33,6 +33,8 @@ OPENAI_PATHS = OPENAI_CHAT.prefixes
 LOOK_S = 0.02  # between two looks at a model that loads or ends
 CLOSE_S = 40.0  # for requests of a model that is unloaded; the supervisor ends those that are left after 30 s
 
+CANNOT_START = "the model's processes cannot be started, see the log"
+
 log = logging.getLogger(__name__)
 
 
@@ -181,7 +183,7 @@ class SeveralModels(Models):
     async def here(self, entry: Model) -> Service:
         """Return a model as this front end serves it, which loads it if it is missing.
 
-        Raises StartError, or UnknownModel if it was unloaded a moment ago.
+        Raises StartError, UnknownModel if it was unloaded a moment ago, or Unavailable if its files are gone.
         """
         service = self.services.get(entry.name)
         if service is not None and service.folder == entry.folder:
@@ -195,7 +197,10 @@ class SeveralModels(Models):
     async def _load(self, entry: Model) -> Service:
         try:
             service = await asyncio.to_thread(self._read, entry)
-        except OSError:
+        except OSError as error:
+            log.info("model %s: %s", entry.name, error)
+            if self.folder.holds(entry):
+                raise Unavailable(CANNOT_START) from None
             raise UnknownModel(f"the model {entry.name!r} has just been unloaded") from None
         await service.start()
         if (older := self.services.get(entry.name)) is not None:

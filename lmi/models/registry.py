@@ -12,7 +12,7 @@ from contextlib import suppress
 
 from lmi import errors
 from lmi.errors import ErrorInfo, LmiError, StartError, from_info, shorten
-from lmi.models.choice import LOOK_S, SeveralModels, said_of, until
+from lmi.models.choice import CANNOT_START, LOOK_S, SeveralModels, said_of, until
 from lmi.models.folder import Model
 from lmi.models.settings import MB, free_bytes, need_bytes, resolve_model
 from lmi.settings.config import Config
@@ -163,7 +163,7 @@ class ModelRegistry:
         """Return why the folder of a model's processes is gone: the model was unloaded, or they did not start."""
         if not self._folder.holds(entry):
             return unloaded(entry)
-        return errors.Unavailable("the model's processes cannot be started, see the log")
+        return errors.Unavailable(CANNOT_START)
 
     async def _give_up(self, entry: Model, error: Exception) -> None:
         """End the processes of a load that failed, and leave nothing of it but a fault of the model's processes."""

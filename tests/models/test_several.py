@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from lmi.errors import InvalidParameter, Unavailable
+from lmi.errors import InvalidParameter, StartError, Unavailable, UnknownModel
 from lmi.models.choice import SeveralModels
 from lmi.models.folder import Model, ModelFolder
 from lmi.models.registry import ModelRegistry
 from lmi.models.routes import page
-from lmi.runtime import ServerRuntime
+from lmi.runtime import Runtime, ServerRuntime
 from lmi.server.front_end import FrontEnd
 from lmi.server.models import WATCH_S, Models
 from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig
@@ -118,6 +118,40 @@ async def follow_two_models(runtime: ServerRuntime, folder: Path) -> None:
                 await asyncio.sleep(0.01)
         await asyncio.to_thread(slow.write_bytes, b"")
     assert "first" not in models.services
+
+
+def test_a_model_whose_files_are_gone_is_an_error_and_does_not_load_for_ever(tmp_path: Path) -> None:
+    runtime = ServerRuntime.create(ServerConfig())
+    try:
+        model = runtime.add_model(
+            Config(server=runtime.config, model=ModelConfig(path="/m", name="m"), engine=EngineConfig())
+        )
+        (model.path / "config.json").unlink()
+        assert runtime.shown_model() is None
+        runtime.show_model(model)
+        with pytest.raises(StartError, match="1/config.json cannot be read: No such file"):
+            runtime.shown_model()
+        block = runtime.attach()
+        models = SeveralModels(FrontEnd(runtime, block, block.frontends[0]))
+        entry = Model(name="m", state=State.READY, folder="1")
+        models.folder.replace(entry)
+        with pytest.raises(Unavailable, match="cannot be started, see the log"):
+            asyncio.run(models.here(entry))
+        models.folder.remove("m")
+        with pytest.raises(UnknownModel, match="has just been unloaded"):
+            asyncio.run(models.here(entry))
+    finally:
+        runtime.remove()
+
+
+def test_a_model_that_cannot_be_shown_on_a_full_disk_is_an_error_that_says_so(tmp_path: Path) -> None:
+    runtime = ServerRuntime(tmp_path, ServerConfig())
+    (tmp_path / "model").mkdir()
+    model = Runtime(
+        tmp_path / "1", Config(server=runtime.config, model=ModelConfig(path="/m", name="m"), engine=EngineConfig())
+    )
+    with pytest.raises(StartError, match=r"model \(TMPDIR chooses another place\): Is a directory"):
+        runtime.show_model(model)
 
 
 def test_a_load_whose_processes_cannot_start_is_refused_and_leaves_its_name_free(tmp_path: Path) -> None:
