@@ -38,7 +38,11 @@ async def choose_adapter(exchange: Exchange, service: Service, parsed: Parsed[An
     is_model, model, format = False, service.config.model, parsed.format
     own, chosen = ["", *model.names], in_body
     if outside is not None:
-        _report_losers(exchange, service, outside, [name for name in in_body if name and name != outside[1]])
+        losers = [name for name in in_body if name and name != outside[1]]
+        if exchange.headers.get(HEADER) is not None and (asked := exchange.query.get(QUERY)) not in (None, outside[1]):
+            losers = [str(asked), *losers]
+        lines = [f"the adapter {shorten(name)} has no effect beside {outside[0]}" for name in losers[:1]]
+        service.front_end.report_ignored(lines, exchange.request_id)
         chosen = (outside[1],) * len(in_body)
     elif isinstance(format, OpenAIFormat):
         is_model = True
@@ -68,13 +72,6 @@ def _named_outside(exchange: Exchange) -> tuple[str, str] | None:
     if exchange.scope.get("query_string") and (named := exchange.query.get(QUERY)) is not None:
         return f"the query's {QUERY}", named
     return None
-
-
-def _report_losers(exchange: Exchange, service: Service, outside: tuple[str, str], losers: list[str]) -> None:
-    if outside[0].startswith("the header") and (asked := exchange.query.get(QUERY)) not in (None, outside[1]):
-        losers = [str(asked), *losers]
-    lines = [f"the adapter {shorten(name)} has no effect beside {outside[0]}" for name in losers[:1]]
-    service.front_end.report_ignored(lines, exchange.request_id)
 
 
 async def _find(service: Service, name: str, said: str, *, is_model: bool) -> None:

@@ -15,7 +15,7 @@ from lmi import errors
 from lmi.adapters.choice import ALIAS, alias
 from lmi.adapters.files import is_enabled
 from lmi.adapters.folder import Adapter
-from lmi.adapters.registry import AdapterRegistry, AdapterUnusable, NameTaken, NotRegistered
+from lmi.adapters.registry import AdapterRegistry, AdapterUnusable, NameTaken, NotRegistered, check_free
 from lmi.apis.base.readers import JSON_SCHEMAS, Reader, boolean, read_object, refused, text
 from lmi.apis.openai.api import OPENAI_CHAT
 from lmi.description.parts import STRING, ApiDescription, Schema, asked, content, parameter, struct
@@ -48,14 +48,14 @@ LORA_PARAMETERS: dict[str, Reader] = {
 
 async def register(exchange: Exchange, service: Service) -> None:
     """Load an adapter on every engine, or on none."""
-    registry, given = await _registry(exchange, service), await _parameters(exchange, service, PARAMETERS)
+    registry, given = await _asked(exchange, service, PARAMETERS)
     said, warned = await _load(exchange, service, registry, given, "name", "src")
     await exchange.send_json({"status": f"Adapter {said} registered", **({"warning": warned} if warned else {})})
 
 
 async def load_lora(exchange: Exchange, service: Service) -> None:
     """Load an adapter, asked with vLLM's body and answered with its sentence."""
-    registry, given = await _registry(exchange, service), await _parameters(exchange, service, LORA_PARAMETERS)
+    registry, given = await _asked(exchange, service, LORA_PARAMETERS)
     try:
         said, _ = await _load(exchange, service, registry, given, "lora_name", "lora_path")
     except InvalidParameter as error:
@@ -64,10 +64,9 @@ async def load_lora(exchange: Exchange, service: Service) -> None:
 
 
 async def unload_lora(exchange: Exchange, service: Service) -> None:
-    registry, given = await _registry(exchange, service), await _parameters(exchange, service, LORA_PARAMETERS)
-    _check_given(given, "lora_name")
-    name = given["lora_name"]
-    await registry.unregister(name, alias(exchange) or shorten(name, 258)[1:-1])
+    registry, given = await _asked(exchange, service, LORA_PARAMETERS)
+    name = _given(given, "lora_name")
+    await registry.unregister(name, _said(exchange, name))
     await exchange.send_whole(200, TEXT, f"Success: LoRA adapter '{name}' removed successfully.".encode())
 
 
@@ -77,14 +76,13 @@ async def _load(
     """Load an adapter, whose name and source have these `names`. Returns its name in messages, and a warning."""
     from lmi.adapters.source import fetch_adapter
 
-    _check_given(given, *names)
-    name, src = (given[each] for each in names)
+    name, src = (_given(given, each) for each in names)
     check_name(name)
     if name in service.config.model.names:
         raise NameTaken(f"name {name} belongs to the model")
     preload, pin = _checked(given.get("preload", True), given.get("pin", False))
     said = alias(exchange) or name
-    registry.check_free(name, said)
+    check_free(registry.folder.read(name), said)  # before a fetch; `register` decides
     folder = await fetch_adapter(src, service.config, service.front_end)
     entry = Adapter(name=name, path=str(folder), src=src, preload=preload, is_pinned=pin, state=State.PENDING)
     await registry.register(entry, said)
@@ -93,7 +91,7 @@ async def _load(
 
 async def update(exchange: Exchange, service: Service) -> None:
     """Pin or preload a registered adapter on every engine, or on none."""
-    registry, given = await _registry(exchange, service), await _parameters(exchange, service, PARAMETERS)
+    registry, given = await _asked(exchange, service, PARAMETERS)
     name, said = _named(exchange)
     old = registry.find(name, said)
     if given.get("src", old.src) != old.src:
@@ -142,8 +140,11 @@ async def _registry(exchange: Exchange, service: Service) -> AdapterRegistry:
     return service.adapters
 
 
-async def _parameters(exchange: Exchange, service: Service, readers: Mapping[str, Reader]) -> dict[str, Any]:
-    """Read the query and the body. Raises InvalidParameter, also for a value that differs in the two."""
+async def _asked(
+    exchange: Exchange, service: Service, readers: Mapping[str, Reader]
+) -> tuple[AdapterRegistry, dict[str, Any]]:
+    """Return the registry, and the query and the body. Raises InvalidParameter for a value that differs in the two."""
+    registry = await _registry(exchange, service)
     body = await exchange.body(service.config.server.max_request_size, service.front_end.body_memory)
     given: dict[str, Any] = {}
     for place in (exchange.query, read_object(body) if body.strip() else {}):
@@ -152,13 +153,13 @@ async def _parameters(exchange: Exchange, service: Service, readers: Mapping[str
                 value = read(name, place[name])
                 if given.setdefault(name, value) != value:
                     raise InvalidParameter(name, "the same in the query and the body", value)
-    return given
+    return registry, given
 
 
-def _check_given(given: Mapping[str, Any], *names: str) -> None:
-    for name in names:
-        if not given.get(name):
-            raise InvalidRequest(f"{name} is missing")
+def _given(given: Mapping[str, Any], name: str) -> str:
+    if not given.get(name):
+        raise InvalidRequest(f"{name} is missing")
+    return str(given[name])
 
 
 def _checked(preload: bool, pin: bool) -> tuple[bool, bool]:
@@ -170,7 +171,11 @@ def _checked(preload: bool, pin: bool) -> tuple[bool, bool]:
 def _named(exchange: Exchange) -> tuple[str, str]:
     """Return the adapter's name in the path, and its name in messages."""
     name = str(exchange.scope["path_params"]["adapter"])
-    return name, alias(exchange) or shorten(name, 258)[1:-1]
+    return name, _said(exchange, name)
+
+
+def _said(exchange: Exchange, name: str) -> str:
+    return alias(exchange) or shorten(name, 258)[1:-1]
 
 
 def _shown(entry: Adapter, service: Service) -> dict[str, object]:

@@ -89,23 +89,19 @@ async def fetch(wanted: WantedSource, timeout_s: float, place: Path, block: Bloc
         raise errors.Unavailable(f"a fetch cannot be asked for: {error.strerror}") from None
     try:
         async with asyncio.timeout(timeout_s):
-            return await _answer(folder, block)
+            while folder.exists():
+                if (found := fetches.result(folder)) is not None:
+                    return next(iter(found.values()))
+                if (failure := fetches.failure(folder)) is not None:
+                    kind = errors.InvalidRequest if failure.exit_code in CLIENT_FAULTS else errors.Unavailable
+                    raise kind(f"src {failure.message}")
+                if block.supervisor.phase in (Phase.DRAINING, Phase.FAILED):
+                    raise errors.Unavailable("the server is shutting down, it fetches nothing")
+                await asyncio.sleep(LOOK_S)
+        raise errors.Unavailable("the fetch of src was given up, see the log")
     except TimeoutError:
         said = f"src {wanted.source} was not fetched within model_loading_timeout ({timeout_s:g} s)"
         raise errors.DeadlineExceeded(said) from None
     finally:
         with suppress(OSError):  # without its request the supervisor ends the fetch and removes its folder
             (folder / fetches.REQUEST).unlink()
-
-
-async def _answer(folder: Path, block: Block) -> Path:
-    while folder.exists():
-        if (found := fetches.result(folder)) is not None:
-            return next(iter(found.values()))
-        if (failure := fetches.failure(folder)) is not None:
-            kind = errors.InvalidRequest if failure.exit_code in CLIENT_FAULTS else errors.Unavailable
-            raise kind(f"src {failure.message}")
-        if block.supervisor.phase in (Phase.DRAINING, Phase.FAILED):
-            raise errors.Unavailable("the server is shutting down, it fetches nothing")
-        await asyncio.sleep(LOOK_S)
-    raise errors.Unavailable("the fetch of src was given up, see the log")

@@ -17,7 +17,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from lmi.errors import InvalidParameter, OutOfMemory
+from lmi.errors import InvalidParameter
 from lmi.shared.files import write_whole
 
 NAME_PATTERN = "[A-Za-z0-9][A-Za-z0-9._:-]{0,255}"
@@ -46,22 +46,11 @@ class Folder(Generic[T]):
     def __init__(self, path: Path, kind: type[T]) -> None:
         self._path = path
         self._decoder = msgspec.json.Decoder(kind)
-        self._reported: set[tuple[str, int, int]] = set()  # versions of unreadable files that were logged
+        self._reported: Version = frozenset()  # of unreadable files that were logged
 
-    def add(self, entry: T, max_entries: int | None = None) -> bool:
-        """Write an entry. Returns False if another entry has its name.
-
-        Raises InvalidParameter for a bad name, OutOfMemory if `max_entries` others are there.
-        """
-
-        def make(other: T | None) -> T:
-            if other is not None and not is_abandoned(other):
-                return other
-            if max_entries is not None and len(self.entries()) >= max_entries:
-                raise OutOfMemory(f"there is room for {max_entries} entries")
-            return entry
-
-        return self.change(entry.name, make) is entry
+    def add(self, entry: T) -> bool:
+        """Write an entry. Returns False if another entry has its name. Raises InvalidParameter for a bad name."""
+        return self.change(entry.name, lambda other: entry if other is None or is_abandoned(other) else other) is entry
 
     def replace(self, entry: T) -> None:
         self.change(entry.name, lambda old: entry)
