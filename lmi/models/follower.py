@@ -1,7 +1,7 @@
 """Runs the models that the folder of desired state says there should be.
 
 The supervisor compares the folder with the models that run at each turn of its loop. It waits for no lock, and so for
-nobody. The model that a server is started for has no entry: the supervisor itself adds it, and it stays.
+nobody.
 """
 
 import logging
@@ -9,7 +9,6 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -30,32 +29,24 @@ KILL_S = 3.0  # for a process that was told to end
 log = logging.getLogger(__name__)
 
 
-class RunningModels:
-    """Every model of the server, by its folder."""
+class Follower:
+    """Keeps `models` as the folder says. The supervisor looks at each of them after it."""
 
     def __init__(self, runtime: ServerRuntime) -> None:
         self._runtime = runtime
         self._folder = ModelFolder(runtime)
-        self._models: dict[str, RunningModel] = {}
+        self.models: list[PassingModel] = []
 
-    def __iter__(self) -> Iterator[RunningModel]:
-        return iter(list(self._models.values()))
-
-    def add(self, model: RunningModel) -> None:
-        """Run the model that the server was started for."""
-        self._models[model.runtime.path.name] = model
-
-    def look(self, now: float) -> None:
-        """Start the models that should be there, end those that should not, and note which are ready."""
+    def look(self) -> None:
+        """Forget the models that are over, start those that should be there, and note which should not."""
+        self.models[:] = [model for model in self.models if not model.is_over]
         with suppress(OSError):  # a folder that cannot be read now, as without a descriptor for it, changes nothing
             entries = self._folder.entries()
             wanted = {entry.folder: entry for entry in entries if entry.state is not State.FAILED}
-            for folder in wanted.keys() - self._models.keys():
+            for model in self.models:
+                model.is_wanted = model.folder in wanted
+            for folder in wanted.keys() - {model.folder for model in self.models}:
                 self._start(wanted[folder])
-            for folder, model in list(self._models.items()):
-                model.look(now, is_wanted=folder in wanted)
-                if model.is_over:
-                    del self._models[folder]
             self._tidy(entries)
 
     def _tidy(self, entries: list[Model]) -> None:
@@ -64,10 +55,11 @@ class RunningModels:
             for entry in self._folder.sweep():
                 log.info("model %s is not loaded: the front end that loaded it died", entry.name)
         states = {entry.folder: entry.state for entry in entries}
+        running = {model.folder for model in self.models}
         for path in self._runtime.path.iterdir():
             folder = path.name
             with suppress(FileNotFoundError):  # removed a moment ago
-                if folder.isdecimal() and folder not in self._models:
+                if folder.isdecimal() and folder not in running:
                     is_given_up = folder not in states and time.time() - path.stat().st_mtime > ORPHAN_S
                     if is_given_up or states.get(folder) is State.FAILED:
                         self._discard(folder)
@@ -81,7 +73,7 @@ class RunningModels:
         try:
             runtime = self._folder.files_with_environ(entry)
             first = requirements(runtime.config, runtime)  # which a server of one model has before there is a model
-            self._models[entry.folder] = PassingModel(runtime, first=first)
+            self.models.append(PassingModel(runtime, first=first))
         except Exception:  # its folder cannot be read or mapped; without it front ends see that the load failed
             log.exception("model %s cannot be started", entry.name)
             self._discard(entry.folder)
@@ -98,6 +90,8 @@ class PassingModel(RunningModel):
     def __init__(self, runtime: Runtime, first: Child | None = None) -> None:
         """Its processes start after the child `first` is done."""
         super().__init__(runtime)
+        self.folder = runtime.path.name
+        self.is_wanted = True  # whether its entry is there
         self.left: set[int] = set()  # when it ends: its processes, and what they started, also in other sessions
         self._started_s = time.monotonic()
         self._unwanted_s: float | None = None  # when its entry was gone
@@ -109,8 +103,8 @@ class PassingModel(RunningModel):
         for child in self.children:
             child.name = f"{child.name} of {self.config.model.name}"
 
-    def look(self, now: float, *, is_wanted: bool) -> None:
-        if not is_wanted and self._unwanted_s is None:
+    def look(self, now: float) -> None:
+        if not self.is_wanted and self._unwanted_s is None:
             self._unwanted_s = now
             self._retire()
         if self._ended_s is not None:
@@ -121,7 +115,10 @@ class PassingModel(RunningModel):
             log.info("model %s is ready after %.1f s", self.config.model.name, now - self._started_s)
             self._enter(Phase.READY)
         if self.is_over:
-            self._close()
+            for child in self.children:
+                child.close()
+            self.runtime.remove()
+            log.info("model %s is unloaded", self.config.model.name)
 
     def give_up(self, reason: str, now: float) -> bool:
         """End its processes after a failure. The other models and the server go on."""
@@ -135,12 +132,6 @@ class PassingModel(RunningModel):
         """Whether nothing is left of it: no process, no process that one of its processes started, and no entry."""
         is_ended = self._ended_s is not None and not any(child.pid for child in self.children)
         return is_ended and self._unwanted_s is not None and not self.left
-
-    def _close(self) -> None:
-        for child in self.children:
-            child.close()
-        self.runtime.remove()
-        log.info("model %s is unloaded", self.config.model.name)
 
     def _retire(self) -> None:
         for child in self.children:

@@ -40,13 +40,9 @@ class RunningModel:
         slot = next(slot for slot, record in enumerate(self.block.engines) if record.phase == Phase.READY)
         return self.runtime.read_report(slot)
 
-    def look(self, now: float, *, is_wanted: bool) -> None:
+    def look(self, now: float) -> None:
         if self._phase == Phase.LOADING and self.is_ready:
             self._enter(Phase.READY)
-
-    @property
-    def is_over(self) -> bool:
-        return False
 
     def give_up(self, reason: str, now: float) -> bool:
         """End its processes after a failure. Returns False if the server ends with it."""

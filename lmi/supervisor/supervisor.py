@@ -20,7 +20,6 @@ from lmi.adapters.folder import register_beside
 from lmi.errors import StartError
 from lmi.gateway import local_url
 from lmi.http.listener import bind
-from lmi.models.follower import RunningModels
 from lmi.runtime import ServerRuntime
 from lmi.settings.config import Config
 from lmi.settings.resolve import Resolved
@@ -68,7 +67,13 @@ class Supervisor:
         self._signals = signals
         self._steps = steps
         self._stage: Stage | None = None
-        self._models = RunningModels(runtime)
+        self._models: Sequence[RunningModel] = ()
+        self._follow: Callable[[], None] | None = None
+        if self._config.multi_model:
+            from lmi.models.follower import Follower
+
+            follower = Follower(runtime)
+            self._models, self._follow = follower.models, follower.look
         self._claims = ExitStack()
         self._cores: Sequence[int] = ()  # of the front ends; none: all
         self._front_end = Child(kinds.front_end(runtime, block, listeners, lambda: self._cores))
@@ -128,7 +133,7 @@ class Supervisor:
         for pid in self._front_end_pids() if cores else ():
             linux.bind_threads(self._cores, pid)
         runtime = self._runtime.add_model(config, register_beside)
-        self._models.add(RunningModel(runtime, partial(kinds.of_model, cores=cores)))
+        self._models = (RunningModel(runtime, partial(kinds.of_model, cores=cores)),)
         self._runtime.show_model(runtime)
 
     def _enter(self, phase: Phase, reason: str = "") -> None:
@@ -157,7 +162,10 @@ class Supervisor:
         elif self._phase == Phase.DRAINING:
             self._drain(now)
         else:
-            self._models.look(now)
+            if self._follow is not None:
+                self._follow()
+            for model in self._models:
+                model.look(now)
             self._fetches.look()
             if self._stage is not None:
                 self._stage.show_in(self._block.supervisor)

@@ -37,7 +37,8 @@ def used_by(life: PassingModel, pid: int) -> FrontEndRecord:
 
 
 def is_over(life: PassingModel, after_s: float) -> bool:
-    life.look(START_S + after_s, is_wanted=False)
+    life.is_wanted = False
+    life.look(START_S + after_s)
     return life.is_over
 
 
@@ -76,6 +77,6 @@ def test_a_failed_model_forgets_the_processes_that_ended_since_others_may_get_th
         assert life.left == {process.pid}
         process.wait()  # it was told to end
         engine.pid = None
-    life.look(now + KILL_S, is_wanted=True)
+    life.look(now + KILL_S)
     assert life.left == set()
     assert not life.is_over  # its folder says why until the model is loaded again or unloaded
