@@ -67,16 +67,12 @@ class WorkerConnection(Connection):
     def __init__(self) -> None:
         super().__init__()
         self._ids = count()
-        self._calls: dict[int, Call] = {}
-
-    @property
-    def num_calls(self) -> int:
-        return len(self._calls)
+        self.calls: dict[int, Call] = {}
 
     def begin(self, first: ToWorker) -> Call:
         call_id = next(self._ids)
         self.send(call_id, first)
-        call = self._calls[call_id] = Call(self, call_id)
+        call = self.calls[call_id] = Call(self, call_id)
         return call
 
     def send(self, call_id: int, message: ToWorker) -> None:
@@ -86,18 +82,18 @@ class WorkerConnection(Connection):
             raise MalformedRequest(f"the request does not fit on the way to the model's code: {error}") from None
 
     def drop(self, call_id: int) -> None:
-        if self._calls.pop(call_id, None) is not None:
+        if self.calls.pop(call_id, None) is not None:
             self.send(call_id, messages.Drop())
 
     def take(self, payload: bytes) -> None:
         call_id, message = messages.decode_to_front_end(payload)
-        call = (self._calls.pop if isinstance(message, End) else self._calls.get)(call_id, None)
+        call = (self.calls.pop if isinstance(message, End) else self.calls.get)(call_id, None)
         if call is not None:  # else it was dropped a moment ago
             call.inbox.put_nowait(message)
 
     def connection_lost(self, error: Exception | None) -> None:
         super().connection_lost(error)
-        calls, self._calls = self._calls, {}
+        calls, self.calls = self.calls, {}
         lost = EngineLost("the model's code was lost while it worked on this request")
         for call in calls.values():
             call.inbox.put_nowait(End(lost.info))
@@ -114,4 +110,4 @@ class UserCodeWorkers(Connections[WorkerConnection]):
         await self.wait_for(lambda: self.alive)
         if not self.alive:
             raise Unavailable("the model's code is not ready: " + self.describe())
-        return min(self.alive, key=lambda connection: connection.num_calls).begin(first)
+        return min(self.alive, key=lambda connection: len(connection.calls)).begin(first)

@@ -64,7 +64,9 @@ class OutputFormatter(CallFormatter):
 
     async def _written(self, delta: Delta) -> bytes:
         """Return what the code writes for a Delta."""
-        call = await self._code.ask(feed(delta))
+        ids = list(delta.prompt_token_ids) if delta.num_prompt_tokens else None
+        reasons = delta.finish_reason, delta.stop_reason
+        call = await self._code.ask(Feed(delta.index, delta.tokens, *reasons, ids, delta.prefill))
         if not self._has_begun:
             self._has_begun, head = True, await call.head()
             self.media_type = self.media_type or head.media_type
@@ -119,11 +121,6 @@ class ResponseFormatter(CallFormatter):
             return written
         lines = written.splitlines()  # each becomes the data of an event, unless it is one already
         return b"".join((each if each.startswith(EVENT) else EVENT + each) + b"\n" for each in lines)
-
-
-def feed(delta: Delta) -> Feed:
-    ids = list(delta.prompt_token_ids) if delta.num_prompt_tokens else None
-    return Feed(delta.index, delta.tokens, delta.finish_reason, delta.stop_reason, ids, delta.prefill)
 
 
 def as_json(written: bytes) -> bytes:

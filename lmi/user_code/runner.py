@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from djl_python import Input, Output
 
 COMPAT = Path(__file__).parent / "compat"  # holds only djl_python
-UNUSED_MARKS = dict.fromkeys(("is_init_handler", "is_prediction_handler"), "it is for scikit-learn and XGBoost")
+UNUSED_MARKS = "is_init_handler", "is_prediction_handler"
 
 NOT_HEADERS = frozenset("content-type content-length transfer-encoding connection x-request-id".split())
 HEADER_NAME, HEADER_VALUE = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"), re.compile(r"[\t -~\x80-\xff]*")
@@ -50,9 +50,10 @@ class UserCode:
         self._handle = _named(module, self._handler_name) if config.handler else None
         self._output_formatter = _find(module, config.output_formatter, "is_output_formatter")
         self._input_formatter = _find(module, config.input_formatter, "is_input_formatter")
-        for mark, reason in UNUSED_MARKS.items():
+        for mark in UNUSED_MARKS:
             if (unused := _find(module, None, mark)) is not None:
-                log.warning("%s: %s is never called here, %s", config.path, unused.__name__, reason)
+                why = "it is for scikit-learn and XGBoost"
+                log.warning("%s: %s is never called here, %s", config.path, unused.__name__, why)
         self._properties = dict(config.properties)
         self._tokenizer = LazyTokenizer(folder)
         self._name = name
@@ -77,23 +78,21 @@ class UserCode:
 
     def handle(self, properties: Mapping[str, str], query: Mapping[str, str], body: bytes) -> Generator[Head | bytes]:
         """Yield the response's head, then its pieces as they are made. Closing it closes the code's generators."""
+        from djl_python import Output
+
         assert self._handle is not None
         result, head = call(self._handle, _input(properties, body, query)), None
         is_streaming = hasattr(result, "__aiter__") or isinstance(result, Generator)
         with closing(read_results(result)) as results:
-            for output in map(self._checked, results):
+            for output in results:
+                if not isinstance(output, Output):
+                    said = f"must return an Output or None, not {type(output).__name__}"
+                    raise TypeError(f"{self._handler_name} {said}")
                 if head is None:
                     yield (head := read_head(output, is_streaming=is_streaming))
                 yield from read_pieces(output)
         if head is None:
             yield Head(204, "", {})
-
-    def _checked(self, result: object) -> Output:
-        from djl_python import Output
-
-        if not isinstance(result, Output):
-            raise TypeError(f"{self._handler_name} must return an Output or None, not {type(result).__name__}")
-        return result
 
     def read_input(self, properties: Mapping[str, str], body: bytes) -> tuple[Any, bytes]:
         """Return the object that the input formatter returned for a body, and the JSON of the request.

@@ -50,15 +50,11 @@ class Job:
         self._request: Any = None  # what the input formatter returned
         self._answers: list[TokenAnswer] = []  # by prompt
         self._is_over = threading.Event()
-        self._room = threading.Semaphore(WINDOW)  # chunks of `handle` that may still be sent
+        self.room = threading.Semaphore(WINDOW)  # chunks of `handle` that may still be sent
 
     def drop(self) -> None:
         self._is_over.set()
-        self.add_room()  # wakes the thread if it waits for room
-
-    def add_room(self) -> None:
-        """Note that the front end took one chunk."""
-        self._room.release()
+        self.room.release()  # wakes the thread if it waits for room
 
     def work_on(self, message: Work) -> None:
         """Run the code for one message. An exception in it, even SystemExit, fails only this call."""
@@ -99,7 +95,7 @@ class Job:
                     self._send(piece)
                     continue
                 for start in range(0, len(piece) or 1, MAX_CHUNK_BYTES):  # an empty piece is one empty message
-                    self._room.acquire()
+                    self.room.acquire()
                     if self._is_over.is_set():
                         return
                     self._send(piece[start : start + MAX_CHUNK_BYTES])
@@ -113,29 +109,26 @@ class CodeThread:
 
     def __init__(self, record: EngineRecord) -> None:
         self._record = record
-        self._queue: queue.SimpleQueue[tuple[Job, Work]] = queue.SimpleQueue()
+        self.queue: queue.SimpleQueue[tuple[Job, Work]] = queue.SimpleQueue()
         record.max_num_sequences = 1
         record.step_s = time.monotonic()
         threading.Thread(target=self._run, name="code", daemon=True).start()
 
     @property
     def is_idle(self) -> bool:
-        return not self._record.num_running and self._queue.empty()
-
-    def put(self, job: Job, message: Work) -> None:
-        self._queue.put((job, message))
+        return not self._record.num_running and self.queue.empty()
 
     async def beat(self) -> None:
         """Write into the record, again and again, that the process is alive and how many messages wait."""
         while True:
             self._record.beat_s = time.monotonic()
             follow(self._record.block.supervisor.log_level)
-            self._record.num_waiting = self._queue.qsize()
+            self._record.num_waiting = self.queue.qsize()
             await asyncio.sleep(BEAT_S)
 
     def _run(self) -> None:
         while True:
-            job, message = self._queue.get()
+            job, message = self.queue.get()
             self._record.step_s = time.monotonic()
             self._record.num_running = 1
             job.work_on(message)
@@ -152,7 +145,6 @@ class CallConnection(Accepted):
         super().__init__()
         self._user_code = user_code
         self._thread = thread
-        self._loop = asyncio.get_running_loop()
         self._jobs: dict[int, Job] = {}
 
     def take(self, payload: bytes) -> None:
@@ -163,12 +155,12 @@ class CallConnection(Accepted):
                 return  # the call has ended
             job = self._jobs[call_id] = Job(call_id, self._user_code, partial(self._send_from_thread, call_id))
         if isinstance(message, messages.Taken):
-            job.add_room()
+            job.room.release()
         elif isinstance(message, messages.Drop):
             del self._jobs[call_id]
             job.drop()
         else:
-            self._thread.put(job, message)
+            self._thread.queue.put((job, message))
 
     def connection_lost(self, error: Exception | None) -> None:
         super().connection_lost(error)
@@ -177,7 +169,7 @@ class CallConnection(Accepted):
 
     def _send_from_thread(self, call_id: int, message: ToFrontEnd) -> None:
         with suppress(RuntimeError):  # the loop is closed: the process is stopping
-            self._loop.call_soon_threadsafe(self._send, call_id, message)
+            self.loop.call_soon_threadsafe(self._send, call_id, message)
 
     def _send(self, call_id: int, message: ToFrontEnd) -> None:
         if isinstance(message, End):

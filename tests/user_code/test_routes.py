@@ -253,7 +253,7 @@ def write(response):
 """)
     response, body = server.post({"prompt": "say ab", "max_tokens": 2})
     assert response.status == 424 and "ValueError: cannot write" in json.loads(body)["error"]["message"]
-    wait_until(lambda: all(connection.num_calls == 0 for connection in server.user_code.alive))
+    wait_until(lambda: not any(connection.calls for connection in server.user_code.alive))
 
 
 def test_a_formatter_that_is_ready_for_any_shape_of_response_adds_its_field(serve: Serve) -> None:
@@ -270,7 +270,7 @@ def test_nothing_is_left_of_a_call_when_its_answer_is_over(serve: Serve) -> None
         server.post(body)
     wait_until(lambda: server.executor.num_active == 0)
     assert server.user_code is not None
-    wait_until(lambda: all(connection.num_calls == 0 for connection in server.user_code.alive))
+    wait_until(lambda: not any(connection.calls for connection in server.user_code.alive))
 
 
 def test_each_line_of_a_body_goes_through_both_formatters(serve: Serve) -> None:
