@@ -196,7 +196,7 @@ class SeveralModels(Models):
 
     async def _load(self, entry: Model) -> Service:
         try:
-            service = await asyncio.to_thread(self._read, entry)
+            service = await asyncio.to_thread(lambda: Service.load(self.folder.files(entry), self.front_end))
         except OSError as error:
             log.info("model %s: %s", entry.name, error)
             if self.folder.holds(entry):
@@ -210,10 +210,6 @@ class SeveralModels(Models):
         if not self._is_wanted(service):
             self._retire(service)
         return service
-
-    def _read(self, entry: Model) -> Service:
-        """Load a model's tokenizer. Raises StartError, or OSError if the model has just been removed."""
-        return Service.load(self.folder.files(entry), self.front_end)
 
     def _is_wanted(self, service: Service) -> bool:
         entry = self.folder.read(service.config.model.name)

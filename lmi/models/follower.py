@@ -108,7 +108,9 @@ class PassingModel(RunningModel):
             self._unwanted_s = now
             self._retire()
         if self._ended_s is not None:
-            self._kill_late(self._ended_s, now)
+            self.left = self._still_left(self.left)  # the system uses the numbers of the others again
+            for pid in self.left if now - self._ended_s >= KILL_S else ():
+                linux.send(pid, signal.SIGKILL)
         elif self._unwanted_s is not None:
             self._end_when_idle(self._unwanted_s, now)
         elif self._phase == Phase.LOADING and self.is_ready:
@@ -150,11 +152,6 @@ class PassingModel(RunningModel):
         self.left = self._still_left({child.pid for child in self.children if child.pid is not None})
         for child in self.children:
             child.send(signal.SIGTERM)
-
-    def _kill_late(self, ended_s: float, now: float) -> None:
-        self.left = self._still_left(self.left)  # the system uses the numbers of the others again
-        for pid in self.left if now - ended_s >= KILL_S else ():
-            linux.send(pid, signal.SIGKILL)
 
     def _still_left(self, known: set[int]) -> set[int]:
         """Return which of these processes are left, with what they started and what the model's environment shows."""

@@ -143,7 +143,7 @@ class ModelRegistry:
         except TimeoutError:
             raise errors.DeadlineExceeded(f"not loaded within model_loading_timeout ({timeout_s:g} s)") from None
         if not await asyncio.to_thread(self._folder.settle, entry, State.READY):
-            raise unloaded(entry)
+            raise self._gone(entry)
 
     async def _until_ready(self, entry: Model) -> None:
         """Wait for the model's processes. Raises the LmiError that says why they will not be ready."""
@@ -162,7 +162,7 @@ class ModelRegistry:
     def _gone(self, entry: Model) -> LmiError:
         """Return why the folder of a model's processes is gone: the model was unloaded, or they did not start."""
         if not self._folder.holds(entry):
-            return unloaded(entry)
+            return errors.Conflict(f"the model {entry.name!r} was unloaded while it loaded")
         return errors.Unavailable(CANNOT_START)
 
     async def _give_up(self, entry: Model, error: Exception) -> None:
@@ -197,12 +197,8 @@ class ModelRegistry:
             if found.state is State.FAILED:
                 raise from_info(ErrorInfo(found.cause, found.reason))
             if is_abandoned(found):
-                break
+                return False
             await asyncio.sleep(LOOK_S)
         if is_abandoned(entry):
             return False
-        raise unloaded(entry)
-
-
-def unloaded(entry: Model) -> errors.Conflict:
-    return errors.Conflict(f"the model {entry.name!r} was unloaded while it loaded")
+        raise self._gone(entry)

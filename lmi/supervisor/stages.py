@@ -88,7 +88,7 @@ def fetch_words(folder: Path) -> tuple[str, ...]:
 def requirements(config: Config, runtime: ServerRuntime | Runtime) -> Stage | None:
     """Return the stage that installs what the model's code needs, or None if it is there. It reports in `runtime`."""
     wanted = config.requirements
-    if wanted is None or wanted.are_installed:
+    if wanted is None or Path(wanted.folder).is_dir():
         return None
     folder = _new_folder(runtime, "requirements")
     places = ["--file", wanted.file, "--folder", wanted.folder, "--state", str(folder)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -90,7 +89,3 @@ class RequirementsConfig:
 
     file: str
     folder: str
-
-    @property
-    def are_installed(self) -> bool:
-        return os.path.isdir(self.folder)

@@ -29,7 +29,7 @@ def test_the_file_beside_the_model_is_installed_for_user_code(model: Path) -> No
     assert resolved.config.requirements is not None
     assert resolved.config.requirements.file == str(model / "requirements.txt")
     assert Path(resolved.config.requirements.folder).parent == Path("/cache/requirements")
-    assert not resolved.config.requirements.are_installed
+    assert not Path(resolved.config.requirements.folder).exists()
 
 
 def test_the_file_beside_serving_properties_counts_where_the_model_has_none(model: Path, tmp_path: Path) -> None:
