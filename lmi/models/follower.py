@@ -29,7 +29,7 @@ KILL_S = 3.0  # for a process that was told to end
 log = logging.getLogger(__name__)
 
 
-class Follower:
+class ModelFollower:
     """Keeps `models` as the folder says. The supervisor looks at each of them after it."""
 
     def __init__(self, runtime: ServerRuntime) -> None:

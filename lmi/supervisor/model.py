@@ -27,15 +27,6 @@ class RunningModel:
         formatters = all(record.phase == Phase.READY for record in self.block.formatters)
         return formatters and any(record.phase == Phase.READY for record in self.block.engines)
 
-    @property
-    def has_front_end(self) -> bool:
-        """Whether a front end has loaded the model's tokenizer."""
-        return any(record.pid for record in self.block.frontends)
-
-    @property
-    def has_ready_process(self) -> bool:
-        return any(child.record is not None and child.record.phase == Phase.READY for child in self.children)
-
     def report(self) -> LoadReport:
         slot = next(slot for slot, record in enumerate(self.block.engines) if record.phase == Phase.READY)
         return self.runtime.read_report(slot)

@@ -68,11 +68,11 @@ class Supervisor:
         self._steps = steps
         self._stage: Stage | None = None
         self._models: Sequence[RunningModel] = ()
-        self._follow: Callable[[], None] | None = None
+        self._follow: Callable[[], None] = lambda: None
         if self._config.multi_model:
-            from lmi.models.follower import Follower
+            from lmi.models.follower import ModelFollower
 
-            follower = Follower(runtime)
+            follower = ModelFollower(runtime)
             self._models, self._follow = follower.models, follower.look
         self._claims = ExitStack()
         self._cores: Sequence[int] = ()  # of the front ends; none: all
@@ -162,8 +162,7 @@ class Supervisor:
         elif self._phase == Phase.DRAINING:
             self._drain(now)
         else:
-            if self._follow is not None:
-                self._follow()
+            self._follow()
             for model in self._models:
                 model.look(now)
             self._fetches.look()
@@ -236,7 +235,7 @@ class Supervisor:
             banner.say_ready_for_models(self._config, port, after_s)
             return
         for model in self._models:
-            if model.is_ready and model.has_front_end:
+            if model.is_ready and any(record.pid for record in model.block.frontends):  # one has its tokenizer
                 self._enter(Phase.READY)
                 banner.say_ready(model.config, port, model.report(), after_s)
 
@@ -253,7 +252,8 @@ class Supervisor:
     def _drain(self, now: float) -> None:
         """Take the next step of a drain: stop the front ends first, and the engines when no front end needs them."""
         timeout_s, since_s = self._config.drain_timeout_s, self._pauses.ran_s(self._phase_s, now)
-        is_serving = self._config.multi_model or any(model.has_ready_process for model in self._models)
+        records = [child.record for child in self._workers if child.record is not None]
+        is_serving = self._config.multi_model or any(record.phase == Phase.READY for record in records)
         if self._is_listening and (since_s >= drain_notice_s(timeout_s) or not is_serving):
             self._stop_listening()
             self._front_end.send(signal.SIGTERM)
