@@ -63,7 +63,6 @@ class OutputFormatter(CallFormatter):
         return [await self._written(delta)]
 
     async def _written(self, delta: Delta) -> bytes:
-        """Return what the code writes for a Delta."""
         ids = list(delta.prompt_token_ids) if delta.num_prompt_tokens else None
         reasons = delta.finish_reason, delta.stop_reason
         call = await self._code.ask(Feed(delta.index, delta.tokens, *reasons, ids, delta.prefill))
