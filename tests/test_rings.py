@@ -48,7 +48,7 @@ ANNEXES = {
     "preconditions": ("lmi.supervisor.preconditions",),
     "other_names": ("lmi.settings.other_names",),
     "older_tokenizers": ("lmi.text.convert",),
-    "welcome": ("lmi.supervisor.banner",),
+    "welcome": ("lmi.supervisor.banner", "lmi.engine.progress"),
     "guides": ("lmi.apis.guides", "handlers.guides"),
     "beams": ("lmi.apis.beams", "handlers.base.beams"),
     "engines": (
