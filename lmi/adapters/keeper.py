@@ -6,6 +6,8 @@ goes to every front end. Adapters beside the model are in the folder from the st
 
 import asyncio
 import logging
+import math
+import time
 from contextlib import suppress
 
 from lmi.adapters.folder import Adapter
@@ -24,13 +26,20 @@ class AdapterKeeper:
     The executor's calls may read large files, so they run on another thread.
     """
 
-    def __init__(self, executor: Executor, folder: Folder[Adapter], dispatcher: Dispatcher) -> None:
-        """The dispatcher says when to look at the folder, and passes on what became of the entries."""
+    def __init__(
+        self, executor: Executor, folder: Folder[Adapter], dispatcher: Dispatcher, timeout_s: float = math.inf
+    ) -> None:
+        """The dispatcher says when to look at the folder, and passes on what became of the entries.
+
+        While an adapter loads, the executor may make no step for `timeout_s`.
+        """
         self.outcomes: dict[str, AdapterOutcome] = {}  # of the entries, by the adapter's name
         self._executor = executor
         self._folder = folder
         self._dispatcher = dispatcher
-        dispatcher.look = self.look
+        dispatcher.look, dispatcher.may_rest = self.look, self._is_loading
+        self._timeout_s = timeout_s
+        self._load_s: float | None = None  # time.monotonic() of the first look at the load that goes on now
         self._version: Version = frozenset()  # of the folder, as it was last read
         self._pending: list[Adapter] = []  # the entries that front ends worked on then
         self._loaded: dict[str, Adapter] = {}
@@ -40,6 +49,15 @@ class AdapterKeeper:
         """Follow the folder in a task. A task that follows it already sees every change before it ends."""
         if self._following is None or self._following.done():
             self._following = asyncio.get_running_loop().create_task(self.follow())
+
+    def _is_loading(self) -> bool:
+        """Whether the requests wait for an adapter. A load that takes too long no longer counts, and then they hang."""
+        if not self._executor.is_loading_adapter:
+            self._load_s = None
+            return False
+        now = time.monotonic()
+        self._load_s = self._load_s or now
+        return now - self._load_s < self._timeout_s
 
     async def load_first(self) -> None:
         """Load the registered adapters in a server that starts. Raises ModelUnusable if one beside the model fails."""

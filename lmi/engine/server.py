@@ -21,7 +21,7 @@ import msgspec
 from lmi.engine import messages
 from lmi.engine.queue import QueueEntry, RequestQueue
 from lmi.errors import EngineLost, LmiError, Overloaded
-from lmi.executor import ErrorKind, Executor, IterationStats, Request, RequestPerfMetrics, Response, ResponseError
+from lmi.executor import ErrorKind, Executor, Request, RequestPerfMetrics, Response, ResponseError
 from lmi.ipc import Accepted, FrameTooLarge, ThreadSafeWriter, frame
 from lmi.shared.state import EngineRecord
 
@@ -51,22 +51,19 @@ class Dispatcher:
         self,
         executor: Executor,
         record: EngineRecord,
-        adapter_timeout_s: float = math.inf,
         max_queue_wait_s: float = math.inf,
         queue: type[RequestQueue] = RequestQueue,
     ) -> None:
-        """While an adapter loads, the record counts as in motion, at most for `adapter_timeout_s`."""
         info = executor.info
         self.ready = messages.Ready(info)
         self.look: Callable[[], None] = lambda: None  # called when the folder of adapters has changed
+        self.may_rest: Callable[[], bool] = lambda: False  # whether the executor makes no step and does not hang
         self.connections: set[FrontEndConnection] = set()
         self.is_closing = False
         self._executor = executor
         self._record = record
         self._phases = record.queue_time_s, record.prefill_time_s, record.decode_time_s
         self._step_length = record.step_length
-        self._adapter_timeout_s = adapter_timeout_s
-        self._adapter_s: float | None = None  # time.monotonic() of the first look at the load that goes on now
         self._queue = queue(info.max_num_sequences, max_queue_wait_s, info.num_express_places)
         self._stepped_s = 0.0  # the end of the last step
         self._num_active = 0  # requests that run, as the executor counted them last
@@ -162,34 +159,31 @@ class Dispatcher:
 
     def deliver(self, responses: list[Response]) -> None:
         """Send the Responses of one or more steps, one frame for each connection. Call it from one thread only."""
+        outputs: dict[FrontEndConnection, list[Response]] = {}
         with self._lock:
             now = time.monotonic()
             self._observe(has_output=True)  # before requests end: the queue learns who was in these steps
-            for connection, batch in self._by_connection(responses, now).items():
+            for response in responses:
+                if (entry := self._entries.get(response.request_id)) is None:
+                    continue
+                response.request_id = entry.request_id
+                result = response.result
+                if result is not None and result.request_perf_metrics is not None:
+                    self._note_times(entry, result.request_perf_metrics)
+                if result is not None and result.prompt_token_ids is not None:
+                    self._queue.note_prompt(entry, len(result.prompt_token_ids))
+                if response.is_final:
+                    is_answered = response.error is None and not entry.has_left
+                    self._end(entry, now, has_left=entry.has_left, is_answered=is_answered)
+                else:
+                    if not entry.has_begun:
+                        self._queue.note_token(entry, now)
+                    if entry.num_open > 1 and result is not None and result.is_sequence_final:
+                        self._queue.note_sequence_end(entry)
+                outputs.setdefault(entry.connection, []).append(response)
+            for connection, batch in outputs.items():
                 connection.send_output(batch)
             self._start(now)
-
-    def _by_connection(self, responses: list[Response], now: float) -> dict[FrontEndConnection, list[Response]]:
-        outputs: dict[FrontEndConnection, list[Response]] = {}
-        for response in responses:
-            entry = self._entries.get(response.request_id)
-            if entry is None:
-                continue
-            response.request_id = entry.request_id
-            if response.result is not None and response.result.request_perf_metrics is not None:
-                self._note_times(entry, response.result.request_perf_metrics)
-            if response.result is not None and response.result.prompt_token_ids is not None:
-                self._queue.note_prompt(entry, len(response.result.prompt_token_ids))
-            if response.is_final:
-                is_answered = response.error is None and not entry.has_left
-                self._end(entry, now, has_left=entry.has_left, is_answered=is_answered)
-            else:
-                if not entry.has_begun:
-                    self._queue.note_token(entry, now)
-                if entry.num_open > 1 and response.result is not None and response.result.is_sequence_final:
-                    self._queue.note_sequence_end(entry)
-            outputs.setdefault(entry.connection, []).append(response)
-        return outputs
 
     def _note_times(self, entry: FrontEndEntry, times: RequestPerfMetrics) -> None:
         """Count the phases that a sequence which has ended went through, the wait in this queue too."""
@@ -219,42 +213,25 @@ class Dispatcher:
     def _observe(self, *, has_output: bool) -> None:
         """Update the record. A batch of Responses counts as a step even if the executor reports none."""
         record, steps = self._record, self._executor.get_latest_iteration_stats()
-        if steps:
-            self._num_active = steps[-1].num_active_requests
-            record.step += len(steps)
+        if steps or has_output:
+            record.step += len(steps) or 1
+        if steps or has_output or self.may_rest() or self._executor.is_waiting_for_guides:
             record.step_s = time.monotonic()
-            record.num_preemptions += sum(step.num_preemptions for step in steps)
-            record.num_used_blocks = steps[-1].kv_cache_stats.used_num_blocks
-            record.max_num_blocks = steps[-1].kv_cache_stats.max_num_blocks
-            record.tokens_per_block = steps[-1].kv_cache_stats.tokens_per_block
-            self._note_steps(steps)
-        elif has_output:
-            record.step += 1
-            record.step_s = time.monotonic()
-        elif self._is_loading_adapter() or self._executor.is_waiting_for_guides:
-            record.step_s = time.monotonic()
-
-    def _note_steps(self, steps: list[IterationStats]) -> None:
         for step in steps:
             seconds, self._stepped_s = step.timestamp - self._stepped_s, step.timestamp
-            self._record.num_context_tokens += step.num_context_tokens
-            self._record.num_generation_tokens += step.num_generation_tokens
+            record.num_preemptions += step.num_preemptions
+            record.num_context_tokens += step.num_context_tokens
+            record.num_generation_tokens += step.num_generation_tokens
             self._queue.note_step(max(0.0, seconds), step.num_context_tokens, step.num_generation_tokens)
             self._step_length.observe(step.num_context_tokens + step.num_generation_tokens)
             if (drafts := step.spec_decoding_stats) is not None:
-                self._record.num_drafts += drafts.num_requests_with_draft_tokens
-                self._record.num_draft_tokens += drafts.num_draft_tokens
-                self._record.num_accepted_tokens += drafts.num_accepted_tokens
-
-    def _is_loading_adapter(self) -> bool:
-        """Whether the requests wait for an adapter. A load that takes too long no longer counts, and then they hang."""
-        if not self._executor.is_loading_adapter:
-            self._adapter_s = None
-            return False
-        now = time.monotonic()
-        if self._adapter_s is None:
-            self._adapter_s = now
-        return now - self._adapter_s < self._adapter_timeout_s
+                record.num_drafts += drafts.num_requests_with_draft_tokens
+                record.num_draft_tokens += drafts.num_draft_tokens
+                record.num_accepted_tokens += drafts.num_accepted_tokens
+        if steps:
+            self._num_active, cache = steps[-1].num_active_requests, steps[-1].kv_cache_stats
+            record.num_used_blocks, record.max_num_blocks = cache.used_num_blocks, cache.max_num_blocks
+            record.tokens_per_block = cache.tokens_per_block
 
     def _count(self) -> None:
         """Write the running and waiting requests, which together are all that have not ended."""

@@ -106,8 +106,8 @@ async def serve(executor: Executor, record: EngineRecord, runtime: Runtime, slot
     """
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     server, timeout_s = runtime.config.server, runtime.config.engine.model_loading_timeout_s
-    dispatcher = Dispatcher(executor, record, timeout_s, server.max_queue_wait_s, LearningQueue)
-    adapters = AdapterKeeper(executor, adapters_of(runtime), dispatcher)
+    dispatcher = Dispatcher(executor, record, server.max_queue_wait_s, LearningQueue)
+    adapters = AdapterKeeper(executor, adapters_of(runtime), dispatcher, timeout_s)
 
     def beat() -> None:
         record.beat_s = time.monotonic()

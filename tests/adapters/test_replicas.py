@@ -19,6 +19,7 @@ import msgspec
 import pytest
 
 from lmi.adapters.folder import Adapter, adapters_of, register_beside
+from lmi.adapters.keeper import AdapterKeeper
 from lmi.adapters.registry import AdapterRegistry, AdapterUnusable, NameTaken, NotRegistered
 from lmi.engine.client import Engines, ResponseStream
 from lmi.engine.messages import Ready
@@ -485,7 +486,8 @@ def test_a_load_that_never_ends_counts_as_a_hang_in_the_end(tmp_path: Path) -> N
     executor, record = Executor(EngineConfig(options={"enable_lora": "true"})), block_of(tmp_path).engines[0]
     path = write_adapter(tmp_path / "slow", shift=5, load_s=3.0)
     with executor:
-        dispatcher = Dispatcher(executor, record, adapter_timeout_s=1.0)
+        dispatcher = Dispatcher(executor, record)
+        AdapterKeeper(executor, Folder(tmp_path / "adapters", Adapter), dispatcher, timeout_s=1.0)
         load = threading.Thread(target=executor.load_adapter, args=("slow", str(path)))
         load.start()
         moved = set()
