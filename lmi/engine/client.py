@@ -66,26 +66,19 @@ class ResponseStream:
             self.connection.cancel(self._id, has_left=has_left)
 
     def put(self, item: Result | LmiError) -> None:
-        self.has_begun = self.has_begun or isinstance(item, Result)
-        if isinstance(item, LmiError) or item.is_final:
-            self._is_over = True
-        sleep = self._sleep
-        if sleep is None or sleep.done():  # the task works on an earlier Result, or it was cancelled
-            self._inbox.append(item)
-        else:
-            self._pass_on(item, sleep)
-
-    def _pass_on(self, item: Result | LmiError, sleep: asyncio.Future[Awaitable[None] | None]) -> None:
         """Pass a Result on, and wake the task if it has to wait for something, to raise an error, or to end."""
-        pause = None
-        try:
-            if isinstance(item, LmiError):
-                raise item
-            assert self._take is not None
-            pause = self._take(item)
-        except Exception as error:  # it belongs to this request, not to the connection
-            self._inbox.append(error)
-        if sleep.done():
+        self.has_begun = self.has_begun or isinstance(item, Result)
+        self._is_over = self._is_over or isinstance(item, LmiError) or item.is_final
+        sleep, pause = self._sleep, None
+        if sleep is None or sleep.done() or isinstance(item, LmiError):
+            self._inbox.append(item)  # if the task does not sleep, it works on an earlier Result, or it was cancelled
+        else:
+            try:
+                assert self._take is not None
+                pause = self._take(item)
+            except Exception as error:  # it belongs to this request, not to the connection
+                self._inbox.append(error)
+        if sleep is None or sleep.done():
             forget(pause)
         elif pause is not None or self._inbox or self._is_over:
             sleep.set_result(pause)
@@ -175,25 +168,29 @@ class Engines(Connections[EngineConnection]):
         self._record = record
 
     def submit(self, request: Request, session: str | None = None, origin: Origin = ANYBODY) -> ResponseStream:
-        """Send a request to the engine of its session, else to the best one. Raises Unavailable without one."""
+        """Send a request to the engine of its session, else to the best one. Raises Unavailable without one.
+
+        It is the best one too where as many requests wait at the engine of the session as can run.
+        """
         candidates: BySlot = self._candidates(_adapter_of(request))
-        if session is not None and (slot := self._slot_of_session(session, candidates)) is not None:
-            candidates = {slot: candidates[slot]}
+        if session is not None:  # every front end chooses as these hashes say, also while other engines come and go
+            slot = max(candidates, key=lambda slot: blake2b(f"{session} {slot}".encode(), digest_size=8).digest())
+            record = self.records[slot]
+            if record.num_waiting < record.max_num_sequences or not record.max_num_sequences:
+                candidates = {slot: candidates[slot]}
         return self._best(candidates, request).submit(request, origin)
 
     def submit_elsewhere(self, stream: ResponseStream, request: Request, origin: Origin) -> ResponseStream | None:
         """Send the request of a stream to another engine, the best one. Returns None if no other is ready."""
         others: BySlot = {slot: one for slot, one in self.serving().items() if one is not stream.connection}
-        if (adapter := _adapter_of(request)) is not None:
-            others = _with_adapter(others, adapter)
-        if not others:
+        if not (others := _with_adapter(others, _adapter_of(request))):
             return None
         if self._record is not None:
             self._record.num_moved += 1
         return self._best(others, request).submit(request, origin)
 
     def _best(self, engines: BySlot, request: Request) -> EngineConnection:
-        return _least_loaded(engines)
+        return min(engines.values(), key=lambda connection: connection.num_outstanding_tokens)
 
     async def ready(self, adapter: str | None = None) -> EngineInfo:
         """Return facts about the model, which are equal for all replicas except `adapters`.
@@ -202,9 +199,8 @@ class Engines(Connections[EngineConnection]):
         engine is ready.
         """
         await self.wait_for(self.serving)
-        info = _least_loaded(self._candidates(adapter)).info
-        assert info is not None
-        return info
+        infos = (engine.info for engine in self._candidates(adapter).values())
+        return next(info for info in infos if info is not None)
 
     @property
     def adapters(self) -> tuple[str, ...]:
@@ -221,37 +217,25 @@ class Engines(Connections[EngineConnection]):
     def unavailable(self) -> Unavailable:
         return Unavailable("no engine is ready: " + self.describe())
 
-    def _slot_of_session(self, session: str, engines: BySlot) -> int | None:
-        """Return the one of these engines that every front end chooses for a session, or None if its queue is full.
-
-        A queue is full if as many requests wait in it as can run. While other engines come and go, the choice stays:
-        it is that of rendezvous hashing.
-        """
-        slot = max(engines, key=lambda slot: blake2b(f"{session} {slot}".encode(), digest_size=8).digest())
-        record = self.records[slot]
-        return None if record.num_waiting >= record.max_num_sequences > 0 else slot
-
     def _candidates(self, adapter: str | None) -> BySlot:
         """Return the engines that a request may go to: those that have its adapter, if any has it.
 
         Raises Unavailable if no engine is ready.
         """
-        ready = self.serving()
-        if not ready:
+        if not (ready := self.serving()):
             raise self.unavailable()
-        return ready if adapter is None else _with_adapter(ready, adapter) or ready
+        return _with_adapter(ready, adapter) or ready
 
 
 def _adapter_of(request: Request) -> str | None:
     return None if request.lora_config is None else request.lora_config.name
 
 
-def _with_adapter(engines: BySlot, adapter: str) -> BySlot:
+def _with_adapter(engines: BySlot, adapter: str | None) -> BySlot:
+    """The engines that have an adapter, or all where a request has none."""
+    if adapter is None:
+        return engines
     return {slot: one for slot, one in engines.items() if one.info is not None and adapter in one.info.adapters}
-
-
-def _least_loaded(engines: BySlot) -> EngineConnection:
-    return min(engines.values(), key=lambda connection: connection.num_outstanding_tokens)
 
 
 def failure(error: ResponseError | None) -> LmiError:

@@ -100,7 +100,6 @@ class RequestQueue:
     # What a request costs.
 
     def _price(self, num_prompt_tokens: float, num_output_tokens: float) -> float:
-        """What so many tokens cost."""
         return num_prompt_tokens + num_output_tokens
 
     def _cost(self, num_prompt_tokens: int, max_output_tokens: int) -> float:
@@ -201,7 +200,6 @@ class RequestQueue:
         entry.num_prompt_tokens = num_prompt_tokens
 
     def note_sequence_end(self, entry: QueueEntry) -> None:
-        """One of several sequences of a request has ended."""
         entry.num_open -= 1
         self._count(entry, self._clients[entry.client], -1)
 
