@@ -231,20 +231,20 @@ class ThreadSafeWriter:
     def write(self, data: bytes) -> None:
         """Send all of `data` behind earlier writes. Does nothing once the connection is closed."""
         with self._lock:
-            rest = data if self._is_behind or not self._is_open else data[self._write_some(data) :]
-            if rest and self._is_open:
+            if not self._is_open:
+                return
+            if not self._is_behind:
+                try:
+                    data = data[os.write(self._fd, data) :]
+                except BlockingIOError:
+                    pass
+                except OSError:  # the loop sees the error too and ends the connection
+                    return
+            if data:
                 self._is_behind = True
                 self._num_on_their_way += 1
                 with suppress(RuntimeError):  # the loop has ended, so this process ends too
-                    self._loop.call_soon_threadsafe(self._pass_on, rest)
-
-    def _write_some(self, data: bytes) -> int:
-        try:
-            return os.write(self._fd, data)
-        except BlockingIOError:
-            return 0
-        except OSError:  # the loop sees the error too and ends the connection
-            return len(data)
+                    self._loop.call_soon_threadsafe(self._pass_on, data)
 
     def _pass_on(self, rest: bytes) -> None:
         with self._lock:

@@ -183,11 +183,8 @@ def reap() -> list[tuple[int, int]]:
     """Return pid and exit code of each ended child, also of adopted ones. A negative code is a signal's number."""
     ended = []
     with suppress(ChildProcessError):
-        while True:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-            if pid == 0:
-                break
-            ended.append((pid, os.waitstatus_to_exitcode(status)))
+        while (found := os.waitpid(-1, os.WNOHANG)) != (0, 0):
+            ended.append((found[0], os.waitstatus_to_exitcode(found[1])))
     return ended
 
 
