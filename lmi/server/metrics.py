@@ -1,16 +1,21 @@
 """The shared blocks as Prometheus text. What belongs to a model has the label `model`, and ends when it is unloaded.
 
-Any front end renders the text for all processes from shared memory, so a dead process's totals stay. The fields of the
-records say how they are shown; what is made of several fields stands here.
+Any front end renders the text for all processes from shared memory, so a dead process's totals stay.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import accumulate
 from typing import Any, cast
 
 from prometheus_client import CollectorRegistry, ProcessCollector
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, InfoMetricFamily
+from prometheus_client.core import (
+    CounterMetricFamily as Counter,
+    GaugeMetricFamily as Gauge,
+    HistogramMetricFamily as Histogram,
+    InfoMetricFamily as Info,
+)
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
@@ -23,11 +28,68 @@ from lmi.shared import state
 from lmi.shared.state import Block, Record
 
 MEDIA_TYPE = CONTENT_TYPE_LATEST
-FAMILIES: dict[type[state.Metric], type[Any]] = {
-    state.Counter: CounterMetricFamily,
-    state.Gauge: GaugeMetricFamily,
-    state.Metric: HistogramMetricFamily,
+MODEL = ("model",)
+# The metric of a field and its labels. It is the sum of all records of the server, or of each model if that is a label.
+SHOWN: dict[type[Record], dict[str, tuple[str, str]]] = {
+    state.FrontEndRecord: {
+        "num_requests": ("lmi_requests{code}", "Requests ended, without pings and scrapes, by code"),
+        "num_in_flight": ("lmi_requests_in_flight", "Requests between admission and end"),
+        "num_sequences": ("lmi_sequences_in_flight", "Sequences that those requests ask for"),
+        "num_body_bytes": ("lmi_request_body_bytes", "Request bodies held"),
+        "num_open_connections": ("lmi_connections_open", "Connections of clients"),
+        "loop_lag_s": ("lmi_event_loop_lag_seconds", "Worst lag of a front end's loop"),
+        "num_lost_traces": ("lmi_traces_lost", "Traces of requests that no collector took"),
+        "request_duration_s": ("lmi_request_duration_seconds", "From the request's arrival to its end"),
+        "num_finished": ("lmi_finished{model,finish_reason}", "Generations ended, by finish_reason"),
+        "num_moved": ("lmi_requests_moved{model}", "Requests that went on at another replica"),
+        "num_prompt_tokens": ("lmi_prompt_tokens{model}", "Prompt tokens taken in"),
+        "num_cached_tokens": ("lmi_prompt_tokens_cached{model}", "Prompt tokens that an engine had cached"),
+        "num_generated_tokens": ("lmi_generated_tokens{model}", "Tokens sent out"),
+        "time_to_first_token_s": (
+            "lmi_time_to_first_token_seconds{model}",
+            "From a request's arrival to its first token",
+        ),
+        "inter_token_latency_s": (
+            "lmi_inter_token_latency_seconds{model}",
+            "Between two tokens of one request, of a whole answer on average",
+        ),
+        "time_per_output_token_s": (
+            "lmi_time_per_output_token_seconds{model}",
+            "Between two tokens of a whole answer, on average",
+        ),
+        "answer_time_s": ("lmi_answer_time_seconds{model}", "From a request's arrival to the end of its answer"),
+        "prompt_length": ("lmi_prompt_length_tokens{model}", "Length of a prompt"),
+        "prefill_length": ("lmi_prefill_length_tokens{model}", "Tokens of a prompt that were not cached"),
+        "sequence_length": ("lmi_sequence_length_tokens{model}", "Length of a sequence"),
+        "longest_sequence": ("lmi_longest_sequence_tokens{model}", "Length of the longest sequence of an answer"),
+    },
+    state.EngineRecord: {
+        "num_running": ("lmi_requests_running{model}", "Requests in the batch"),
+        "num_waiting": ("lmi_requests_waiting{model}", "Requests waiting for a place in the batch"),
+        "num_queued": ("lmi_queue_requests{model,priority}", "Requests in front of the engine"),
+        "num_taken": ("lmi_engine_requests{model,priority}", "Requests that the engine has"),
+        "num_clients": ("lmi_queue_clients{model}", "Clients of whom a request waits or runs"),
+        "num_refused": (
+            "lmi_queue_refusals{model,priority}",
+            "Requests that would have waited, or have waited, too long",
+        ),
+        "wait_error_s": ("lmi_queue_wait_error_seconds{model}", "How far expected waits were off, on average"),
+        "num_preemptions": ("lmi_preemptions{model}", "Sequences put back to make room"),
+        "queue_time_s": ("lmi_queue_time_seconds{model}", "From the arrival at the engine to the first step"),
+        "prefill_time_s": ("lmi_prefill_time_seconds{model}", "From a sequence's first step to its first token"),
+        "decode_time_s": ("lmi_decode_time_seconds{model}", "From a sequence's first token to its last"),
+        "num_drafts": ("lmi_drafts{model}", "Drafts of answers"),
+        "num_draft_tokens": ("lmi_draft_tokens{model}", "Tokens of drafts"),
+        "num_accepted_tokens": ("lmi_draft_tokens_accepted{model}", "Tokens of drafts that were right"),
+        "step_length": ("lmi_step_length_tokens{model}", "Tokens of prompts and answers in a step"),
+        "step": ("lmi_engine_steps{model}", "Steps of the engines since they started"),
+    },
+    state.SupervisorRecord: {
+        "num_engine_restarts": ("lmi_engine_restarts{model}", "Engine processes started again"),
+    },
 }
+WORST = {"loop_lag_s", "wait_error_s"}  # shown as the largest value instead of the sum
+COUNTED_ANEW = {"step"}  # a counter that begins at 0 with each process
 
 
 class BlockCollector(Collector):
@@ -44,29 +106,28 @@ class BlockCollector(Collector):
 
     def _families(self) -> Iterator[Metric]:
         yield from self._of_server()
-        for kind in (state.FrontEndRecord, state.EngineRecord, state.SupervisorRecord):
-            for name, field in kind.fields.items():
-                if field.metric is not None:
-                    yield self._family(kind, name, field, field.metric)
+        for kind, rows in SHOWN.items():
+            for name, (spelled, text) in rows.items():
+                yield self._family(kind, name, spelled, text)
         yield from self._of_engines()
         yield from self._of_processes()
 
     def _of_server(self) -> Iterator[Metric]:
-        info = InfoMetricFamily("lmi_build", "What runs here", labels=["model", "engine"])
+        info = Info("lmi_build", "What runs here", labels=["model", "engine"])
         for name, service in self._models.services.items():
             info.add_metric([name, service.config.engine.handler], {"version": __version__})
         yield info
         num_starts = sum(frontend.num_starts for frontend in self._block.frontends)
         num_again = max(0, num_starts - self._models.front_end.config.frontend_workers)
-        yield CounterMetricFamily("lmi_frontend_restarts", "Front ends started again", value=num_again)
+        yield Counter("lmi_frontend_restarts", "Front ends started again", value=num_again)
         num_dropped = sum(block.num_log_lines_dropped for block in (self._block, *self._of_models.values()))
-        yield CounterMetricFamily("lmi_log_lines_dropped", "Lines that the log had no room for", value=num_dropped)
+        yield Counter("lmi_log_lines_dropped", "Lines that the log had no room for", value=num_dropped)
 
     def _of_engines(self) -> Iterator[Metric]:
-        ready = GaugeMetricFamily("lmi_engines_ready", "Engines that can take requests", labels=state.MODEL)
-        aside = GaugeMetricFamily("lmi_engines_set_aside", "Engines that kept dying", labels=state.MODEL)
-        usage = GaugeMetricFamily("lmi_kv_cache_usage_ratio", "Share of the KV cache in use", labels=state.MODEL)
-        cache = InfoMetricFamily("lmi_kv_cache", "The KV cache of all engines together", labels=state.MODEL)
+        ready = Gauge("lmi_engines_ready", "Engines that can take requests", labels=MODEL)
+        aside = Gauge("lmi_engines_set_aside", "Engines that kept dying", labels=MODEL)
+        usage = Gauge("lmi_kv_cache_usage_ratio", "Share of the KV cache in use", labels=MODEL)
+        cache = Info("lmi_kv_cache", "The KV cache of all engines together", labels=MODEL)
         for model, block in self._of_models.items():
             ready.add_metric([model], sum(engine.is_alive for engine in block.engines))
             aside.add_metric([model], sum(engine.phase == state.Phase.FAILED for engine in block.engines))
@@ -102,11 +163,14 @@ class BlockCollector(Collector):
                 for slot, record in enumerate(records):
                     yield {"process": f"{name} {slot}", "model": model}, record
 
-    def _family(self, kind: type[Record], name: str, field: state.Field, metric: state.Metric) -> Metric:
+    def _family(self, kind: type[Record], name: str, spelled: str, text: str) -> Metric:
         """Return the samples of a field: of the server, or of each model."""
-        family: Any = FAMILIES[type(metric)](metric.name, metric.text, labels=metric.labels)
+        field, (metric, *label_names) = kind.fields[name], re.findall(r"\w+", spelled)
+        is_gauge = field.is_gauge and name not in COUNTED_ANEW
+        family: Any = Histogram if isinstance(field, state.Histogram) else Gauge if is_gauge else Counter
+        family = family(metric, text, labels=label_names)
         blocks = [([model], block) for model, block in self._of_models.items()]
-        for labels, block in blocks if "model" in metric.labels else [(list[str](), self._block)]:
+        for labels, block in blocks if "model" in label_names else [(list[str](), self._block)]:
             values = [getattr(record, name) for record in records_of(kind, block)]
             if isinstance(field, state.Histogram):
                 family.add_metric(labels, *summed(values))
@@ -114,8 +178,7 @@ class BlockCollector(Collector):
                 for counts in zip(*(view.items() for view in values), strict=True):
                     family.add_metric([*labels, counts[0][0]], sum(count for _, count in counts))
             else:
-                is_worst = isinstance(metric, state.Gauge) and metric.is_worst
-                family.add_metric(labels, max(values) if is_worst else sum(values))
+                family.add_metric(labels, max(values) if name in WORST else sum(values))
         return cast(Metric, family)
 
 

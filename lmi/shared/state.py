@@ -13,7 +13,6 @@ import os
 import time
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import accumulate, chain
 from pathlib import Path
 
@@ -23,32 +22,13 @@ WORD = 8  # bytes
 SILENT_S = 5.0  # an engine without a sign of life for so long does not count as ready
 
 
-@dataclass(frozen=True)
-class Metric:
-    """How `/metrics` shows a field: as the sum of all records of the server, or of each `model` if that is a label."""
-
-    name: str
-    text: str
-    labels: tuple[str, ...] = ()
-
-
-class Counter(Metric):
-    """A value that only grows while its process lives."""
-
-
-@dataclass(frozen=True)
-class Gauge(Metric):
-    is_worst: bool = False  # shows the largest value of all records instead of their sum
-
-
 class Field:
     """A named place in a record, `num_words` long. Its type says what a record gives and takes under the name."""
 
     num_words = 1
 
-    def __init__(self, metric: Metric | None = None, *, is_gauge: bool = False) -> None:
-        self.metric = metric
-        self.is_gauge = is_gauge or isinstance(metric, Gauge)
+    def __init__(self, *, is_gauge: bool = False) -> None:
+        self.is_gauge = is_gauge
         self.offset = 0  # words from the start of the record
 
     def bytes_in(self, record: Record) -> memoryview:
@@ -90,8 +70,8 @@ class TextField(Field):
 class Counters(Field):
     """One total for each label of a fixed list. A label that is not on the list counts as the last."""
 
-    def __init__(self, labels: Sequence[str], metric: Counter | Gauge) -> None:
-        super().__init__(metric)
+    def __init__(self, labels: Sequence[str], *, is_gauge: bool = False) -> None:
+        super().__init__(is_gauge=is_gauge)
         self.index = {label: i for i, label in enumerate(labels)}
         self.num_words = len(labels)
 
@@ -119,8 +99,8 @@ class CounterView:
 class Histogram(Field):
     """Counts of observations by upper bound, then the count above all bounds, then the sum of the values."""
 
-    def __init__(self, bounds: Sequence[float], metric: Metric) -> None:
-        super().__init__(metric)
+    def __init__(self, bounds: Sequence[float]) -> None:
+        super().__init__()
         self.bounds = tuple(map(float, bounds))
         self.num_words = len(self.bounds) + 2
 
@@ -180,8 +160,6 @@ class Record:
                 place.bytes_in(self)[:] = bytes(place.num_words * WORD)
 
 
-MODEL = ("model",)  # the labels of what belongs to a model
-BY_PRIORITY = (*MODEL, "priority")
 LATENCY_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 # Those below are vLLM's, after a few smaller ones, so that its series can be made of ours (`server/metric_twins.py`).
 PHASE_BOUNDS_S = (
@@ -218,7 +196,7 @@ class SupervisorRecord(Record):
     stage = TextField(64)  # of the start, before there are engines: download, requirements
     progress = Float()  # of the stage, 0 to 1
     log_level = Int()  # that SIGUSR1 chose, for the processes that have a record; 0: that of the settings
-    num_engine_restarts = Int(Counter("lmi_engine_restarts", "Engine processes started again", MODEL))
+    num_engine_restarts = Int()
     num_log_lines_dropped = Int()
     num_log_lines_dropped_by_master = Int()  # gunicorn's, which writes this field and has no record
 
@@ -243,41 +221,28 @@ class EngineRecord(Record):
     lost_s = Float()  # time.monotonic() of the last death
     beat_s = Float(is_gauge=True)  # time.monotonic() of the last sign of life
     step_s = Float(is_gauge=True)  # time.monotonic() of the last step, or when work came to an idle engine
-    num_running = Int(Gauge("lmi_requests_running", "Requests in the batch", MODEL))
-    num_waiting = Int(Gauge("lmi_requests_waiting", "Requests waiting for a place in the batch", MODEL))
-    num_queued = Counters(PRIORITIES, Gauge("lmi_queue_requests", "Requests in front of the engine", BY_PRIORITY))
-    num_taken = Counters(PRIORITIES, Gauge("lmi_engine_requests", "Requests that the engine has", BY_PRIORITY))
-    num_clients = Int(Gauge("lmi_queue_clients", "Clients of whom a request waits or runs", MODEL))
-    num_refused = Counters(
-        PRIORITIES,
-        Counter("lmi_queue_refusals", "Requests that would have waited, or have waited, too long", BY_PRIORITY),
-    )
-    wait_error_s = Float(
-        Gauge("lmi_queue_wait_error_seconds", "How far expected waits were off, on average", MODEL, is_worst=True)
-    )
+    num_running = Int(is_gauge=True)  # requests in the batch
+    num_waiting = Int(is_gauge=True)  # requests that wait for a place in it
+    num_queued = Counters(PRIORITIES, is_gauge=True)  # requests in front of the engine
+    num_taken = Counters(PRIORITIES, is_gauge=True)  # requests that the engine has
+    num_clients = Int(is_gauge=True)  # of whom a request waits or runs
+    num_refused = Counters(PRIORITIES)  # requests that would have waited, or have waited, too long
+    wait_error_s = Float(is_gauge=True)  # how far expected waits were off, on average
     num_used_blocks = Int(is_gauge=True)
     max_num_blocks = Int(is_gauge=True)
     tokens_per_block = Int(is_gauge=True)
     max_num_sequences = Int(is_gauge=True)
     num_context_tokens = Int()  # that prefills have computed
     num_generation_tokens = Int()  # of decodes
-    num_preemptions = Int(Counter("lmi_preemptions", "Sequences put back to make room", MODEL))
-    queue_time_s = Histogram(
-        PHASE_BOUNDS_S, Metric("lmi_queue_time_seconds", "From the arrival at the engine to the first step", MODEL)
-    )
-    prefill_time_s = Histogram(
-        PHASE_BOUNDS_S, Metric("lmi_prefill_time_seconds", "From a sequence's first step to its first token", MODEL)
-    )
-    decode_time_s = Histogram(
-        PHASE_BOUNDS_S, Metric("lmi_decode_time_seconds", "From a sequence's first token to its last", MODEL)
-    )
-    num_drafts = Int(Counter("lmi_drafts", "Drafts of answers", MODEL))
-    num_draft_tokens = Int(Counter("lmi_draft_tokens", "Tokens of drafts", MODEL))
-    num_accepted_tokens = Int(Counter("lmi_draft_tokens_accepted", "Tokens of drafts that were right", MODEL))
-    step_length = Histogram(
-        STEP_BOUNDS, Metric("lmi_step_length_tokens", "Tokens of prompts and answers in a step", MODEL)
-    )
-    step = Int(Counter("lmi_engine_steps", "Steps of the engines since they started", MODEL), is_gauge=True)
+    num_preemptions = Int()  # sequences put back to make room
+    queue_time_s = Histogram(PHASE_BOUNDS_S)  # from the arrival at the engine to the first step
+    prefill_time_s = Histogram(PHASE_BOUNDS_S)  # from there to the sequence's first token
+    decode_time_s = Histogram(PHASE_BOUNDS_S)  # from there to its last
+    num_drafts = Int()
+    num_draft_tokens = Int()
+    num_accepted_tokens = Int()  # of drafts
+    step_length = Histogram(STEP_BOUNDS)
+    step = Int(is_gauge=True)  # the number of the last one
     num_log_lines_dropped = Int()
 
     def fail(self, error: BaseException, reason: str) -> None:
@@ -303,57 +268,33 @@ class FrontEndRecord(Record):
     beat_s = Float(is_gauge=True)
     num_starts = Int()
     num_log_lines_dropped = Int()
-    num_requests = Counters(
-        STATUS_CODES, Counter("lmi_requests", "Requests ended, without pings and scrapes, by code", ("code",))
-    )
-    num_in_flight = Int(Gauge("lmi_requests_in_flight", "Requests between admission and end"))
-    num_sequences = Int(Gauge("lmi_sequences_in_flight", "Sequences that those requests ask for"))
-    num_body_bytes = Int(Gauge("lmi_request_body_bytes", "Request bodies held"))  # whole or in part
-    num_open_connections = Int(Gauge("lmi_connections_open", "Connections of clients"))
-    loop_lag_s = Float(Gauge("lmi_event_loop_lag_seconds", "Worst lag of a front end's loop", is_worst=True))
-    num_lost_traces = Int(Counter("lmi_traces_lost", "Traces of requests that no collector took"))
-    request_duration_s = Histogram(
-        LATENCY_BOUNDS_S, Metric("lmi_request_duration_seconds", "From the request's arrival to its end")
-    )
-    num_finished = Counters(
-        FINISH_REASONS, Counter("lmi_finished", "Generations ended, by finish_reason", ("model", "finish_reason"))
-    )
-    num_moved = Int(Counter("lmi_requests_moved", "Requests that went on at another replica", MODEL))
-    num_prompt_tokens = Int(Counter("lmi_prompt_tokens", "Prompt tokens taken in", MODEL))
-    num_cached_tokens = Int(Counter("lmi_prompt_tokens_cached", "Prompt tokens that an engine had cached", MODEL))
-    num_generated_tokens = Int(Counter("lmi_generated_tokens", "Tokens sent out", MODEL))
-    time_to_first_token_s = Histogram(
-        FIRST_TOKEN_BOUNDS_S,
-        Metric("lmi_time_to_first_token_seconds", "From a request's arrival to its first token", MODEL),
-    )
-    inter_token_latency_s = Histogram(
-        INTER_TOKEN_BOUNDS_S,
-        Metric(
-            "lmi_inter_token_latency_seconds", "Between two tokens of one request, of a whole answer on average", MODEL
-        ),
-    )
-    time_per_output_token_s = Histogram(
-        INTER_TOKEN_BOUNDS_S,
-        Metric("lmi_time_per_output_token_seconds", "Between two tokens of a whole answer, on average", MODEL),
-    )
-    answer_time_s = Histogram(
-        PHASE_BOUNDS_S, Metric("lmi_answer_time_seconds", "From a request's arrival to the end of its answer", MODEL)
-    )
-    prompt_length = Histogram(LENGTH_BOUNDS, Metric("lmi_prompt_length_tokens", "Length of a prompt", MODEL))
-    prefill_length = Histogram(
-        LENGTH_BOUNDS, Metric("lmi_prefill_length_tokens", "Tokens of a prompt that were not cached", MODEL)
-    )
-    sequence_length = Histogram(LENGTH_BOUNDS, Metric("lmi_sequence_length_tokens", "Length of a sequence", MODEL))
-    longest_sequence = Histogram(
-        LENGTH_BOUNDS, Metric("lmi_longest_sequence_tokens", "Length of the longest sequence of an answer", MODEL)
-    )
+    num_requests = Counters(STATUS_CODES)  # that have ended, without pings and scrapes
+    num_in_flight = Int(is_gauge=True)  # between admission and end
+    num_sequences = Int(is_gauge=True)  # that those requests ask for
+    num_body_bytes = Int(is_gauge=True)  # held of request bodies, whole or in part
+    num_open_connections = Int(is_gauge=True)
+    loop_lag_s = Float(is_gauge=True)  # the worst of the event loop, lately
+    num_lost_traces = Int()
+    request_duration_s = Histogram(LATENCY_BOUNDS_S)  # from the request's arrival to its end
+    num_finished = Counters(FINISH_REASONS)  # generations
+    num_moved = Int()  # requests that went on at another replica
+    num_prompt_tokens = Int()
+    num_cached_tokens = Int()  # of prompts
+    num_generated_tokens = Int()
+    time_to_first_token_s = Histogram(FIRST_TOKEN_BOUNDS_S)  # from a request's arrival
+    inter_token_latency_s = Histogram(INTER_TOKEN_BOUNDS_S)  # of each token, or of a whole answer on average
+    time_per_output_token_s = Histogram(INTER_TOKEN_BOUNDS_S)  # of a whole answer on average
+    answer_time_s = Histogram(PHASE_BOUNDS_S)  # from a request's arrival to the end of its answer
+    prompt_length = Histogram(LENGTH_BOUNDS)
+    prefill_length = Histogram(LENGTH_BOUNDS)  # of what was not cached of a prompt
+    sequence_length = Histogram(LENGTH_BOUNDS)
+    longest_sequence = Histogram(LENGTH_BOUNDS)  # of an answer
 
 
 class Block:
     """The mapped file: the record of the supervisor, then those of engines, of front ends and of formatters."""
 
     def __init__(self, memory: mmap.mmap, num_engines: int, num_frontends: int, num_formatters: int = 0) -> None:
-        self.memory = memory
         self.raw = memoryview(memory)
         self.ints, self.floats = self.raw.cast("q"), self.raw.cast("d")
         bases = accumulate(_num_words(num_engines, num_frontends, num_formatters), initial=0)
