@@ -23,7 +23,6 @@ from handlers.base.token_sequence import TokenSequence
 from lmi.executor import (
     Capabilities,
     EngineInfo,
-    ExecutorConfig,
     IterationStats,
     Progress,
     PromptLogProb,
@@ -48,10 +47,7 @@ def load(config: EngineConfig, model_path: str, progress: Progress) -> EchoExecu
 class EchoExecutor(SteppedExecutor[TokenSequence]):
     def __init__(self, config: EngineConfig | None = None, model_path: str | None = None) -> None:
         config = config or EngineConfig(handler="echo")
-        limits = ExecutorConfig(
-            max_queue_size=config.max_queue_size, request_stats_max_iterations=config.request_stats_max_iterations
-        )
-        super().__init__(TokenSequence, limits)
+        super().__init__(TokenSequence, config.max_queue_size, num_request_stats=config.request_stats_max_iterations)
         options = config.options
         self._step_s = float(options.get("echo_step_ms", STEP_MS)) / 1000
         self._faults = {int(options[name]): act for name, act in FAULTS.items() if name in options}

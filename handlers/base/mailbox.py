@@ -3,8 +3,8 @@
 msgspec checks no type when Python builds a request, and a value of a wrong type would fail a step of all that run in
 it, or end the engine. What counts as an integer, a number or a list, as numpy's do, becomes a plain one.
 
-A Mailbox gives out request ids, knows which requests still owe a Response, and implements the waiting rules of
-`Executor.await_responses` for every engine. Responses posted together become ready together.
+A Mailbox gives out request ids and knows which requests still owe a Response. Responses posted together become ready
+together.
 """
 
 import operator
@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from lmi.errors import InvalidRequest
-from lmi.executor import ErrorKind, Request, Response, ResponseError
+from lmi.executor import ErrorKind, Executor, Request, Response, ResponseError
 
 
 class WrongType(InvalidRequest, TypeError):
@@ -41,84 +41,78 @@ def _plain(value: Any) -> object:
 _ENCODER, _DECODER = msgspec.msgpack.Encoder(enc_hook=_plain), msgspec.msgpack.Decoder(Request)
 
 
-class Mailbox:
+class Mailbox(Executor):
+    """The part of an Executor from a Response to those who wait for it."""
+
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        self._posted = threading.Condition()  # guards the next four
         self._ready: dict[int, list[Response]] = {}
-        self._open: set[int] = set()  # ids whose final Response was not handed out yet
+        self._unanswered: set[int] = set()  # ids whose final Response was not handed out yet
         self._last_id = 0
-        self._is_closed = False
-        self._take: Callable[[list[Response]], None] | None = None
+        self._is_silent = False
+        self._pass_on: Callable[[list[Response]], None] | None = None
 
-    def open(self) -> int:
-        """Give out a new request id."""
-        with self._changed:
-            self._last_id += 1
-            self._open.add(self._last_id)
-            return self._last_id
+    def pass_responses_to(self, take: Callable[[list[Response]], None]) -> None:
+        self._pass_on = take
 
-    def pass_on(self, take: Callable[[list[Response]], None]) -> None:
-        """Give Responses to `take` from now on, on the thread that posts them. `Mailbox.take` then never sees them."""
-        self._take = take
+    def get_num_responses_ready(self, request_id: int | None = None) -> int:
+        with self._posted:
+            return sum(len(batch) for one, batch in self._ready.items() if request_id in (None, one))
 
-    def post(self, responses: list[Response]) -> None:
-        if self._take is not None:
-            with self._changed:
-                self._open.difference_update(one.request_id for one in responses if one.is_final)
-            self._take(responses)
-            return
-        with self._changed:
-            for response in responses:
-                self._ready.setdefault(response.request_id, []).append(response)
-            self._changed.notify_all()
-
-    def close(self) -> None:
-        """Stop waiting: each `take`, under way or later, returns the Responses that are ready."""
-        with self._changed:
-            self._is_closed = True
-            self._changed.notify_all()
-
-    def num_ready(self, request_id: int | None = None) -> int:
-        with self._changed:
-            if request_id is not None:
-                return len(self._ready.get(request_id, ()))
-            return sum(len(responses) for responses in self._ready.values())
-
-    def take(
-        self, request_id: int | Sequence[int] | None, timeout_s: float | None
+    def await_responses(
+        self, request_id: int | Sequence[int] | None = None, timeout_s: float | None = None
     ) -> list[Response] | list[list[Response]]:
-        """See `Executor.await_responses`."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        with self._changed:
+        with self._posted:
             if request_id is None:
                 self._wait(lambda: self._ready, deadline)
                 return [response for known in list(self._ready) for response in self._hand_out(known)]
-            if isinstance(request_id, int):
-                return self._take_one(request_id, deadline)
-            for one in request_id:
-                self._check_known(one)
-            return [self._take_one(one, deadline) for one in request_id]
+            ids = [request_id] if isinstance(request_id, int) else request_id
+            for one in ids:
+                if not 1 <= one <= self._last_id:
+                    raise ValueError(f"request_id must be one that enqueue_request gave out, given {one}")
+            batches = [self._await_one(one, deadline) for one in ids]
+            return batches[0] if isinstance(request_id, int) else batches
 
-    def _take_one(self, request_id: int, deadline: float | None) -> list[Response]:
-        self._check_known(request_id)
-        self._wait(lambda: request_id in self._ready or request_id not in self._open, deadline)
+    def _await_one(self, request_id: int, deadline: float | None) -> list[Response]:
+        self._wait(lambda: request_id in self._ready or request_id not in self._unanswered, deadline)
         if request_id in self._ready:
             return self._hand_out(request_id)
-        if request_id in self._open:
+        if request_id in self._unanswered:
             return []
         message = f"request {request_id} is already finished: its final response was handed out"
         return [Response(request_id, error=ResponseError(message, ErrorKind.INVALID))]
 
     def _wait(self, is_ready: Callable[[], object], deadline: float | None) -> None:
         time_left = None if deadline is None else max(0.0, deadline - time.monotonic())
-        self._changed.wait_for(lambda: is_ready() or self._is_closed, time_left)
+        self._posted.wait_for(lambda: is_ready() or self._is_silent, time_left)
 
     def _hand_out(self, request_id: int) -> list[Response]:
         batch = self._ready.pop(request_id)
         if batch[-1].is_final:
-            self._open.discard(request_id)
+            self._unanswered.discard(request_id)
         return batch
 
-    def _check_known(self, request_id: int) -> None:
-        if not 1 <= request_id <= self._last_id:
-            raise ValueError(f"request_id must be one that enqueue_request gave out, given {request_id}")
+    # For the engine.
+
+    def _new_id(self) -> int:
+        with self._posted:
+            self._last_id += 1
+            self._unanswered.add(self._last_id)
+            return self._last_id
+
+    def _post(self, responses: list[Response]) -> None:
+        with self._posted:
+            if self._pass_on is None:
+                for response in responses:
+                    self._ready.setdefault(response.request_id, []).append(response)
+                self._posted.notify_all()
+                return
+            self._unanswered.difference_update(one.request_id for one in responses if one.is_final)
+        self._pass_on(responses)
+
+    def _end_waiting(self) -> None:
+        """Let each `await_responses`, under way or later, return the Responses that are ready."""
+        with self._posted:
+            self._is_silent = True
+            self._posted.notify_all()

@@ -24,15 +24,12 @@ from lmi.capabilities import check_request
 from lmi.errors import Overloaded
 from lmi.executor import (
     ErrorKind,
-    Executor,
-    ExecutorConfig,
     FinishReason,
     IterationStats,
     KvCacheStats,
     Request,
     RequestStats,
     RequestStatsPerIteration,
-    Response,
 )
 
 MAX_FAILED_STEPS = 3  # in a row
@@ -59,17 +56,23 @@ class EngineStopped(Exception):
     """The engine cannot go on. The code that raises it has logged why."""
 
 
-class SteppedExecutor(Executor, Generic[AnySequence]):
+class SteppedExecutor(Mailbox, Generic[AnySequence]):
     """A subclass implements the abstract methods below, and calls `_start` when it is ready to step.
 
     Only the loop's thread calls them, where they do not say otherwise.
     """
 
-    def __init__(self, kind: type[AnySequence], config: ExecutorConfig) -> None:
-        """`kind` is what a request becomes."""
+    def __init__(
+        self,
+        kind: type[AnySequence],
+        max_queue_size: int | None = None,
+        num_iter_stats: int = 1000,
+        num_request_stats: int = 0,
+    ) -> None:
+        """`kind` is what a request becomes. The numbers of statistics are those of steps that it keeps."""
+        super().__init__()
         self._kind = kind
-        self._max_queue_size = config.max_queue_size
-        self._mailbox = Mailbox()
+        self._max_queue_size = max_queue_size
         self._boundary = threading.Condition()  # guards what other threads hand to the loop: the next five
         self._arrived: list[AnySequence] = []
         self._cancelled: list[int] = []
@@ -81,8 +84,8 @@ class SteppedExecutor(Executor, Generic[AnySequence]):
         self._unscheduled: list[AnySequence] = []  # those that report times and were in no step yet
         self._num_steps = 0
         self._num_failed_steps = 0
-        self._iteration_stats: deque[IterationStats] = deque(maxlen=config.iter_stats_max_iterations)
-        self._request_stats: deque[RequestStatsPerIteration] = deque(maxlen=config.request_stats_max_iterations)
+        self._iteration_stats: deque[IterationStats] = deque(maxlen=num_iter_stats)
+        self._request_stats: deque[RequestStatsPerIteration] = deque(maxlen=num_request_stats)
         self._loop = threading.Thread(target=self._run, name="executor", daemon=True)
 
     def _start(self) -> None:
@@ -147,29 +150,15 @@ class SteppedExecutor(Executor, Generic[AnySequence]):
             if not self._is_accepting:
                 raise RuntimeError("the executor is shut down")
             if self._max_queue_size is not None:
-                self._check_queue(self._max_queue_size - len(requests))
-            request_ids = [self._mailbox.open() for _ in requests]
+                num_queued = _num_requests([*self._arrived, *self._queued])
+                if num_queued + len(requests) > self._max_queue_size:
+                    raise Overloaded(f"{num_queued} requests wait already, at most {self._max_queue_size} may")
+            request_ids = [self._new_id() for _ in requests]
             for request_id, request in zip(request_ids, requests, strict=True):
                 self._arrived += sequences_of(self._kind, request_id, request, self.info.max_sequence_length)
             self._boundary.notify()
         self._wake()
         return request_ids
-
-    def _check_queue(self, max_before: int) -> None:
-        num_queued = _num_requests([*self._arrived, *self._queued])
-        if num_queued > max_before:
-            raise Overloaded(f"{num_queued} requests wait already, at most {self._max_queue_size} may")
-
-    def await_responses(
-        self, request_id: int | SequenceOf[int] | None = None, timeout_s: float | None = None
-    ) -> list[Response] | list[list[Response]]:
-        return self._mailbox.take(request_id, timeout_s)
-
-    def pass_responses_to(self, take: Callable[[list[Response]], None]) -> None:
-        self._mailbox.pass_on(take)
-
-    def get_num_responses_ready(self, request_id: int | None = None) -> int:
-        return self._mailbox.num_ready(request_id)
 
     def cancel_request(self, request_id: int) -> None:
         known_id = operator.index(request_id)
@@ -194,7 +183,7 @@ class SteppedExecutor(Executor, Generic[AnySequence]):
             self._boundary.notify()
         self._wake()
         self._loop.join(SHUTDOWN_TIMEOUT_S)  # a step that hangs is left behind
-        self._mailbox.close()
+        self._end_waiting()
 
     def _at_boundary(self, function: Callable[[], None]) -> None:
         """Run `function` on the loop's thread between two steps. Raises what it raises."""
@@ -216,9 +205,13 @@ class SteppedExecutor(Executor, Generic[AnySequence]):
             self._publish(self._cross_boundary() + self._finish(list(self._live), FinishReason.CANCELLED))
         except BaseException as error:  # every request gets its end, whichever error stopped the loop
             log.critical("the executor stops: %s", error, exc_info=not isinstance(error, EngineStopped))
-            self._fail_all(f"the engine stopped: {error}")
+            with self._boundary:
+                self._is_accepting = False
+                sequences = [*self._all_live(), *self._arrived]
+                self._live, self._arrived = {}, []
+            self._publish(_fail(sequences, f"the engine stopped: {error}", ErrorKind.ENGINE_LOST))
         finally:
-            self._mailbox.close()
+            self._end_waiting()
             for _, outcome in self._calls:
                 outcome.set_exception(RuntimeError("the executor is shut down"))
             self._close()
@@ -261,29 +254,23 @@ class SteppedExecutor(Executor, Generic[AnySequence]):
                 if not sequence.is_finished:  # a sibling may have failed just now
                     self._add(sequence)
         for function, outcome in calls:
-            _answer(function, outcome)
-        failed = self._note_arrived(arrived) if arrived else []
-        if cancelled:
-            failed += self._finish(cancelled, FinishReason.CANCELLED)
-        if expired := self._expired():
-            failed += self._finish(expired, FinishReason.TIMED_OUT)
-        return failed
-
-    def _note_arrived(self, arrived: list[AnySequence]) -> list[AnySequence]:
-        """Note their deadlines and when they are first scheduled. Returns those that have failed already."""
-        self._unscheduled += [sequence for sequence in arrived if sequence.perf_metrics is not None]
+            try:
+                function()
+                outcome.set_result(None)
+            except Exception as error:
+                outcome.set_exception(error)
         for sequence in arrived:
+            if sequence.perf_metrics is not None:
+                self._unscheduled.append(sequence)
             if sequence.deadline is not None and sequence.index == 0:
                 heapq.heappush(self._deadlines, (sequence.deadline, sequence.id))
-        failed = [sequence for sequence in arrived if sequence.is_finished]
-        self._settle(failed)
-        return failed
-
-    def _expired(self) -> list[int]:
+        ended = [sequence for sequence in arrived if sequence.is_finished]
+        self._settle(ended)
+        ended += self._finish(cancelled, FinishReason.CANCELLED)
         expired = []
         while self._deadlines and self._deadlines[0][0] <= time.monotonic():
             expired.append(heapq.heappop(self._deadlines)[1])
-        return expired
+        return ended + self._finish(expired, FinishReason.TIMED_OUT)
 
     def _finish(self, request_ids: list[int], reason: FinishReason) -> list[AnySequence]:
         """End the sequences of these requests. Unknown and finished ids are ignored."""
@@ -329,7 +316,7 @@ class SteppedExecutor(Executor, Generic[AnySequence]):
     def _publish(self, sequences: list[AnySequence]) -> None:
         responses = [response for sequence in sequences for response in sequence.take_responses()]
         if responses:
-            self._mailbox.post(responses)
+            self._post(responses)
 
     def _record(self, step: Step[AnySequence], ended: list[AnySequence], latency_ms: float) -> None:
         self._num_steps += 1
@@ -345,14 +332,6 @@ class SteppedExecutor(Executor, Generic[AnySequence]):
             states += [_request_stats(sequence, is_active=True) for sequence in self._active]
             self._request_stats.append(RequestStatsPerIteration(iter=self._num_steps, request_stats=states))
 
-    def _fail_all(self, message: str) -> None:
-        """End every request with an error, without a call to the engine: it cannot go on."""
-        with self._boundary:
-            self._is_accepting = False
-            sequences = [*self._all_live(), *self._arrived]
-            self._live, self._arrived = {}, []
-        self._publish(_fail(sequences, message, ErrorKind.ENGINE_LOST))
-
 
 def _num_requests(sequences: Iterable[TokenSequence]) -> int:
     return len({sequence.id for sequence in sequences})
@@ -363,14 +342,6 @@ def _fail(sequences: Iterable[AnySequence], message: str, kind: ErrorKind) -> li
     for sequence in failed:
         sequence.fail(message, kind)
     return failed
-
-
-def _answer(function: Callable[[], None], outcome: Future[None]) -> None:
-    try:
-        function()
-        outcome.set_result(None)
-    except Exception as error:
-        outcome.set_exception(error)
 
 
 def _with_siblings_of_failed(sequences: Iterable[AnySequence]) -> list[AnySequence]:

@@ -97,7 +97,8 @@ class DrivenExecutor(SteppedExecutor[Sequence], Generic[Work]):
         mixes_adapters: bool = True,
     ) -> None:
         """`mixes_adapters` says that one batch may hold sequences with and without an adapter."""
-        super().__init__(Sequence, settings)
+        stats = settings.iter_stats_max_iterations, settings.request_stats_max_iterations
+        super().__init__(Sequence, settings.max_queue_size, *stats)
         self._engine = engine
         self._info = info
         self._adapters = Adapters(engine, self.title, max_resident_adapters, self._kind_of)

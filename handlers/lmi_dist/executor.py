@@ -67,7 +67,8 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
         if isinstance(json_config_str, ExecutorConfig | EngineConfig):  # the second argument of the first form
             json_config_str, config = None, json_config_str
         settings, options = both(config)
-        super().__init__(EmbeddedSequence, settings)
+        stats = settings.iter_stats_max_iterations, settings.request_stats_max_iterations
+        super().__init__(EmbeddedSequence, settings.max_queue_size, *stats)
         processors = new_post_processors(settings, options, model)
         with in_files(model, json_config_str) as source:
             self._runner, limits = load(source, options, progress)
