@@ -177,14 +177,12 @@ class PromptTuningConfig(msgspec.Struct, frozen=True):
     """A table of embeddings that takes the place of prompt tokens. Refused by every engine here."""
 
     embedding_table: object
-    input_token_extra_ids: tuple[int, ...] | None = None
 
 
 class ExternalDraftTokensConfig(msgspec.Struct, frozen=True):
     """Draft tokens of a client. Refused by every engine here: speculation is an option of the engine."""
 
     tokens: tuple[int, ...]
-    acceptance_threshold: float | None = None
 
 
 class PoolingParams(msgspec.Struct, frozen=True):
@@ -246,7 +244,13 @@ class Request(_Arguments, frozen=True, kw_only=True):
         if not self.input_token_ids:
             raise ValueError("input_token_ids must not be empty")
         check_int("max_tokens", self.max_tokens, 1)
-        self._settle_sequences(self.sampling_config)
+        num, sampling = self.num_return_sequences, self.sampling_config
+        if num is not None and num != sampling.num_return_sequences:  # from here on only the SamplingConfig's counts
+            check_int("num_return_sequences", num, 1)
+            if sampling.num_return_sequences != sampling.beam_width:
+                both = f"{num} and sampling_config.num_return_sequences={sampling.num_return_sequences}"
+                raise ValueError(f"num_return_sequences must be given once or twice alike, given {both}")
+            force_setattr(self, "sampling_config", replace(sampling, num_return_sequences=num))
         check_range("priority", self.priority, 0.0, 1.0)
         check_int("allotted_time_ms", self.allotted_time_ms, 1)
         for name in ("stop_words", "bad_words"):
@@ -259,14 +263,3 @@ class Request(_Arguments, frozen=True, kw_only=True):
             raise ValueError("cache_salt must not be empty")
         if self.guided_decoding_params is not None and self.sampling_config.beam_width > 1:
             raise ValueError("guided_decoding_params must not be combined with beam_width over 1")
-
-    def _settle_sequences(self, sampling: SamplingConfig) -> None:
-        """Give the SamplingConfig the number of sequences, so that only this one counts from here on."""
-        num = self.num_return_sequences
-        if num is None or num == sampling.num_return_sequences:
-            return
-        check_int("num_return_sequences", num, 1)
-        if sampling.num_return_sequences != sampling.beam_width:
-            both = f"{num} and sampling_config.num_return_sequences={sampling.num_return_sequences}"
-            raise ValueError(f"num_return_sequences must be given once or twice alike, given {both}")
-        force_setattr(self, "sampling_config", replace(sampling, num_return_sequences=num))
