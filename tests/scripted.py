@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import threading
 import time
@@ -416,7 +417,9 @@ async def _serve(
     traces: Callable[[FrontEnd], Exporter | None] | None,
 ) -> None:
     loop = asyncio.get_running_loop()
-    dispatcher = Dispatcher(executor, block.engines[0], queue=LearningQueue)
+    info = executor.info
+    queue = LearningQueue(info.max_num_sequences, math.inf, info.num_express_places)
+    dispatcher = Dispatcher(executor, block.engines[0], queue)
     AdapterKeeper(executor, Folder(folder / "adapters", Adapter), dispatcher)
     connections: list[FrontEndConnection] = []
 

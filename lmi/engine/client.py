@@ -142,9 +142,8 @@ class EngineConnection(Connection):
     def connection_lost(self, error: Exception | None) -> None:
         super().connection_lost(error)
         self.info = None
-        for request_id in list(self._streams):
-            stream = self._forget(request_id)
-            assert stream is not None
+        streams, self._streams, self.num_outstanding_tokens = self._streams, {}, 0
+        for stream in streams.values():
             stream.put(EngineLost("the engine was lost while it worked on this request"))
         self._tell()
 

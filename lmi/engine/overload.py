@@ -3,6 +3,8 @@
 A request is let in while it is expected to start and to end soon enough: within `max_wait_s`, its deadline, and the
 time that clients have lately been seen to wait. While the batch has room, or before a speed is known, every one is.
 
+A client of whom nothing runs need not wait for an end: a few express places beside the batch are for such.
+
 If the queue was long for a while, a new request must be expected to be next. The order stays that of arrival: if the
 newest went first, the oldest would wait for as long as the load lasts, and be refused late.
 """
@@ -12,7 +14,7 @@ import random
 from bisect import bisect_right
 from collections.abc import Iterator
 
-from lmi.engine.queue import ClientLine, QueueEntry, RequestQueue
+from lmi.engine.queue import Client, Line, QueueEntry, RequestQueue
 from lmi.errors import LmiError, Overloaded
 
 TARGET_S = 0.5  # of work that waits
@@ -50,7 +52,16 @@ class Speed:
         products = num_prompt_tokens**2, num_prompt_tokens * seconds
         new = (1, num_prompt_tokens, seconds, *products, num_output_tokens, num_sequences)
         self._sums = tuple(keep * old + one for old, one in zip(self._sums, new, strict=True))
-        self._settle()
+        weight, prompt, past_s, prompt_2, both, output, _ = self._sums
+        spread = weight * prompt_2 - prompt**2
+        slope = 0.0  # each step had as many prompt tokens as any other
+        if spread > 1e-9 * weight * prompt_2:
+            slope = (weight * both - prompt * past_s) / spread
+        self.prompt_token_s = min(max(slope, 0.0), past_s / prompt) if prompt else 0.0
+        decode_s = max(0.0, past_s - self.prompt_token_s * prompt)
+        self.step_s = decode_s / weight
+        self.output_token_s = decode_s / output if output else 0.0
+        self.is_known = self._num_steps >= MIN_STEPS and output > 0
 
     def num_sequences(self, seconds: float) -> float:
         """The sequences of a step that takes so long with its prompts, at the time that each took lately.
@@ -59,18 +70,6 @@ class Speed:
         """
         _, _, past_s, *_, rows = self._sums
         return seconds * rows / past_s if rows and past_s else math.inf
-
-    def _settle(self) -> None:
-        weight, prompt, seconds, prompt_2, both, output, _ = self._sums
-        spread = weight * prompt_2 - prompt**2
-        slope = 0.0  # each step had as many prompt tokens as any other
-        if spread > 1e-9 * weight * prompt_2:
-            slope = (weight * both - prompt * seconds) / spread
-        self.prompt_token_s = min(max(slope, 0.0), seconds / prompt) if prompt else 0.0
-        decode_s = max(0.0, seconds - self.prompt_token_s * prompt)
-        self.step_s = decode_s / weight
-        self.output_token_s = decode_s / output if output else 0.0
-        self.is_known = self._num_steps >= MIN_STEPS and output > 0
 
 
 class ClientPatience:
@@ -115,11 +114,32 @@ class ClientPatience:
         self._left = [keep * share for share in self._left]
 
 
+class CountedLine(Line):
+    """A line that knows how many tokens its requests have."""
+
+    num_prompt_tokens = max_output_tokens = 0
+
+    def append(self, entry: QueueEntry) -> None:
+        super().append(entry)
+        self._count(entry, 1)
+
+    def remove(self, entry: QueueEntry) -> None:
+        super().remove(entry)
+        self._count(entry, -1)
+
+    def _count(self, entry: QueueEntry, sign: int) -> None:
+        self.num_prompt_tokens += sign * entry.num_prompt_tokens
+        self.max_output_tokens += sign * entry.max_tokens * entry.num_sequences
+
+
 class LearningQueue(RequestQueue):
     """A queue whose costs are seconds of the engine."""
 
+    _new_line = CountedLine
+
     def __init__(self, max_num_sequences: int, max_wait_s: float, num_express: int = 0) -> None:
-        super().__init__(max_num_sequences, max_wait_s, num_express)
+        super().__init__(max_num_sequences, max_wait_s)
+        self._num_express, self._num_express_running = num_express, 0
         self.speed = Speed()
         self.first_token_patience, self.patience = ClientPatience(), ClientPatience()
         self.is_overloaded = False
@@ -135,16 +155,14 @@ class LearningQueue(RequestQueue):
     def offer(self, entry: QueueEntry, now: float) -> None:
         """Let a request in. Raises Overloaded if it would wait too long."""
         must_wait = self.num_waiting or self._num_running >= self._places
-        is_asked = must_wait and self.speed.is_known and not entry.is_further and not self._may_be_express(entry)
+        client = self._clients.get(entry.client)
+        is_idle = client is None or not (client.num_running or client.lines)
+        may_be_express = is_idle and self._fits_express(entry)
+        is_asked = must_wait and self.speed.is_known and not entry.is_further and not may_be_express
         if is_asked and (why := self._why_refused(entry, now)):
             self._refused_s = now
             raise self.refusal(why)
         super().offer(entry, now)
-
-    def _may_be_express(self, entry: QueueEntry) -> bool:
-        client = self._clients.get(entry.client)
-        is_idle = client is None or not (client.num_running or client.lines)
-        return is_idle and self._fits_express(entry)
 
     def _why_refused(self, entry: QueueEntry, now: float) -> str:
         """Return why a request would wait too long, or "". Notes what it is expected to wait."""
@@ -193,7 +211,8 @@ class LearningQueue(RequestQueue):
         tokens_s = entry.max_tokens * self._answered_share * self.speed.step_s
         return entry.num_prompt_tokens * self.speed.prompt_token_s + tokens_s
 
-    def _line_s(self, line: ClientLine) -> float:
+    def _line_s(self, line: Line) -> float:
+        assert isinstance(line, CountedLine)
         return self._cost(line.num_prompt_tokens, line.max_output_tokens)
 
     def _waiting_s(self) -> float:
@@ -218,6 +237,26 @@ class LearningQueue(RequestQueue):
                 error_s = abs(now - entry.queued_s - entry.expected_s)
                 self.wait_error_s += ERROR_SHARE * (error_s - self.wait_error_s)
             yield entry
+
+    def _next(self) -> tuple[Client, QueueEntry] | None:
+        """While the batch is full, the request may be one for an express place."""
+        found = super()._next()
+        if found is None and self.num_waiting and self._num_express_running < self._num_express:
+            idle = (client for client in self._clients.values() if client.lines and not client.num_running)
+            found = self._first_of(client for client in idle if self._fits_express(client.first))
+            if found is not None:
+                found[1].is_express = True
+        return found
+
+    def _fits_express(self, entry: QueueEntry) -> bool:
+        """Whether a place is free for a request of one sequence: no client gets several."""
+        return entry.num_sequences == 1 and self._num_express_running < self._num_express
+
+    def _count(self, entry: QueueEntry, client: Client, num_sequences: int) -> None:
+        super()._count(entry, client, num_sequences)
+        if entry.is_express:
+            self._num_running -= num_sequences
+            self._num_express_running += num_sequences
 
     def _watch(self, now: float) -> None:
         """Set `is_overloaded` when the queue was longer than TARGET_S for OVERLOADED_AFTER_S.

@@ -1,14 +1,13 @@
 """The queue of one engine: who waits, who is next, and who has waited too long. No I/O, and no clock.
 
 Clients share the engine by what their requests cost, here in tokens: the next one is that of the client who had the
-least. A client of whom nothing runs need not wait for an end: a few express places beside the batch are for such. The
-queue of a server's engines is the one of `overload.py`, which refuses early.
+least. The queue of a server's engines is the one of `overload.py`, which refuses early and has express places.
 """
 
 import itertools
 import math
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from lmi.errors import DeadlineExceeded, LmiError, Overloaded
@@ -31,7 +30,7 @@ class QueueEntry:
     priority: float = DEFAULT_PRIORITY  # 1 is the most urgent
     is_streaming: bool = False
     is_further: bool = False  # it belongs to an answer of which another request was let in
-    is_express: bool = False
+    is_express: bool = False  # it has a place beside the batch
     queued_s: float = 0.0  # when the engine got it: the client may have sent its body until then
     expected_s: float | None = None  # its wait, if it was asked when it was let in
     started_step: int | None = None
@@ -49,27 +48,7 @@ def priority_class(priority: float) -> str:
     return "default" if priority == DEFAULT_PRIORITY else "high" if priority > DEFAULT_PRIORITY else "low"
 
 
-class ClientLine:
-    """The waiting requests of one client and one priority, in the order of their arrival."""
-
-    def __init__(self) -> None:
-        self.entries: deque[QueueEntry] = deque()
-        self.num_prompt_tokens = self.max_output_tokens = 0
-
-    def add(self, entry: QueueEntry) -> None:
-        self.entries.append(entry)
-        self._count(entry, 1)
-
-    def remove(self, entry: QueueEntry) -> None:
-        if self.entries[0] is entry:
-            self.entries.popleft()
-        else:
-            self.entries.remove(entry)
-        self._count(entry, -1)
-
-    def _count(self, entry: QueueEntry, sign: int) -> None:
-        self.num_prompt_tokens += sign * entry.num_prompt_tokens
-        self.max_output_tokens += sign * entry.max_tokens * entry.num_sequences
+Line = deque[QueueEntry]  # the waiting requests of one client and one priority, in the order of their arrival
 
 
 @dataclass(slots=True, eq=False)
@@ -77,19 +56,26 @@ class Client:
     """One client, and what it has had of the engine."""
 
     had: float
-    lines: dict[float, ClientLine] = field(default_factory=dict)  # that are not empty, by priority
+    lines: dict[float, Line] = field(default_factory=dict)  # that are not empty, by priority
     num_running: int = 0  # sequences
+
+    @property
+    def first(self) -> QueueEntry:
+        """The next of the requests that wait."""
+        return self.lines[max(self.lines)][0]
 
 
 class RequestQueue:
     """The requests that wait for one engine, and those that it has."""
 
-    def __init__(self, max_num_sequences: int, max_wait_s: float, num_express: int = 0) -> None:
+    _new_line: type[Line] = deque
+
+    def __init__(self, max_num_sequences: int, max_wait_s: float = math.inf) -> None:
         self.num_waiting = 0  # requests
         self.wait_error_s = 0.0  # how far the expected waits were off, on average, where waits are expected
-        self._max_num_sequences, self._num_express, self._max_wait_s = max_num_sequences, num_express, max_wait_s
+        self._max_num_sequences, self._max_wait_s = max_num_sequences, max_wait_s
         self._places = max_num_sequences  # in use
-        self._num_running = self._num_express_running = 0  # sequences that the engine has, in the batch and beside it
+        self._num_running = 0  # sequences in the batch
         self._running: dict[QueueEntry, None] = {}
         self._clients: dict[str, Client] = {}
         self._had = 0.0  # the share of the client who was served last: a new one begins there
@@ -117,7 +103,7 @@ class RequestQueue:
         if not client.lines and not client.num_running:
             least = min((other.had for other in self._clients.values() if other.lines), default=self._had)
             client.had = max(client.had, least)
-        client.lines.setdefault(entry.priority, ClientLine()).add(entry)
+        client.lines.setdefault(entry.priority, self._new_line()).append(entry)
         self.num_waiting += 1
 
     def refusal(self, why: str) -> Overloaded:
@@ -128,7 +114,7 @@ class RequestQueue:
         waiting: Counter[str] = Counter()
         for client in self._clients.values():
             for priority, line in client.lines.items():
-                waiting[priority_class(priority)] += len(line.entries)
+                waiting[priority_class(priority)] += len(line)
         return waiting, Counter(entry.priority_class for entry in self._running)
 
     @property
@@ -151,32 +137,20 @@ class RequestQueue:
             yield entry
 
     def _next(self) -> tuple[Client, QueueEntry] | None:
-        """The request whose turn it is, and its client. While the batch is full only an express place may be free."""
-        if not self.num_waiting:
+        """The request whose turn it is, and its client."""
+        if not self.num_waiting or self._num_running >= self._places:
             return None
-        waiting = [client for client in self._clients.values() if client.lines]
-        is_full = self._num_running >= self._places
-        if is_full:
-            waiting = [one for one in waiting if not one.num_running and self._fits_express(self._first(one))]
-        if not waiting:
-            return None
-        client = min(waiting, key=lambda client: (-max(client.lines), client.had))
-        entry = self._first(client)
-        entry.is_express = is_full
-        return client, entry
+        return self._first_of(client for client in self._clients.values() if client.lines)
 
-    def _first(self, client: Client) -> QueueEntry:
-        return client.lines[max(client.lines)].entries[0]
-
-    def _fits_express(self, entry: QueueEntry) -> bool:
-        """Whether a place is free for a request of one sequence: no client gets several."""
-        return entry.num_sequences == 1 and self._num_express_running < self._num_express
+    def _first_of(self, clients: Iterable[Client]) -> tuple[Client, QueueEntry] | None:
+        client = min(clients, key=lambda client: (-max(client.lines), client.had), default=None)
+        return None if client is None else (client, client.first)
 
     # Who goes.
 
     def expired(self, now: float) -> list[tuple[QueueEntry, LmiError]]:
         """Take out the waiting requests that cannot be answered in time any more, each with its error."""
-        waiting = [line.entries for client in self._clients.values() for line in client.lines.values()]
+        waiting = [line for client in self._clients.values() for line in client.lines.values()]
         asked = ((entry, self._lateness(entry, now)) for entry in itertools.chain.from_iterable(waiting))
         found = [(entry, error) for entry, error in asked if error is not None]
         for entry, _ in found:
@@ -231,14 +205,11 @@ class RequestQueue:
 
     def _count(self, entry: QueueEntry, client: Client, num_sequences: int) -> None:
         client.num_running += num_sequences
-        if entry.is_express:
-            self._num_express_running += num_sequences
-        else:
-            self._num_running += num_sequences
+        self._num_running += num_sequences
 
     def _forget(self, entry: QueueEntry) -> None:
         lines = self._clients[entry.client].lines
         lines[entry.priority].remove(entry)
-        if not lines[entry.priority].entries:
+        if not lines[entry.priority]:
             del lines[entry.priority]
         self.num_waiting -= 1

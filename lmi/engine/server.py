@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import threading
 import time
 from collections.abc import Callable
@@ -47,13 +46,7 @@ class FrontEndEntry(QueueEntry):
 class Dispatcher:
     """Has the queue, remembers the connection of each request, and writes the engine's record."""
 
-    def __init__(
-        self,
-        executor: Executor,
-        record: EngineRecord,
-        max_queue_wait_s: float = math.inf,
-        queue: type[RequestQueue] = RequestQueue,
-    ) -> None:
+    def __init__(self, executor: Executor, record: EngineRecord, queue: RequestQueue | None = None) -> None:
         info = executor.info
         self.ready = messages.Ready(info)
         self.look: Callable[[], None] = lambda: None  # called when the folder of adapters has changed
@@ -64,7 +57,7 @@ class Dispatcher:
         self._record = record
         self._phases = record.queue_time_s, record.prefill_time_s, record.decode_time_s
         self._step_length = record.step_length
-        self._queue = queue(info.max_num_sequences, max_queue_wait_s, info.num_express_places)
+        self._queue = queue or RequestQueue(info.max_num_sequences)
         self._stepped_s = 0.0  # the end of the last step
         self._num_active = 0  # requests that run, as the executor counted them last
         self._lock = threading.Lock()  # guards the queue, `_entries`, those of each connection, and the record
