@@ -1,4 +1,4 @@
-"""What people see of a load: a bar on a terminal, lines in the log elsewhere."""
+"""What people see of a load: a bar on a terminal, lines in the log elsewhere, and how long each stage took."""
 
 import logging
 import os
@@ -15,19 +15,40 @@ LOG_S = 1.0  # the least time between two lines
 log = logging.getLogger("lmi.engine.worker")
 
 
-@contextmanager
-def shown(*, has_bar: bool, format: str) -> Iterator[Progress]:
-    """Give what shows the progress: a bar, if the terminal has one process that loads, until the load is over."""
-    if not (has_bar and format != "json" and os.isatty(lmi.shared.log.fd())):
-        yield Lines()
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress as Bar, TextColumn, TimeElapsedColumn
+class Stages:
+    """Shows each report of a load, and counts the seconds of its stages."""
 
-    columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
-    with Bar(*columns, console=Console(file=stream(lmi.shared.log.fd())), transient=True) as bar:
-        task = bar.add_task("import", total=1.0)
-        yield lambda stage, share: bar.update(task, description=stage, completed=share)
+    def __init__(self, show: Progress) -> None:
+        self.seconds: dict[str, float] = {}
+        self._show = show
+        self._stage, self._began_s = "", time.monotonic()
+
+    def __call__(self, stage: str, share: float) -> None:
+        if stage != self._stage:
+            self.begin(stage)
+        self._show(stage, share)
+
+    def begin(self, stage: str) -> None:
+        now = time.monotonic()
+        if over := self._stage:
+            self.seconds[over] = self.seconds.get(over, 0.0) + now - self._began_s
+        self._stage, self._began_s = stage, now
+
+
+@contextmanager
+def shown(*, has_bar: bool, format: str) -> Iterator[Stages]:
+    """Show what a load reports in the block: on a bar, if the terminal is for one process that loads."""
+    if not (has_bar and format != "json" and os.isatty(lmi.shared.log.fd())):
+        yield (stages := Stages(Lines()))
+    else:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress as Bar, TextColumn, TimeElapsedColumn
+
+        columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
+        with Bar(*columns, console=Console(file=stream(lmi.shared.log.fd())), transient=True) as bar:
+            task = bar.add_task("import", total=1.0)
+            yield (stages := Stages(lambda stage, share: bar.update(task, description=stage, completed=share)))
+    stages.begin("")
 
 
 class Lines:

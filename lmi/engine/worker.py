@@ -36,28 +36,6 @@ FINISH_S = 2.0  # for requests that are still open at SIGTERM
 Loader = Callable[[EngineConfig, str, Progress], Executor]
 
 
-class Loading:
-    """Reports the progress of a load in the record, and shows it to people."""
-
-    def __init__(self, record: EngineRecord, show: Progress) -> None:
-        self.stages_s: dict[str, float] = {}
-        self._record, self._show = record, show
-        self._started_s = time.monotonic()
-
-    def __call__(self, stage: str, share: float) -> None:
-        if stage != self._record.stage:
-            self.begin(stage)
-        self._record.progress, self._record.beat_s = share, time.monotonic()
-        self._show(stage, share)
-
-    def begin(self, stage: str) -> None:
-        """End the stage that goes on, and begin another; "" is none."""
-        now = time.monotonic()
-        if over := self._record.stage:
-            self.stages_s[over] = self.stages_s.get(over, 0.0) + now - self._started_s
-        self._record.stage, self._started_s = stage, now
-
-
 def resolve(handler: str, load: str) -> Loader:
     """Return the function `load`, a "module:function", which loads the engine of `handler`.
 
@@ -77,15 +55,18 @@ def missing_library(handler: str, error: ImportError) -> BadConfiguration:
 def load(runtime: Runtime, record: EngineRecord, function: str) -> tuple[Executor, LoadReport]:
     """Load the configured engine with a "module:function". Raises StartError for a fault that an operator can mend."""
     engine = runtime.config.engine
-    with shown(has_bar=engine.num_engines == 1, format=runtime.config.server.log_format) as show:
-        loading = Loading(record, show)
-        loading("import", 0.0)
+    with shown(has_bar=engine.num_engines == 1, format=runtime.config.server.log_format) as stages:
+
+        def report(stage: str, share: float) -> None:
+            record.stage, record.progress, record.beat_s = stage, share, time.monotonic()
+            stages(stage, share)
+
+        report("import", 0.0)
         load_engine = resolve(engine.handler, function)
         try:
-            executor = load_engine(engine, runtime.config.model.path, loading)
+            executor = load_engine(engine, runtime.config.model.path, report)
         except ImportError as error:
             raise missing_library(engine.handler, error) from error
-        loading.begin("")
     info = executor.info
     return executor, LoadReport(
         engine=info.name,
@@ -95,7 +76,7 @@ def load(runtime: Runtime, record: EngineRecord, function: str) -> tuple[Executo
         max_sequence_length=info.max_sequence_length,
         max_num_sequences=info.max_num_sequences,
         gives_embeddings=info.capabilities.embeddings is not None,
-        stages_s=loading.stages_s,
+        stages_s=stages.seconds,
     )
 
 
