@@ -111,7 +111,7 @@ MAX_LINES = {
     "lmi/chats": 930,
     "lmi/client": 1000,
     "lmi/description": 440,
-    "lmi/engine": 1410,
+    "lmi/engine": 1420,
     "lmi/executor": 870,
     "lmi/gateway": 2010,
     "lmi/http": 1030,

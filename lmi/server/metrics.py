@@ -120,7 +120,7 @@ class BlockCollector(Collector):
         num_starts = sum(frontend.num_starts for frontend in self._block.frontends)
         num_again = max(0, num_starts - self._models.front_end.config.frontend_workers)
         yield Counter("lmi_frontend_restarts", "Front ends started again", value=num_again)
-        num_dropped = sum(block.num_log_lines_dropped for block in (self._block, *self._of_models.values()))
+        num_dropped = sum(map(num_log_lines_dropped, (self._block, *self._of_models.values())))
         yield Counter("lmi_log_lines_dropped", "Lines that the log had no room for", value=num_dropped)
 
     def _of_engines(self) -> Iterator[Metric]:
@@ -186,6 +186,13 @@ def records_of(kind: type[Record], block: Block) -> Sequence[Record]:
     if kind is state.SupervisorRecord:
         return [block.supervisor]
     return block.engines if kind is state.EngineRecord else block.frontends
+
+
+def num_log_lines_dropped(block: Block) -> int:
+    """The lines that all processes with a record and gunicorn's master dropped."""
+    records: list[Any] = [block.supervisor, *block.engines, *block.formatters, *block.frontends]
+    total: int = sum(record.num_log_lines_dropped for record in records)
+    return total + block.supervisor.num_log_lines_dropped_by_master
 
 
 def summed(views: Sequence[state.HistogramView]) -> tuple[list[tuple[str, float]], float]:

@@ -303,13 +303,6 @@ class Block:
         self.frontends = [FrontEndRecord(self, next(bases)) for _ in range(num_frontends)]
         self.formatters = [EngineRecord(self, next(bases)) for _ in range(num_formatters)]
 
-    @property
-    def num_log_lines_dropped(self) -> int:
-        """The lines that all processes with a record and gunicorn's master dropped."""
-        total = self.supervisor.num_log_lines_dropped + self.supervisor.num_log_lines_dropped_by_master
-        total += sum(engine.num_log_lines_dropped for engine in (*self.engines, *self.formatters))
-        return total + sum(frontend.num_log_lines_dropped for frontend in self.frontends)
-
     @classmethod
     def create(cls, path: Path, num_engines: int, num_frontends: int, num_formatters: int = 0) -> Block:
         """Make the file, all zero, which only this user can read. Raises OSError if the disk is full.
