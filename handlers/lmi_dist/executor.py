@@ -9,8 +9,8 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence as SequenceOf
-from dataclasses import dataclass
 from functools import partial
 
 import msgspec
@@ -30,7 +30,7 @@ from handlers.lmi_dist.pace import Pace
 from handlers.lmi_dist.post_processors import new_post_processors
 from handlers.lmi_dist.runner import Runner, num_tokens_of
 from handlers.lmi_dist.sampler import Draw, Sampler, advance_beams, append_draws, note_prompt
-from handlers.lmi_dist.scheduler import Batch, Scheduler, drafter_of
+from handlers.lmi_dist.scheduler import Batch, Scheduler
 from handlers.lmi_dist.sequence import EmbeddedSequence
 from lmi.errors import cause_line, is_out_of_memory
 from lmi.executor import (
@@ -82,13 +82,16 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
         )
         max_step_s = None if options.max_step_ms is None else options.max_step_ms / 1000
         self._pace = Pace(options.max_prefill_tokens or MAX_PREFILL_TOKENS, max_step_s)
-        may_run = None if self._lora is None else self._lora.may_run
-        drafts, num_express = options.speculative is not None, limits.num_express
-        if drafts and not self._runner.is_batch_invariant:
+        if options.speculative is not None and not self._runner.is_batch_invariant:
             why = "option.speculative has no effect: with kernels of %s a draft could change answers"
             log.warning(why, self._runner.kernels)
-            drafts = False
-        self._scheduler = Scheduler(self._cache, self._pace, drafts=drafts, may_run=may_run, num_express=num_express)
+        self._scheduler = Scheduler(
+            self._cache,
+            self._pace,
+            drafts=options.speculative is not None and self._runner.is_batch_invariant,
+            may_run=None if self._lora is None else self._lora.may_run,
+            num_express=limits.num_express,
+        )
         self._sampler = Sampler(self._runner.vocab_size, processors, num_threads())
         folder = None  # of a server's model: guides may read its tokenizer
         if isinstance(model, str | os.PathLike) and isinstance(config, EngineConfig):
@@ -154,7 +157,11 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
             outlooks = self._sampler.look_ahead(logits, rows, sequences)
         else:
             draws = self._sample(logits, rows, sequences)
-        _note_computed(batch)
+        for sequence in batch.decoding:
+            sequence.num_computed += 1  # the tokens of a draft are not among its own yet
+        for chunk, sequence, _ in batch.prefilling():
+            for one in (sequence, *batch.followers.get(sequence, ())):
+                one.num_computed = chunk.end
         for sequence in failed:
             sequence.fail("the model's logits for the prompt are not numbers")
         if has_beams:
@@ -170,10 +177,9 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
         for chunk, sequence, row in batch.prefilling():
             if sequence.lacks_context:
                 take_prompt(self._runner, sequence, chunk, logits, row)
-            own = slice(row, row + chunk.num_logits)
-            if sequence.lacks_prompt_log_probs:
-                if not note_prompt(self._sampler.choose, sequence, chunk, logits[own]):
-                    failed.append(sequence)
+            own = logits[row : row + chunk.num_logits]
+            if sequence.lacks_prompt_log_probs and not note_prompt(self._sampler.choose, sequence, chunk, own):
+                failed.append(sequence)
         return failed
 
     def _sample(self, logits: Floats, rows: list[int], sequences: list[EmbeddedSequence]) -> list[Draw | None]:
@@ -184,52 +190,47 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
     def _check_drafts(self, batch: Batch, logits: Floats) -> SpecDecodingStats | None:
         """Keep what is right of each draft, by `logits` (num_logits, vocab). Returns how much that is.
 
-        If memory runs out, the rest is dropped: the step must not be repeated.
+        Every token is drawn with the sampler's state that it has without a draft, so it is the same one. If memory runs
+        out, the rest is dropped: the step must not be repeated.
         """
         drafts = [
-            Draft(sequence, chunk.token_ids[1:], row)
+            (sequence, chunk.token_ids[1:], row)  # the row is that of the token before the draft
             for chunk, sequence, row in zip(batch.plan.decodes, batch.decoding, batch.rows, strict=False)
             if len(chunk.token_ids) > 1
         ]
+        if not drafts:
+            return None
+        num_right, right, place = Counter[EmbeddedSequence](), drafts, 0
         try:
-            self._accept(drafts, logits)
+            while right := [one for one in right if _is_right(one[0], one[1][place : place + 1])]:
+                place += 1
+                sequences = [sequence for sequence, _, _ in right]
+                draws = self._sample(logits, [row + place for _, _, row in right], sequences)
+                num_right.update(sequences)
+                for sequence in sequences:
+                    sequence.num_computed += 1
+                append_draws(sequences, draws)
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-        for draft in drafts:
-            drafter_of(draft.sequence).note(draft.num_right, len(draft.token_ids))
-        if not drafts:
-            return None
+        for sequence, draft, _ in drafts:
+            assert sequence.drafter is not None
+            sequence.drafter.note(num_right[sequence], len(draft))
         return SpecDecodingStats(
             num_requests_with_draft_tokens=len(drafts),
-            num_draft_tokens=sum(len(draft.token_ids) for draft in drafts),
-            num_accepted_tokens=sum(draft.num_right for draft in drafts),
+            num_draft_tokens=sum(len(draft) for _, draft, _ in drafts),
+            num_accepted_tokens=num_right.total(),
         )
-
-    def _accept(self, drafts: list[Draft], logits: Floats) -> None:
-        """Draw the next token of each sequence whose draft has been right so far, until none is.
-
-        Every token is drawn with the sampler's state that it has without a draft, so it is the same one.
-        """
-        place = 0
-        while right := [draft for draft in drafts if draft.num_right == place and draft.is_right()]:
-            place += 1
-            sequences = [draft.sequence for draft in right]
-            draws = self._sample(logits, [draft.row + place for draft in right], sequences)
-            for draft in right:
-                draft.num_right = place
-                draft.sequence.num_computed += 1
-            append_draws(sequences, draws)
 
     # Sequences come and go. One may wait for its guide before it is scheduled.
 
     def _add(self, sequence: EmbeddedSequence) -> None:
         sequence.is_pooled_whole = (pooling := self._runner.pooling) is not None and pooling.is_mean
-        if self._lora is not None and not self._lora.admit(sequence):
+        sequence.check_room(self._cache)
+        if sequence.error is not None or (self._lora is not None and not self._lora.admit(sequence)):
             return
         if self._guides.admit(sequence):
             self._scheduler.add(sequence)
-            sequence.check_room(self._cache)
 
     def _remove(self, sequence: EmbeddedSequence) -> None:
         if not self._guides.forget(sequence):
@@ -312,14 +313,6 @@ def _drawing(batch: Batch, failed: list[EmbeddedSequence]) -> tuple[list[Embedde
     return sequences, rows
 
 
-def _note_computed(batch: Batch) -> None:
-    for sequence in batch.decoding:
-        sequence.num_computed += 1  # the tokens of a draft are not among its own yet
-    for chunk, sequence, _ in batch.prefilling():
-        for one in (sequence, *batch.followers.get(sequence, ())):
-            one.num_computed = chunk.end
-
-
 def _fail_largest(batch: Batch, error: Exception) -> EmbeddedSequence:
     """Fail the sequence that needs the most memory: a prompt before a decode, a longer one before a shorter one.
 
@@ -327,34 +320,22 @@ def _fail_largest(batch: Batch, error: Exception) -> EmbeddedSequence:
     """
     start = len(batch.plan.decodes) if batch.plan.prefills else 0
     chunks = list(zip(batch.plan.chunks, batch.sequences, strict=True))[start:]
-    _, sequence = max(chunks, key=lambda pair: (pair[0].num_logits, pair[0].end))
-    sequence = sequence.owner
+    sequence = max(chunks, key=lambda pair: (pair[0].num_logits, pair[0].end))[1].owner
     sequence.fail(f"out of memory: {cause_line(error)}", ErrorKind.OUT_OF_MEMORY)
     return sequence
 
 
-@dataclass(slots=True)
-class Draft:
-    """The draft in the chunk of a sequence. Row `row` of the logits is that of the token before the draft."""
-
-    sequence: EmbeddedSequence
-    token_ids: list[int]
-    row: int
-    num_right: int = 0
-
-    def is_right(self) -> bool:
-        """Whether the token drawn last is the next one of the draft."""
-        is_over = self.sequence.is_finished or self.num_right == len(self.token_ids)
-        return not is_over and self.sequence.token_ids[-1] == self.token_ids[self.num_right]
+def _is_right(sequence: EmbeddedSequence, drafted: list[int]) -> bool:
+    """Whether the token drawn last is the drafted one, where there is one."""
+    return sequence.token_ids[-1:] == drafted and not sequence.is_finished
 
 
 def _step_of(batch: Batch, touched: list[EmbeddedSequence]) -> Step[EmbeddedSequence]:
     """The step that has computed a batch, and given these sequences a token or an error."""
     generating = {sequence.id for sequence in batch.decoding}
     prefilling = {sequence.id for _, sequence, _ in batch.prefilling()}
-    num_context_tokens, num_accepted = num_tokens_of(batch.plan.prefills), 0
-    if batch.drafts is not None:
-        num_accepted = batch.drafts.num_accepted_tokens
+    num_context_tokens = num_tokens_of(batch.plan.prefills)
+    num_accepted = 0 if batch.drafts is None else batch.drafts.num_accepted_tokens
     num_embedded = sum(one.embedding is not None for one in touched)
     stats = IterationStats(
         inflight_batching_stats=InflightBatchingStats(

@@ -69,16 +69,10 @@ class Scheduler:
         cache: KvCache,
         pace: Pace,
         *,
-        drafts: bool = False,
-        may_run: MayRun | None = None,
-        num_express: int = 0,
+        drafts: bool = False,  # whether decodes may have drafts; without an invariant model answers would change
+        may_run: MayRun | None = None,  # whether a sequence may run beside others: nothing overtakes one that may not
+        num_express: int = 0,  # the slots that only express requests get
     ) -> None:
-        """`num_express`: the slots that only express requests get.
-
-        `drafts`: whether decodes may have drafts. The model must then be invariant, or answers would change.
-
-        `may_run`: whether a sequence may run beside others. Nothing overtakes one that may not.
-        """
         self._may_run, self._num_express = may_run, num_express
         has_adapters = may_run is not None and cache.shares_blocks
         self._order = attrgetter("adapter", "slot") if has_adapters else attrgetter("slot")  # of decodes
@@ -119,7 +113,7 @@ class Scheduler:
         """
         num_preemptions = self._make_room()
         decoders = [one for one in self.running if one.num_computed >= one.num_prefill]
-        express = list(takewhile(_is_express, decoders))  # they are the first in rank
+        express = list(takewhile(lambda one: one.request.is_express, decoders))  # they are the first in rank
         if is_short := self._may_be_short(len(express), len(decoders)):
             decoders = express
         rows = decoders if self.beam_width == 1 else [row for one in decoders for row in one.beam_rows]
@@ -159,23 +153,17 @@ class Scheduler:
     def commit(self, batch: Batch) -> None:
         """Note that the step of a batch is done: what it has written may be reused and shared."""
         self.cache.end_copies()
-        size = self.cache.tokens_per_block
-        for chunk, sequence in zip(batch.plan.decodes, batch.sequences, strict=False):
-            if sequence.num_computed // size > chunk.start // size and sequence.error is None:
-                self._store(sequence)
-        for _, sequence, _ in batch.prefilling():
-            if sequence.error is None:
-                self._store(sequence)
+        size, num_decodes = self.cache.tokens_per_block, len(batch.plan.decodes)
+        for place, (chunk, sequence) in enumerate(zip(batch.plan.chunks, batch.sequences, strict=True)):
+            if place >= num_decodes or sequence.num_computed // size > chunk.start // size:
+                if sequence.error is None:
+                    self._store(sequence)
         for leader, followers in batch.followers.items():
-            if leader.error is None:
-                self._fork(leader, followers)
-
-    def _fork(self, leader: EmbeddedSequence, followers: list[EmbeddedSequence]) -> None:
-        slots = [one.slot for one in followers if one.slot is not None]
-        if leader.slot is not None:
-            self.cache.fork(leader.slot, slots, leader.num_prefill)
-        for one in followers:
-            one.count_cached(leader.num_cached_tokens)
+            if leader.error is None and leader.slot is not None:
+                slots = [one.slot for one in followers if one.slot is not None]
+                self.cache.fork(leader.slot, slots, leader.num_prefill)
+                for one in followers:
+                    one.count_cached(leader.num_cached_tokens)
 
     def _store(self, sequence: EmbeddedSequence) -> int | None:
         """Put what is computed into the tree. Returns the tree's block with the end of it."""
@@ -249,9 +237,11 @@ class Scheduler:
         """Add the drafts that are worth their rows. A draft fits in the blocks that its sequence has."""
         found: list[tuple[Drafter, list[int], Chunk]] = []
         for chunk, sequence in zip(decodes, decoding, strict=True):
-            drafter = drafter_of(sequence)
-            draft = drafter.draft(sequence.token_ids)
-            if draft and (room := self._room(sequence)):
+            drafter = sequence.drafter = sequence.drafter or Drafter()
+            # One more token is drawn behind a draft.
+            num_free = len(chunk.table) * self.cache.tokens_per_block - sequence.num_tokens
+            room = min(num_free, sequence.max_tokens - sequence.num_generated - 1)
+            if (draft := drafter.draft(sequence.token_ids)) and room:
                 found.append((drafter, draft[:room], chunk))
         found.sort(key=lambda one: -one[0].share)
         num_added = num_worth([(drafter, draft) for drafter, draft, _ in found], len(decodes), self.pace)
@@ -260,12 +250,6 @@ class Scheduler:
             chunk.num_logits += len(draft)
         for drafter, _, _ in found[num_added:]:
             drafter.rest()
-
-    def _room(self, sequence: EmbeddedSequence) -> int:
-        """The most tokens of a draft, behind which one more is drawn."""
-        assert sequence.slot is not None
-        num_free = len(self.cache.table(sequence.slot)) * self.cache.tokens_per_block - sequence.num_tokens
-        return min(num_free, sequence.max_tokens - sequence.num_generated - 1)
 
     def _prefills(self, num_decode_tokens: int, num_prompts: int) -> Iterator[tuple[EmbeddedSequence, Chunk]]:
         """Yield prompt chunks in rank order. The first that has tokens to compute waits for nobody."""
@@ -337,7 +321,10 @@ class Scheduler:
     def _next_chunk(self, sequence: EmbeddedSequence, match: Match, budget: int) -> Chunk:
         slot = sequence.slot
         assert slot is not None
-        self._copy(sequence, slot, match)
+        num_tokens = len(match.blocks) * self.cache.tokens_per_block + match.num_partial
+        if num_tokens - sequence.num_computed >= MIN_COPIED_TOKENS and self.cache.can_copy(match.partial_block):
+            self.cache.copy(slot, match.partial_block, len(match.blocks))
+            self._reuse(sequence, num_tokens)
         start = sequence.num_computed
         end = min(start + budget, sequence.num_prefill)
         self.cache.cover(slot, end)
@@ -355,27 +342,11 @@ class Scheduler:
         match = self.cache.find(_root(sequence), sequence.token_ids, sequence.num_prefill - 1)
         return Match(match.blocks) if sequence.lacks_context else match
 
-    def _copy(self, sequence: EmbeddedSequence, slot: int, match: Match) -> None:
-        num_tokens = len(match.blocks) * self.cache.tokens_per_block + match.num_partial
-        if num_tokens - sequence.num_computed >= MIN_COPIED_TOKENS and self.cache.can_copy(match.partial_block):
-            self.cache.copy(slot, match.partial_block, len(match.blocks))
-            self._reuse(sequence, num_tokens)
-
     def _reuse(self, sequence: EmbeddedSequence, num_tokens: int) -> None:
         """Note that the first `num_tokens` of a sequence need not be computed. Only whole parts count as cached."""
         num_parts = num_tokens // TOKENS_PER_PART - sequence.num_computed // TOKENS_PER_PART
         self._num_reused_tokens += num_tokens - sequence.num_computed
         sequence.reuse(num_tokens, num_parts * TOKENS_PER_PART)
-
-
-def drafter_of(sequence: EmbeddedSequence) -> Drafter:
-    if sequence.drafter is None:
-        sequence.drafter = Drafter()
-    return sequence.drafter
-
-
-def _is_express(sequence: EmbeddedSequence) -> bool:
-    return sequence.request.is_express
 
 
 def _rank(sequence: EmbeddedSequence) -> tuple[float, int, int]:
