@@ -33,7 +33,6 @@ from handlers.lmi_dist.native.sampling import (
     Floats,
     Fulfilled,
     NativeSampler,
-    Records,
     Sampling,
     new_wishes,
 )
@@ -130,8 +129,11 @@ class Sampler:
         wishes["row"] = rows
         wishes["position"] = [len(one.token_ids) - one.num_prompt_tokens for one in sequences]
         sampling = Sampling(logits, wishes)
-        if self._post_processors is not None:
-            sampling.changed = self._process(self._post_processors, logits, wishes, sequences)
+        named = [place for place, one in enumerate(sequences) if one.request.logits_post_processor_name is not None]
+        if named and self._post_processors is not None:  # functions of the user change copies of the rows
+            sampling.changed = logits[wishes["row"][named]]
+            self._post_processors.apply(sampling.changed, [sequences[place] for place in named])
+            wishes["changed"][named] = range(len(named))
         guided = [place for place, one in enumerate(sequences) if one.guide is not None]
         if guided:
             sampling.masks = fill_masks(sequences, guided, self.vocab_size)
@@ -144,18 +146,6 @@ class Sampler:
         if ruled:
             add_rules(sampling, ruled)
         return self.choose(sampling)
-
-    def _process(
-        self, processors: PostProcessors, logits: Floats, wishes: Records, sequences: list[EmbeddedSequence]
-    ) -> Floats | None:
-        """Let functions of the user change copies of the rows of the sequences that name one."""
-        places = [place for place, one in enumerate(sequences) if one.request.logits_post_processor_name is not None]
-        if not places:
-            return None
-        changed: Floats = logits[wishes["row"][places]]
-        processors.apply(changed, [sequences[place] for place in places])
-        wishes["changed"][places] = range(len(places))
-        return changed
 
     def new_state(self, sequence: EmbeddedSequence, num_candidates: int = 0) -> SamplerState:
         """Begin a sequence, or a search that looks at so many candidates."""
@@ -220,9 +210,9 @@ def prompt_log_probs(choose: Choose, logits: Floats, token_ids: list[int], num_t
     """
     if not token_ids:
         return []
-    num_top = min(num_top, logits.shape[1])
-    columns = {"row": np.arange(len(token_ids)), "token_id": token_ids, "num_top": num_top, "wants_log_prob": 1}
-    choices, best = choose(Sampling(logits, new_wishes(len(token_ids), **columns)))
+    num, num_top = len(token_ids), min(num_top, logits.shape[1])
+    wishes = new_wishes(num, row=np.arange(num), token_id=token_ids, num_top=num_top, wants_log_prob=1)
+    choices, best = choose(Sampling(logits, wishes))
     if (choices["status"] != CHOSEN).any():
         return None
     left = iter(best.tolist())
