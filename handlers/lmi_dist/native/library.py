@@ -137,7 +137,7 @@ class Library:
 
     def __init__(self, path: Path, kind: str) -> None:
         try:
-            self._functions = functions = ctypes.CDLL(str(path))
+            self.functions = functions = ctypes.CDLL(str(path))
         except OSError as error:
             raise NotAvailable(f"{path.name} cannot be loaded ({error}); scripts/build-native builds it") from error
         if functions.lmi_abi() != _ABI:
@@ -157,31 +157,23 @@ class Library:
             raise ValueError(f"a weight must be a matrix of floats, given {dtype_name(weight)} {weight.shape}")
         num_out, num_in = weight.shape
         weight = np.ascontiguousarray(weight)
-        data = (arena or self._arena).take(self._functions.lmi_packed_bytes(num_out, num_in, format))
+        data = (arena or self._arena).take(self.functions.lmi_packed_bytes(num_out, num_in, format))
         dtype = _DTYPES[weight.dtype]
-        self._functions.lmi_pack(_address(weight), dtype, num_out, num_in, format, _address(data), num_threads())
+        self.functions.lmi_pack(_address(weight), dtype, num_out, num_in, format, _address(data), num_threads())
         panels = Panels(num_out, num_in, format, 0, _address(data))
         panels.memory = data
         return panels
 
     def block_bytes(self, num_layers: int, num_kv_heads: int, head_dim: int) -> int:
         """Bytes of the keys and values of one block of tokens."""
-        return int(self._functions.lmi_block_bytes(num_layers, num_kv_heads, head_dim))
-
-    def scratch_bytes(self, model: _Model, num_rows: int) -> int:
-        return int(self._functions.lmi_scratch_bytes(model, num_rows))
-
-    def run(self, model: _Model, step: _Step, num_threads: int) -> None:
-        """Run a step; raises ValueError, with nothing done, if the model or the step breaks a rule."""
-        if self._functions.lmi_run(model, step, num_threads):
-            raise ValueError(self._functions.lmi_error().decode())
+        return int(self.functions.lmi_block_bytes(num_layers, num_kv_heads, head_dim))
 
 
 class NativeModel:
     """A program with its pool of blocks. Not safe to call from two threads at once."""
 
     def __init__(self, library: Library, program: Program[Panels], num_blocks: int, num_threads: int) -> None:
-        self._library, self._program, self._num_threads = library, program, num_threads
+        self._functions, self._program, self._num_threads = library.functions, program, num_threads
         self._block_bytes = library.block_bytes(program.num_layers, program.num_kv_heads, program.head_dim)
         # Prompts write to memory that was never used. On a virtual machine that gives free huge pages back to its host,
         # the first write to a huge page takes up to six times as long as that to small ones.
@@ -207,9 +199,7 @@ class NativeModel:
 
     def run(self, chunks: Sequence[Chunk]) -> Array:
         """Logits (num_wanted, vocab_size), float32, in the order of the chunks; valid until the next call."""
-        ids: list[int] = []
-        blocks: list[int] = []
-        wanted: list[int] = []
+        ids, blocks, wanted = list[int](), list[int](), list[int]()
         for chunk in chunks:
             ids += chunk.token_ids
             blocks += chunk.table[: (chunk.start + len(chunk.token_ids) + TOKENS_PER_BLOCK - 1) // TOKENS_PER_BLOCK]
@@ -226,7 +216,10 @@ class NativeModel:
         return self.buffer(-1)[: len(wanted)]
 
     def _step(self, *columns: list[int], adapters: Sequence[ctypes.Array[_Site]] = ()) -> None:
-        """Run a step of (ids, starts, lengths, blocks, wanted), and with adapters (users)."""
+        """Run a step of (ids, starts, lengths, blocks, wanted), and with adapters (users).
+
+        Raises ValueError, with nothing done, if the model or the step breaks a rule.
+        """
         try:
             ids, _, lengths, blocks, wanted, *_ = arrays = [array("i", column) for column in columns]
         except OverflowError as error:
@@ -236,7 +229,8 @@ class NativeModel:
         if adapters:
             sites = [ctypes.cast(adapter, POINTER(_Site)) for adapter in adapters]
             step.adapters, step.num_adapters = (POINTER(_Site) * len(sites))(*sites), len(sites)
-        self._library.run(self._model, step, self._num_threads)
+        if self._functions.lmi_run(self._model, step, self._num_threads):
+            raise ValueError(self._functions.lmi_error().decode())
 
     def put_adapter(self, number: int, adapter: Adapter[Panels]) -> None:
         """Let chunks use an adapter by its number, which is not 0."""
@@ -272,7 +266,7 @@ class NativeModel:
         for index, (rows, width) in enumerate(shapes):
             self._buffers[index] = _Buffer(_address(memory[index]), width, rows, index in wanted, 0)
         self._memory = memory
-        self._scratch = allocate(self._library.scratch_bytes(self._model, max_rows))
+        self._scratch = allocate(self._functions.lmi_scratch_bytes(self._model, max_rows))
         self._model.scratch, self._model.scratch_bytes = _address(self._scratch), self._scratch.size
         self._max_rows, self._max_wanted = max_rows, max_wanted
 

@@ -89,7 +89,7 @@ class NativeSampler:
     """Not safe to call from two threads at once."""
 
     def __init__(self, library: Library, vocab_size: int, num_threads: int) -> None:
-        self._functions, self._num_threads = library._functions, num_threads
+        self._functions, self._num_threads = library.functions, num_threads
         self._functions.lmi_sampling_bytes.argtypes, self._functions.lmi_sampling_bytes.restype = (c_int32,), c_int64
         self._functions.lmi_sample.argtypes = (POINTER(_Sampling), c_int32)
         self._scratch = np.empty(num_threads * self._functions.lmi_sampling_bytes(vocab_size), np.uint8)
