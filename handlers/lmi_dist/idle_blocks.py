@@ -25,21 +25,23 @@ def retentions(
     config: KvCacheRetentionConfig, num_prompt_tokens: int, num_tokens: int, tokens_per_block: int
 ) -> list[Retention | None]:
     """What a request says of each of its blocks: what it says of the block's first token. None: nothing."""
-    said: list[Retention | None] = []
-    for token in range(0, num_tokens, tokens_per_block):
+    ranges = config.token_range_retention_configs
+
+    def said_of(token: int) -> Retention | None:
         if token >= num_prompt_tokens:
-            said.append(_retention(config.decode_retention_priority, config.decode_duration_ms))
-            continue
-        ranges = config.token_range_retention_configs
-        own = [one for one in ranges if one.token_start <= token and (one.token_end is None or token < one.token_end)]
-        said.append(_retention(own[0].priority, own[0].duration_ms) if own else None)
-    return said
+            priority, duration_ms = config.decode_retention_priority, config.decode_duration_ms
+        else:
+            own = (
+                one for one in ranges if one.token_start <= token and (one.token_end is None or token < one.token_end)
+            )
+            if (found := next(own, None)) is None:
+                return None
+            priority, duration_ms = found.priority, found.duration_ms
+        if duration_ms is None or priority == DEFAULT_RETENTION_PRIORITY:
+            return Retention(priority)
+        return Retention(priority, duration_ms / 1000)
 
-
-def _retention(priority: int, duration_ms: int | None) -> Retention:
-    if duration_ms is None or priority == DEFAULT_RETENTION_PRIORITY:
-        return Retention(priority)
-    return Retention(priority, duration_ms / 1000)
+    return [said_of(token) for token in range(0, num_tokens, tokens_per_block)]
 
 
 DEFAULT = Retention(DEFAULT_RETENTION_PRIORITY)

@@ -271,16 +271,15 @@ class KvCache:
 
     def _take(self) -> int:
         """An empty block, or else an idle one."""
-        block = self._empty.pop() if self._empty else self._evict()
+        if self._empty:
+            block = self._empty.pop()
+        else:
+            block = self._idle.pop()
+            parent = self._tree.remove(block)
+            if isinstance(parent, int) and not self._tree.has_children(parent):
+                self._idle.allow(parent)
         self._num_references[block] = 1
         self.num_new_blocks += 1
-        return block
-
-    def _evict(self) -> int:
-        block = self._idle.pop()
-        parent = self._tree.remove(block)
-        if isinstance(parent, int) and not self._tree.has_children(parent):
-            self._idle.allow(parent)
         return block
 
     def _hold(self, block: int) -> None:
