@@ -53,10 +53,10 @@ class KvSlots:
             self._storage = torch.zeros(shape, dtype=dtype, device=device)
         heads_of_layer = 2 * num_heads * max_length
         flat = self._storage.view(-1, head_dim)
-        self._flat = [flat[layer * heads_of_layer :] for layer in range(num_layers)]
+        self.flat = [flat[layer * heads_of_layer :] for layer in range(num_layers)]
         self._heads = torch.arange(2 * num_heads, device=device) * max_length
         self._slot_stride = num_layers * heads_of_layer
-        self._layers = [(slots[:, :num_heads], slots[:, num_heads:]) for slots in self._storage.unbind(1)]
+        self.layers = [(slots[:, :num_heads], slots[:, num_heads:]) for slots in self._storage.unbind(1)]
 
     def cell_indices(self, slots: Tensor, positions: Tensor) -> Tensor:
         """The cells of each token, which are the same in every layer. A cell is one head's key or value.
@@ -65,16 +65,6 @@ class KvSlots:
         """
         first = slots * self._slot_stride + positions
         return (first[:, None] + self._heads).view(-1)
-
-    def write(self, layer: int, cells: Tensor, keys_values: Tensor) -> None:
-        """Store (num_tokens * 2 * num_heads, head_dim) at the indices `cells`."""
-        self._flat[layer].index_copy_(0, cells, keys_values)
-
-    def read(self, layer: int, span: Span) -> tuple[Tensor, Tensor]:
-        """Views of keys and values, each (slots, num_heads, positions, head_dim)."""
-        keys, values = self._layers[layer]
-        part = (slice(span.first_slot, span.last_slot), slice(None), slice(span.start, span.end))
-        return keys[part], values[part]
 
     @torch.inference_mode()
     def copy(self, slot: int, to_slots: list[int], num_tokens: int) -> None:
@@ -125,28 +115,28 @@ class Attention:
 
     def write(self, layer: int, keys_values: Tensor) -> None:
         """Store the keys of all heads, then the values of all heads, of each row: (rows, 2 * kv_heads, head_dim)."""
-        self._kv.write(layer, self._cells, keys_values.reshape(-1, self._kv.head_dim))
+        self._kv.flat[layer].index_copy_(0, self._cells, keys_values.reshape(-1, self._kv.head_dim))
 
     def __call__(
         self,
         layer: int,
         queries: Tensor,
         scale: float,
-        *,
-        softcap: float | None = None,
-        window: int | None = None,
+        softcap: float | None,
+        window: int | None,
         is_wanted: bool = False,
     ) -> Tensor:
         """(rows, heads, head_dim) to (rows, heads * head_dim). With `is_wanted` these are only the wanted rows."""
-        calls = self._calls.get((window, is_wanted))
-        if calls is None:
+        if (calls := self._calls.get((window, is_wanted))) is None:
             calls = self._calls[window, is_wanted] = list(self._plan_calls(window, is_wanted))
         answers = [self._answer(call, layer, queries, scale, softcap) for call in calls] or [queries.flatten(1)]
         return answers[0] if len(answers) == 1 else torch.cat(answers)
 
     def _answer(self, call: AttentionCall, layer: int, queries: Tensor, scale: float, softcap: float | None) -> Tensor:
         """The answers of the rows of one call: (last - first, heads * head_dim)."""
-        keys, values = self._kv.read(layer, call.span)
+        span = call.span
+        part = (slice(span.first_slot, span.last_slot), slice(None), slice(span.start, span.end))
+        keys, values = (half[part] for half in self._kv.layers[layer])  # (slots, kv_heads, positions, head_dim)
         if call.num_queries > 1:
             heads = queries[call.first : call.last].transpose(0, 1)[None]  # (1, heads, queries, head_dim)
             return _attend(heads, keys, values, call, scale, softcap)[0].transpose(0, 1).flatten(1)

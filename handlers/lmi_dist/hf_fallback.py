@@ -61,7 +61,13 @@ class HuggingFaceModel:
             if isinstance(layer := getattr(module, "layer_idx", None), int):
                 setattr(module, _SITE, partial(self.attend, layer))
         self._token_ids = [(7 * index + 3) % config.vocab_size for index in range(9)]
-        self._expected = self._untouched_logits()
+        ids = torch.tensor([self._token_ids], device=self._model.device)
+        try:  # the logits of the untouched model, (num_token_ids, vocab_size)
+            self._model.set_attn_implementation("eager")
+            self._expected: Tensor = self._model(input_ids=ids, use_cache=False).logits[0].float()
+            self._model.set_attn_implementation(_NAME)
+        except Exception as error:
+            raise ModelUnusable(f"{self._name} cannot be run: {error!r:.200}") from error
         pack_linears(self._model, pack)
         self._outputs: dict[str, Any] = {}  # what the module of each declared output gave when it was called last
         for name, module in output_modules(self._model, facts.num_layers, engine_config).items():
@@ -74,12 +80,8 @@ class HuggingFaceModel:
 
     def __call__(self, step: StepInputs) -> Tensor:
         self._step = step
-        output = self._model(
-            input_ids=step.token_ids[None],
-            position_ids=step.positions[None],
-            use_cache=False,
-            logits_to_keep=step.wanted,
-        )
+        ids, positions = step.token_ids[None], step.positions[None]
+        output = self._model(input_ids=ids, position_ids=positions, use_cache=False, logits_to_keep=step.wanted)
         logits: Tensor = output.logits[0]  # (num_wanted, vocab_size)
         return logits.float()
 
@@ -95,28 +97,18 @@ class HuggingFaceModel:
         assert self._step is not None, "attention is asked for outside of a step"
         return self._step
 
-    def attend(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attention_mask: Tensor | None,
-        scaling: float | None = None,
-        sliding_window: int | None = None,
-        softcap: float | None = None,
-        **_: Any,
-    ) -> Tensor:
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, _mask: object, **options: Any) -> Tensor:
         """Store keys and values (1, kv_heads, rows, d), and attend: (1, heads, rows, d) to (1, rows, heads, d).
 
         Behind the layer are the arguments that transformers gives an attention function.
         """
+        window = options.get("sliding_window")
         if self._layer_types is not None:  # the configuration lists kinds of layers
-            sliding_window = self._window if self._layer_types[layer] == "sliding_attention" else None
+            window = self._window if self._layer_types[layer] == "sliding_attention" else None
         attention, queries = self.step.attention, query[0].transpose(0, 1)
         attention.write(layer, torch.cat((key[0], value[0])).transpose(0, 1))
-        scale = scaling or query.shape[-1] ** -0.5
-        answer = attention(layer, queries, scale, softcap=softcap, window=sliding_window)
+        scale = options.get("scaling") or query.shape[-1] ** -0.5
+        answer = attention(layer, queries, scale, options.get("softcap"), window)
         return answer.view(1, len(answer), -1, query.shape[-1])
 
     def check(self, forward: Callable[[Plan], Tensor]) -> None:
@@ -133,17 +125,6 @@ class HuggingFaceModel:
         tolerance = _TOLERANCES[self._model.dtype] * float(self._expected.abs().max())
         if not torch.allclose(logits, self._expected, rtol=0.0, atol=tolerance):
             raise unsupported(self._name, "it does more than attend to keys and values")
-
-    def _untouched_logits(self) -> Tensor:
-        """The logits of the model with its eager attention, (num_token_ids, vocab_size)."""
-        ids = torch.tensor([self._token_ids], device=self._model.device)
-        try:
-            self._model.set_attn_implementation("eager")
-            logits: Tensor = self._model(input_ids=ids, use_cache=False).logits[0].float()
-            self._model.set_attn_implementation(_NAME)
-        except Exception as error:
-            raise ModelUnusable(f"{self._name} cannot be run: {error!r:.200}") from error
-        return logits
 
 
 def _load(facts: ModelFacts, placement: Placement) -> PreTrainedModel:

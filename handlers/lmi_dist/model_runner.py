@@ -44,42 +44,30 @@ class ModelRunner:
         self.vocab_size, self.context_length = facts.vocab_size, facts.context_length
         self.dtype, self.device = str(placement.dtype).removeprefix("torch."), str(placement.device)
         self._device, self.pooling = placement.device, facts.pooling
-        with torch.inference_mode():
-            self.slots = KvSlots(facts, placement, num_slots, max_length)
-            self.adapters: AnyLoader | None = None
-            self._model = self._load(facts, placement, config, max_length, progress)
-
-    def _load(
-        self,
-        facts: ModelFacts,
-        placement: Placement,
-        config: EngineConfig,
-        max_length: int,
-        progress: Progress,
-    ) -> TorchModel | HuggingFaceModel:
-        """The program of an architecture that is known, else the modules of transformers."""
         pack, limits = packer(placement), LoraLimits.of(config.options)
+        self._model: TorchModel | HuggingFaceModel
+        adaptable: Adaptable[Tensor] | None
 
         def place(array: Array) -> Tensor:
             dtype = torch.bfloat16 if array.dtype == BFLOAT16 else placement.dtype
             return to_tensor(array).to(placement.device, dtype)
 
-        model: TorchModel | HuggingFaceModel
-        adaptable: Adaptable[Tensor] | None
-        if (a := facts.architecture) is not None:
-            program = load(facts, config, max_length, progress, lambda weight: pack(to_tensor(weight)), place)
-            model = adaptable = TorchModel(program, placement.dtype)
-            sites = sites_of(a)
-        else:
-            Checkpoint(facts.path, allow_pickle=config.allow_pickle)  # refuses pickles
-            model = decoder = HuggingFaceModel(facts, placement, pack, config, progress)
-            adaptable = modules = None if limits is None else decoder.with_adapters()
-            decoder.check(lambda plan: decoder(self._prepare(plan)))
-            self.slots.release(0)
-            sites = () if modules is None else modules.sites()
+        with torch.inference_mode():
+            self.slots = KvSlots(facts, placement, num_slots, max_length)
+            if facts.architecture is not None:
+                program = load(facts, config, max_length, progress, lambda weight: pack(to_tensor(weight)), place)
+                self._model = adaptable = TorchModel(program, placement.dtype)
+                sites = sites_of(facts.architecture)
+            else:  # the modules of transformers run it
+                Checkpoint(facts.path, allow_pickle=config.allow_pickle)  # refuses pickles
+                self._model = decoder = HuggingFaceModel(facts, placement, pack, config, progress)
+                adaptable = modules = None if limits is None else decoder.with_adapters()
+                decoder.check(lambda plan: decoder(self._prepare(plan)))
+                self.slots.release(0)
+                sites = () if modules is None else modules.sites()
+        self.adapters: AnyLoader | None = None
         if limits is not None and adaptable is not None:
             self.adapters = LoraLoader(facts, config, limits, sites, adaptable, lambda: place)
-        return model
 
     @torch.inference_mode()
     def forward(self, plan: Plan) -> Array:
@@ -93,10 +81,7 @@ class ModelRunner:
         return to_array(self._model.output(name).float().cpu())
 
     def _prepare(self, plan: Plan) -> StepInputs:
-        token_ids: list[int] = []
-        positions: list[int] = []
-        slots: list[int] = []
-        wanted: list[int] = []
+        token_ids, positions, slots, wanted = list[int](), list[int](), list[int](), list[int]()
         users: dict[int, tuple[list[int], list[int]]] = {}  # by adapter: rows, and places among the wanted rows
         for chunk in plan.chunks:
             if chunk.adapter:

@@ -7,6 +7,7 @@ applies an activation. A packed weight is opaque: it cannot be sliced, saved or 
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -27,16 +28,9 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": functional.silu,
     "relu": functional.relu,
     "gelu": functional.gelu,
-    "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
+    "gelu_tanh": partial(functional.gelu, approximate="tanh"),
 }
-# The name of an activation -> oneDNN's name and algorithm.
-_POST_OPS = {
-    "none": ("none", ""),
-    "silu": ("swish", ""),
-    "relu": ("relu", ""),
-    "gelu": ("gelu", "none"),
-    "gelu_tanh": ("gelu", "tanh"),
-}
+_POST_OPS = {"silu": ("swish", ""), "gelu": ("gelu", "none"), "gelu_tanh": ("gelu", "tanh")}  # oneDNN's names
 _PACK_ROWS = 64  # the batch size that oneDNN packs for; every other batch size works as well
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -80,7 +74,7 @@ def packed(weight: Tensor) -> Weight:
     opaque = _reorder(weight.contiguous(), _PACK_ROWS)
 
     def multiply(x: Tensor, bias: Tensor | None = None, activation: str = "none") -> Tensor:
-        post_op, algorithm = _POST_OPS[activation]
+        post_op, algorithm = _POST_OPS.get(activation, (activation, ""))
         return _pointwise(x, opaque, bias, post_op, [], algorithm)
 
     return multiply

@@ -65,12 +65,14 @@ class TorchModel:
         rotations = {table: rows.index_select(0, step.positions) for table, rows in self._rotations.items()}
         for operation in self._program.operations:
             match operation:
-                case Embed():
-                    buffers[operation.output] = _embed(operation, step, self._dtype)
-                case Norm():
-                    _put(buffers, operation, _normalise(operation, buffers[operation.input]))
-                case Linear():
-                    _put(buffers, operation, self._multiply(operation, buffers[operation.input], step))
+                case Embed(output=output, positions=positions):
+                    x = operation.table.index_select(0, step.token_ids).to(self._dtype)
+                    x = x if operation.scale == 1.0 else x * operation.scale
+                    buffers[output] = x if positions is None else x + positions.index_select(0, step.positions)
+                case Norm(output=output) | Linear(output=output):
+                    x = buffers[operation.input]
+                    y = _normalise(operation, x) if isinstance(operation, Norm) else self._multiply(operation, x, step)
+                    buffers[output] = buffers[output].add_(y) if operation.adds else y
                 case Attend():
                     heads = buffers[operation.input].unflatten(1, (-1, self._program.head_dim))
                     buffers[operation.output] = self._attend(operation, heads, rotations, step)
@@ -116,27 +118,10 @@ class TorchModel:
             rotated.mul_(cosines).addcmul_(swapped, sines)
         queries, keys_values = heads[:, :num_heads], heads[:, num_heads:]
         step.attention.write(operation.layer, keys_values)
-        return step.attention(
-            operation.layer,
-            queries.index_select(0, step.wanted) if operation.is_wanted else queries,
-            operation.scale,
-            softcap=operation.softcap,
-            window=operation.window,
-            is_wanted=operation.is_wanted,
-        )
-
-
-def _put(buffers: dict[int, Tensor], operation: Norm | Linear[Weight], result: Tensor) -> None:
-    output = operation.output
-    buffers[output] = buffers[output].add_(result) if operation.adds else result
-
-
-def _embed(operation: Embed, step: StepInputs, dtype: torch.dtype) -> Tensor:
-    """(rows, width)"""
-    x: Tensor = operation.table.index_select(0, step.token_ids).to(dtype)
-    if operation.scale != 1.0:
-        x = x * operation.scale
-    return x if operation.positions is None else x + operation.positions.index_select(0, step.positions)
+        if operation.is_wanted:
+            queries = queries.index_select(0, step.wanted)
+        scale, softcap, window = operation.scale, operation.softcap, operation.window
+        return step.attention(operation.layer, queries, scale, softcap, window, operation.is_wanted)
 
 
 def _normalise(operation: Norm, x: Tensor) -> Tensor:
