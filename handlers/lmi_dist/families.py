@@ -146,7 +146,11 @@ def _llama(config: Any, **switches: Any) -> Architecture | None:
     rotaries = rotaries_of(config, layer_types, _head_dim(config))
     if activation is None or rotaries is None or not set(layer_types) <= {"full_attention", "sliding_attention"}:
         return None
-    window = getattr(config, "sliding_window", None)
+    window, biases = getattr(config, "sliding_window", None), set[str]()
+    if getattr(config, "attention_bias", False):
+        biases |= {"q", "k", "v", "o"}
+    if getattr(config, "mlp_bias", False):
+        biases |= {"gate", "up", "down"}
     facts: dict[str, Any] = {
         "names": _LLAMA,
         "intermediate_size": config.intermediate_size,
@@ -155,15 +159,9 @@ def _llama(config: Any, **switches: Any) -> Architecture | None:
         "norm_eps": getattr(config, "rms_norm_eps", 1e-5),
         "rotaries": rotaries,
         "windows": tuple(window if kind == "sliding_attention" else None for kind in layer_types),
-        "biases": _biases(config),
+        "biases": frozenset(biases),
     }
     return _decoder(config, **(facts | switches))
-
-
-def _biases(config: Any) -> frozenset[str]:
-    attention = {"q", "k", "v", "o"} if getattr(config, "attention_bias", False) else set()
-    feed_forward = {"gate", "up", "down"} if getattr(config, "mlp_bias", False) else set()
-    return frozenset(attention | feed_forward)
 
 
 def _windowed(config: Any, **switches: Any) -> Architecture | None:

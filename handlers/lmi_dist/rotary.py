@@ -57,11 +57,9 @@ def stable_context_length(config: Any) -> int:
     for parameters in _parameters(config, getattr(config, "layer_types", None) or [""]).values():
         if parameters.get("rope_type") not in ("dynamic", "longrope"):
             continue
-        first_stage = _original_length(config, parameters)
-        if first_stage < longest:
-            rule = parameters["rope_type"]
+        if (first_stage := _original_length(config, parameters)) < longest:
             why = "the context ends at %d tokens: beyond it %s scaling would change the keys of earlier tokens"
-            log.warning(why, first_stage, rule)
+            log.warning(why, first_stage, parameters["rope_type"])
             longest = first_stage
     return longest
 
@@ -69,31 +67,20 @@ def stable_context_length(config: Any) -> int:
 def _parameters(config: Any, layer_types: Sequence[str]) -> dict[str, dict[str, Any]]:
     """The rope parameters of each type of layer. In most models they are the same for all types."""
     parameters = config.rope_parameters
-    if _is_shared(parameters):
+    if "rope_theta" in parameters or "rope_type" in parameters:
         return dict.fromkeys(sorted(set(layer_types)), parameters)
     return {kind: parameters[kind] for kind in sorted(set(layer_types)) if parameters.get(kind)}
 
 
-def _is_shared(parameters: Mapping[str, Any]) -> bool:
-    return "rope_theta" in parameters or "rope_type" in parameters
-
-
 def _original_length(config: Any, parameters: Mapping[str, Any]) -> int:
     """The context before it was made longer. Outside of the parameters it counts more, where they are all layers'."""
-    outside = getattr(config, "original_max_position_embeddings", None) if _is_shared(config.rope_parameters) else None
+    is_shared = "rope_theta" in config.rope_parameters or "rope_type" in config.rope_parameters
+    outside = getattr(config, "original_max_position_embeddings", None) if is_shared else None
     length: int = outside or parameters.get("original_max_position_embeddings") or config.max_position_embeddings
     return length
 
 
 # The rules. Each takes a configuration, the rope parameters of a layer and the width of a head.
-
-
-def _default(config: Any, parameters: Mapping[str, Any], head_dim: int) -> Rotary:
-    return _rotary(1 / _wavelengths(parameters, head_dim))
-
-
-def _linear(config: Any, parameters: Mapping[str, Any], head_dim: int) -> Rotary:
-    return _rotary(1 / _wavelengths(parameters, head_dim) / parameters["factor"])
 
 
 def _llama3(config: Any, parameters: Mapping[str, Any], head_dim: int) -> Rotary:
@@ -126,16 +113,13 @@ def _yarn(config: Any, parameters: Mapping[str, Any], head_dim: int) -> Rotary:
     ramp = ((np.arange(num_channels // 2, dtype=np.float32) - first) / (last - first)).clip(0, 1)
     kept = 1 - ramp
     frequencies = 1 / (factor * wavelengths) * (1 - kept) + 1 / wavelengths * kept
-    given = parameters.get("attention_factor")
-    return _rotary(frequencies, _yarn_factor(parameters, factor) if given is None else given)
 
-
-def _yarn_factor(parameters: Mapping[str, Any], factor: float) -> float:
     def scale(weight: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
-    weights = parameters.get("mscale"), parameters.get("mscale_all_dim")
-    return scale(weights[0]) / scale(weights[1]) if weights[0] and weights[1] else scale(1)
+    given, weight, all_weight = (parameters.get(name) for name in ("attention_factor", "mscale", "mscale_all_dim"))
+    attention = scale(weight) / scale(all_weight) if weight and all_weight else scale(1)
+    return _rotary(frequencies, attention if given is None else given)
 
 
 def _longrope(config: Any, parameters: Mapping[str, Any], head_dim: int) -> Rotary:
@@ -149,9 +133,9 @@ def _longrope(config: Any, parameters: Mapping[str, Any], head_dim: int) -> Rota
 
 
 _FREQUENCIES: dict[str, Callable[[Any, Mapping[str, Any], int], Rotary]] = {
-    "default": _default,
-    "dynamic": _default,  # in its first stage
-    "linear": _linear,
+    "default": lambda config, parameters, head_dim: _rotary(1 / _wavelengths(parameters, head_dim)),
+    "dynamic": lambda config, parameters, head_dim: _rotary(1 / _wavelengths(parameters, head_dim)),  # its first stage
+    "linear": lambda _, parameters, head_dim: _rotary(1 / _wavelengths(parameters, head_dim) / parameters["factor"]),
     "llama3": _llama3,
     "yarn": _yarn,
     "longrope": _longrope,
