@@ -67,15 +67,18 @@ def stable_context_length(config: Any) -> int:
 def _parameters(config: Any, layer_types: Sequence[str]) -> dict[str, dict[str, Any]]:
     """The rope parameters of each type of layer. In most models they are the same for all types."""
     parameters = config.rope_parameters
-    if "rope_theta" in parameters or "rope_type" in parameters:
+    if _is_shared(parameters):
         return dict.fromkeys(sorted(set(layer_types)), parameters)
     return {kind: parameters[kind] for kind in sorted(set(layer_types)) if parameters.get(kind)}
 
 
+def _is_shared(parameters: Mapping[str, Any]) -> bool:
+    return "rope_theta" in parameters or "rope_type" in parameters
+
+
 def _original_length(config: Any, parameters: Mapping[str, Any]) -> int:
     """The context before it was made longer. Outside of the parameters it counts more, where they are all layers'."""
-    is_shared = "rope_theta" in config.rope_parameters or "rope_type" in config.rope_parameters
-    outside = getattr(config, "original_max_position_embeddings", None) if is_shared else None
+    outside = getattr(config, "original_max_position_embeddings", None) if _is_shared(config.rope_parameters) else None
     length: int = outside or parameters.get("original_max_position_embeddings") or config.max_position_embeddings
     return length
 
