@@ -61,7 +61,7 @@ class EngineLoop:
     def wake(self) -> None:
         self._ready.put([])
 
-    def cancel_all(self, timeout_s: float | None = None) -> None:
+    def cancel_all(self, timeout_s: float) -> None:
         """Cancel every task of the loop and wait until they have ended. Raises TimeoutError."""
 
         async def cancel_others() -> None:
@@ -72,7 +72,7 @@ class EngineLoop:
 
         asyncio.run_coroutine_threadsafe(cancel_others(), self._loop).result(timeout_s)
 
-    def end_loop(self, timeout_s: float | None = None) -> None:
+    def end_loop(self, timeout_s: float) -> None:
         """One that hangs is left behind."""
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(timeout_s)

@@ -1,6 +1,5 @@
 """The Handler record of the vLLM engine. It does not import vLLM: argument names are read from vLLM's source text."""
 
-import math
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -58,7 +57,7 @@ def environment(config: EngineConfig, environ: Mapping[str, str], slot: int, fol
     What vLLM compiles is kept in `folder` too where its own place cannot be written, as in a container that is
     read-only: so an engine that starts again finds it. A variable that the operator has set keeps its value.
     """
-    wanted = NOTHING_IS_SENT | {"VLLM_ENGINE_READY_TIMEOUT_S": str(math.ceil(config.model_loading_timeout_s))}
+    wanted = dict(NOTHING_IS_SENT)
     if 0 < len(os.fsencode(folder)) <= MAX_SOCKET_FOLDER_BYTES:
         wanted["VLLM_RPC_BASE_PATH"] = folder
     if folder and not can_write(cache_folder(environ)):

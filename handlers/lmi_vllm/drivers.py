@@ -1,31 +1,26 @@
-"""vLLM's engine, stepped in this process, or in others by an event loop. It uses more than vLLM's public classes."""
+"""vLLM's engine: its scheduler runs in this process. It uses more of vLLM than its public classes."""
 
 import logging
 import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from datetime import timedelta
 from functools import lru_cache
 from typing import Any, ClassVar, cast
 
 import torch
 from torch.distributed import TCPStore
-from vllm.config import VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
-from vllm.pooling_params import PoolingParams
 from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
-from vllm.v1.engine.async_llm import AsyncLLM
-from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.engine.llm_engine import LLMEngine
-from vllm.v1.metrics.loggers import StatLoggerBase
+from vllm.v1.executor.uniproc_executor import UniProcExecutor
 from vllm.v1.sample import sampler
 
 from handlers.base.adapters import LoadedAdapter
 from handlers.base.stepped import EngineStopped
 from handlers.driven.executor import EngineLoad
-from handlers.driven.loop import EngineLoop, Processes
+from handlers.driven.loop import Processes
 from handlers.driven.outputs import SequenceOutput
 from handlers.lmi_vllm import process_setup, translation
 from handlers.lmi_vllm.translation import VllmWork
@@ -34,15 +29,14 @@ from lmi.shared import linux
 
 BEAT_S = 0.5
 SILENT_S = 10.0  # a node that is silent for longer is lost
-WAIT_S = 0.1  # for an output of another process, before deadlines are checked
 
 Allocate = Callable[..., Any]
 
 log = logging.getLogger("lmi.vllm")
 
 
-class InProcess:
-    """vLLM's scheduler is called directly, and no other process can be left behind."""
+class VllmEngine:
+    """vLLM's scheduler is called directly. Several ranks are processes, perhaps on several nodes."""
 
     num_open: ClassVar[int] = 0  # in this process
     closed: ClassVar[list[LLMEngine]] = []  # kept alive, because the finalizer of an engine ends groups of ranks too
@@ -57,7 +51,16 @@ class InProcess:
         self._num_preemptions = 0
         self.config, self.tasks = self._engine.vllm_config, self._engine.get_supported_tasks()
         self.renderer = self._engine.renderer
-        InProcess.num_open += 1
+        process_setup.unlink_shared_memory()
+        # vLLM ends the other ranks before it reports that one has ended. Compilers are not watched.
+        pids = [pid for pid in linux.descendants(os.getpid()) if linux.title(pid).startswith("VLLM")]
+        self._ranks = Processes(pids)
+        self._is_alone = isinstance(self._engine.model_executor, UniProcExecutor)
+        self._heartbeat: NodeHeartbeat | None = None
+        if arguments.nnodes > 1:  # not on Ray, whose own nodes watch each other
+            port = self.config.parallel_config.master_port
+            self._heartbeat = NodeHeartbeat(arguments.master_addr, port, arguments.node_rank, arguments.nnodes)
+        VllmEngine.num_open += 1
 
     def add(self, work: VllmWork) -> None:
         self._engine.add_request(work.id, work.prompt, work.params, lora_request=work.adapter, priority=work.priority)
@@ -68,11 +71,14 @@ class InProcess:
     def step(self) -> Sequence[SequenceOutput]:
         """Step the core directly. LLMEngine.step detokenises and copies each log-prob four times.
 
-        For a small model that takes a tenth of the time. Raises EngineStopped if the device is lost.
+        For a small model that takes a tenth of the time. Raises EngineStopped if the device is lost, or a rank.
         """
         try:
             new = self._engine.engine_core.get_output().outputs
         except Exception as error:
+            if not self._is_alone:  # the ranks may wait for each other now
+                log.error("vLLM's engine died; its own lines further up say why", exc_info=self.is_alive)
+                raise EngineStopped("vLLM's engine died") from error
             if isinstance(error, getattr(torch, "AcceleratorError", ())) or "CUDA error" in str(error):
                 raise EngineStopped(f"the device cannot be used any more: {error}") from error
             raise
@@ -95,7 +101,9 @@ class InProcess:
         )
 
     def wake(self) -> None:
-        return None
+        """End a step that waits for a lost rank or node: vLLM does so too, but gives the other ranks nine seconds."""
+        if not self.is_alive:
+            self._ranks.kill()
 
     def check_adapter(self, adapter: LoadedAdapter) -> None:
         translation.check_adapter(adapter, self.config)
@@ -110,15 +118,21 @@ class InProcess:
 
     @property
     def is_alive(self) -> bool:
-        return True
+        has_failed = getattr(self._engine.model_executor, "is_failed", False)  # Ray's ranks are not ours
+        return self._ranks.are_alive and not has_failed and (self._heartbeat is None or self._heartbeat.is_whole)
 
     def close(self) -> None:
         """Shut down. vLLM's groups of ranks belong to the process, so only the last of several engines ends them."""
-        InProcess.num_open -= 1
-        InProcess.closed.append(self._engine)
-        if InProcess.num_open == 0:
+        if not self.is_alive:
+            self._ranks.kill()  # the group is broken and cannot shut down in order
+        if self._heartbeat is not None:
+            self._heartbeat.close()
+        self._ranks.close()
+        VllmEngine.num_open -= 1
+        VllmEngine.closed.append(self._engine)
+        if VllmEngine.num_open == 0:
             self._engine.engine_core.shutdown()
-            InProcess.closed.clear()
+            VllmEngine.closed.clear()
 
 
 def _no_ranks(log_probs: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
@@ -163,105 +177,6 @@ def skipping(allocate: Allocate, manager: FullAttentionManager, nothing: Any) ->
         return allocate(request, num_new_tokens, num_lookahead_tokens=num_lookahead_tokens, **more)
 
     return allocate_slots
-
-
-class MultiProcess(EngineLoop):
-    """vLLM's engine for models on several devices, and perhaps on several nodes."""
-
-    def __init__(self, arguments: AsyncEngineArgs) -> None:
-        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"
-        self._stats = _Stats()
-        self._llm = AsyncLLM.from_engine_args(arguments, stat_loggers=[self._stats.made])
-        process_setup.unlink_shared_memory()
-        # vLLM ends the other ranks before it reports that one has ended. Compilers are not watched.
-        pids = [pid for pid in linux.descendants(os.getpid()) if linux.title(pid).startswith("VLLM")]
-        self._processes = Processes(pids)
-        self._num_steps = 0  # of the core, as far as `step` has reported them
-        super().__init__("vllm")
-        self.config, self.tasks = self._llm.vllm_config, self.run(self._llm.get_supported_tasks())
-        self.renderer = self._llm.renderer
-        self._heartbeat: NodeHeartbeat | None = None
-        if arguments.nnodes > 1:  # not on Ray, whose own nodes watch each other
-            port = self.config.parallel_config.master_port
-            self._heartbeat = NodeHeartbeat(arguments.master_addr, port, arguments.node_rank, arguments.nnodes)
-
-    def add(self, work: VllmWork) -> None:
-        self.begin(work.id, self._follow(work))
-
-    async def _follow(self, work: VllmWork) -> None:
-        how = {"lora_request": work.adapter, "priority": work.priority}
-        try:
-            if isinstance(work.params, PoolingParams):
-                async for pooled in self._llm.encode(work.prompt, work.params, work.id, **how):
-                    self.put(translation.of_pooling(pooled))
-                return
-            async for output in self._llm.generate(work.prompt, work.params, work.id, **how):
-                self.put(translation.of_request(output))
-        except Exception as error:
-            self.put(SequenceOutput(work.id, [], end=error))
-
-    def step(self) -> Sequence[SequenceOutput] | None:
-        batch = self.take(WAIT_S)
-        if not self.is_alive or any(isinstance(output.end, EngineDeadError) for output in batch):
-            log.error("vLLM's engine died; its own lines further up say why")
-            raise EngineStopped("vLLM's engine died")
-        before, self._num_steps = self._num_steps, self._stats.num_steps
-        return batch if batch or self._num_steps > before else None
-
-    def load(self) -> EngineLoad:
-        """The KV cache and the counts after the core's last step."""
-        return replace(self._stats.load, kv_cache=translation.kv_cache_stats(self.config, self._stats.used_share))
-
-    def check_adapter(self, adapter: LoadedAdapter) -> None:
-        translation.check_adapter(adapter, self.config)
-
-    def add_adapter(self, adapter: LoadedAdapter) -> None:
-        self.run(self._llm.add_lora(translation.lora_request(adapter)))
-        if adapter.is_pinned:
-            self.run(self._llm.pin_lora(adapter.number))
-
-    def remove_adapter(self, adapter: LoadedAdapter) -> None:
-        self.run(self._llm.remove_lora(adapter.number))
-
-    @property
-    def is_alive(self) -> bool:
-        is_whole = self._heartbeat is None or self._heartbeat.is_whole
-        return self._processes.are_alive and not self._llm.errored and is_whole
-
-    def close(self) -> None:
-        if not self.is_alive:
-            self._processes.kill()  # the group is broken and cannot shut down in order
-        if self._heartbeat is not None:
-            self._heartbeat.close()
-        self.cancel_all()  # the core's end is not an error now
-        self._llm.shutdown()
-        del self._llm  # at the end of the interpreter its finalizer would call names that are gone
-        self.end_loop()
-        self._processes.close()
-
-
-class _Stats(StatLoggerBase):
-    """The statistics that the core reports after each step."""
-
-    def __init__(self) -> None:
-        self.load = EngineLoad()
-        self.used_share = 0.0  # of the KV cache
-        self.num_steps = 0
-
-    def made(self, config: VllmConfig, index: int = 0) -> StatLoggerBase:
-        """vLLM calls this to make the logger of an engine's statistics."""
-        return self
-
-    def record(self, scheduler_stats: Any, iteration_stats: Any, *others: Any, **more: Any) -> None:
-        self.num_steps += 1
-        if scheduler_stats is not None:
-            self.load.num_running = scheduler_stats.num_running_reqs
-            self.used_share = scheduler_stats.kv_cache_usage
-        if iteration_stats is not None:
-            self.load.num_preemptions += iteration_stats.num_preempted_reqs
-
-    def log_engine_initialized(self) -> None:
-        return None
 
 
 class NodeHeartbeat:

@@ -22,12 +22,12 @@ from handlers.driven.arguments import refusal
 from handlers.driven.executor import DrivenExecutor, name_of
 from handlers.driven.outputs import BeamRow
 from handlers.lmi_vllm import process_setup, translation
-from handlers.lmi_vllm.about import ON_RAY, environment
+from handlers.lmi_vllm.about import environment
 from handlers.lmi_vllm.arguments import engine_arguments, named_for
-from handlers.lmi_vllm.drivers import InProcess, MultiProcess, NodeHeartbeat
+from handlers.lmi_vllm.drivers import NodeHeartbeat, VllmEngine
 from handlers.lmi_vllm.preparations import GuideGate, ImageReader
 from handlers.lmi_vllm.translation import VllmWork
-from handlers.lmi_vllm.vllm_log import START, StartupLog, new_file
+from handlers.lmi_vllm.vllm_log import StartupLog
 from lmi import errors
 from lmi.executor import EngineInfo, ErrorKind, Executor, Progress, Request
 from lmi.settings.config import EngineConfig
@@ -62,10 +62,7 @@ log = logging.getLogger("lmi.vllm")
 
 
 class VllmExecutor(DrivenExecutor[VllmWork]):
-    """`Executor(path, config)`: a checkpoint's folder, no buffer, and the contract's or the server's configuration.
-
-    With several ranks `is_multi_process` is true by default.
-    """
+    """`Executor(path, config)`: a checkpoint's folder, no buffer, and the contract's or the server's configuration."""
 
     title = "vLLM"
 
@@ -76,7 +73,6 @@ class VllmExecutor(DrivenExecutor[VllmWork]):
         config: AnyConfig | None = None,
         *,
         progress: Progress = lambda stage, share: None,
-        is_multi_process: bool | None = None,
     ) -> None:
         folder, settings, options = settled(self.title, model, json_config_str, config)
         if settings.logits_post_processor_config or options.logits_post_processors:
@@ -85,10 +81,7 @@ class VllmExecutor(DrivenExecutor[VllmWork]):
         if settings.additional_model_outputs:
             raise errors.Unsupported("additional_model_outputs", "a step of vLLM returns only tokens")
         with starting(folder, options, progress) as arguments:
-            num_ranks = arguments.tensor_parallel_size * arguments.pipeline_parallel_size * arguments.nnodes
-            if is_multi_process is None:
-                is_multi_process = num_ranks > 1 or arguments.distributed_executor_backend == ON_RAY
-            engine = MultiProcess(arguments) if is_multi_process else InProcess(arguments)
+            engine = VllmEngine(arguments)
         info = translation.describe(engine.config, settings.max_beam_width, engine.renderer)
         if (is_pooling := info.capabilities.embeddings is not None) and "embed" not in engine.tasks:
             tasks = ", ".join(engine.tasks)
@@ -129,9 +122,7 @@ def _warm_up_works(*, is_pooling: bool) -> list[VllmWork]:
     """The first steps set up kernels and so take as long as many steps."""
     common = {"max_tokens": NUM_WARM_UP_TOKENS, "ignore_eos": True, "detokenize": False}
     greedy = SamplingParams(output_kind=RequestOutputKind.DELTA, temperature=0.0, **common)
-    sampled = SamplingParams(
-        output_kind=RequestOutputKind.DELTA, top_p=0.9, seed=0, logprobs=0, flat_logprobs=True, **common
-    )
+    sampled = SamplingParams(output_kind=RequestOutputKind.DELTA, top_p=0.9, seed=0, logprobs=0, **common)
     kinds = [PoolingParams(task="embed")] if is_pooling else [greedy, sampled]
     return [VllmWork(f"warm-up.{number}", tokens_input([0] * 8), kind) for number, kind in enumerate(kinds)]
 
@@ -199,7 +190,7 @@ class Follower(Executor):
 def starting(model: str, config: EngineConfig, progress: Progress) -> Iterator[AsyncEngineArgs]:
     """Yield vLLM's arguments, and report the stages of the start that the caller makes with them. Raises StartError."""
     progress("configuration", 0.0)
-    startup_log = StartupLog(new_file(START))
+    startup_log = StartupLog.new()
     added = environment(config, os.environ, 0, "")  # the cores of ranks; nothing in a server, where engines share them
     os.environ.update(added)
     try:
@@ -220,6 +211,8 @@ def explained(error: Exception, model: str, config: EngineConfig, cause: str | N
     if isinstance(error, errors.StartError):
         return error
     refused = refusal(error, lambda place: named_for(config, str(place[-1])))
+    if isinstance(of_rank := getattr(error, "cause", None), Exception):  # which Ray has wrapped
+        cause = cause or f"{type(of_rank).__name__}: {of_rank}"
     text = str(refused or cause or error).strip()
     advice = next((advice for pattern, advice in ADVICE.items() if re.search(pattern, text, re.I)), None)
     if refused is not None and not OF_THE_MODEL.search(text):

@@ -73,7 +73,6 @@ def prepare(config: EngineConfig | None = None) -> None:
             form = "json" if handler.formatter.render is as_json else "text"
             os.environ[LOG_NAME] = json.dumps([handler.formatter.role, level, form, f"/proc/{os.getpid()}/fd/{fd()}"])
     _start_tracker()
-    vllm_log.new_file(vllm_log.CAUSES)
     vllm_log.listen()
     _set_levels()
 

@@ -5,16 +5,14 @@ except for stop words of several tokens, which it does not know.
 """
 
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from vllm.config import ModelConfig, VllmConfig
 from vllm.inputs import MultiModalInput, TokensInput
-from vllm.logprobs import FlatLogprobs
 from vllm.lora.peft_helper import PEFTHelper
 from vllm.lora.request import LoRARequest
 from vllm.model_executor.model_loader import get_model_cls
-from vllm.outputs import PoolingRequestOutput, RequestOutput
 from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 from vllm.v1.engine import EngineCoreOutput
@@ -143,7 +141,7 @@ def _choice(config: SamplingConfig, seed: int) -> dict[str, Any]:
 
 
 def _log_probs(output: OutputConfig, sequence: Sequence) -> dict[str, Any]:
-    wanted: dict[str, Any] = {"flat_logprobs": True}
+    wanted: dict[str, Any] = {}
     if output.return_log_probs or output.num_top_log_probs:
         wanted["logprobs"] = int(output.num_top_log_probs)
     if sequence.lacks_prompt_log_probs:
@@ -186,36 +184,8 @@ def of_core(name: str, output: EngineCoreOutput) -> SequenceOutput:
     )
 
 
-def of_pooling(output: PoolingRequestOutput[Any]) -> SequenceOutput:
-    """Translate an output of AsyncLLM's encode."""
-    embedding, num_cached = _embedding(output.outputs.data), output.num_cached_tokens or 0
-    return SequenceOutput(
-        output.request_id, [], end=FinishReason.END_ID, num_cached_tokens=num_cached, embedding=embedding
-    )
-
-
 def _embedding(vector: torch.Tensor) -> Tensor:
     return Tensor(tuple(vector.shape), "float32", vector.float().numpy().tobytes())
-
-
-def of_request(output: RequestOutput) -> SequenceOutput:
-    """Translate an output of AsyncLLM with DELTA and flat log-probs. The prompt's first position is empty."""
-    completion, prompt = output.outputs[0], output.prompt_logprobs
-    return SequenceOutput(
-        output.request_id,
-        list(completion.token_ids),
-        None if completion.logprobs is None else of_flat(cast(FlatLogprobs, completion.logprobs), 0),
-        of_flat(cast(FlatLogprobs, prompt), 1) if prompt else None,
-        None if completion.finish_reason is None else _end(output.request_id, completion.finish_reason),
-        output.num_cached_tokens or 0,
-    )
-
-
-def of_flat(flat: FlatLogprobs, first: int) -> LogProbs:
-    """The log-probs at the positions from `first` on."""
-    spans = list(zip(flat.start_indices, flat.end_indices, strict=True))[first:]
-    token_ids = [flat.token_ids[start:end] for start, end in spans]
-    return LogProbs(token_ids, [flat.logprobs[start:end] for start, end in spans])
 
 
 def _of_arrays(arrays: LogprobsLists | LogprobsTensors | None) -> LogProbs | None:

@@ -1,7 +1,7 @@
 """What vLLM reports only in its log: the stages of a start, why a process failed, why a structure was not followed.
 
-It is written to files in memory, whose paths every process of the engine inherits. This relies on the names of loggers
-and on a request's id as the first argument of a line, never on their texts.
+A start is written to a file in memory, whose path every process of the engine inherits. This relies on the names of
+loggers and on a request's id as the first argument of a line, never on their texts.
 """
 
 from __future__ import annotations
@@ -10,16 +10,17 @@ import logging
 import os
 import re
 import threading
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from lmi.errors import shorten
 from lmi.executor import Progress
 
-START, CAUSES = "LMI_VLLM_STARTUP_LOG", "LMI_VLLM_GUIDES"  # variables with the paths of files
+START = "LMI_VLLM_STARTUP_LOG"  # the variable with the path of the file
 LOOK_S = 0.1
 MAX_CAUSE, MAX_REFUSAL = 1000, 300  # characters
-MAX_FILE_BYTES = 1 << 20  # then a file is emptied: the cause of a refusal is read a moment after it was noted
+MAX_REFUSALS = 1000  # a cause is read a moment after it was noted
 
 # The first line of one of these loggers begins the stage.
 BEGINS = {
@@ -32,7 +33,7 @@ BEGINS = {
 }
 SAID_AT_DEBUG = frozenset({"vllm.compilation.decorators"})  # these lines are only for this module
 STAGES = tuple(dict.fromkeys(BEGINS.values()))
-REPORTING_FAILURE = ("vllm.v1.engine.core", "vllm.v1.executor.multiproc_executor")
+REPORTING_FAILURE = ("vllm.v1.executor.multiproc_executor",)
 REPORTING_GUIDES = tuple(f"vllm.v1.structured_output{name}" for name in ("", ".backend_xgrammar", ".backend_guidance"))
 STARTED = "started"
 
@@ -41,25 +42,14 @@ GUIDE_RULE = "must be a structure that vLLM can follow"
 NO_TEXT = "no text fits it"
 PLACE = re.compile(r"\[[0-9:]+\] \S+:[0-9]+: ")  # a line of the compiler's code: [04:07:14] /x/regex.cc:83:
 
+_refusals: deque[tuple[str, str]] = deque(maxlen=MAX_REFUSALS)  # vLLM's own id of a sequence, and the cause
+
 
 def listen() -> None:
     """Start writing down what vLLM's loggers report in this process, before its first request."""
     for names, note in ((BEGINS, _note_stage), (REPORTING_FAILURE, _note_failure), (REPORTING_GUIDES, _note_guide)):
         for name in names:
             logging.getLogger(name).addFilter(note)
-
-
-def new_file(variable: str) -> str:
-    """Make a file in memory for this process and those that it starts from now on. Returns its path."""
-    os.environ[variable] = path = f"/proc/{os.getpid()}/fd/{os.memfd_create(variable, os.MFD_CLOEXEC)}"
-    return path
-
-
-def _write(path: str, line: str) -> None:
-    with suppress(OSError), open(path, "ab", buffering=0) as file:  # its owner may be gone
-        if file.tell() > MAX_FILE_BYTES:
-            file.truncate(0)
-        file.write(line.replace("\n", " ").encode("utf-8", "backslashreplace") + b"\n")
 
 
 def _lines(path: str) -> list[str]:
@@ -75,12 +65,19 @@ class StartupLog:
         self.path = path
 
     @classmethod
+    def new(cls) -> StartupLog:
+        """A log in memory for this process and those that it starts from now on."""
+        os.environ[START] = path = f"/proc/{os.getpid()}/fd/{os.memfd_create(START, os.MFD_CLOEXEC)}"
+        return cls(path)
+
+    @classmethod
     def current(cls) -> StartupLog:
         """The latest log of this process or of the one that started it. Without one, lines are dropped."""
         return cls(os.environ.get(START, os.devnull))
 
     def write(self, line: str) -> None:
-        _write(self.path, line)
+        with suppress(OSError), open(self.path, "ab", buffering=0) as file:  # its owner may be gone
+            file.write(line.replace("\n", " ").encode("utf-8", "backslashreplace") + b"\n")
 
     @property
     def is_started(self) -> bool:
@@ -124,8 +121,7 @@ def refusal(cause: Exception | str) -> str:
 
 def cause_of(name: str) -> str | None:
     """The reason why vLLM gave up the sequence `name`, or None if its structure was not the cause."""
-    causes = (line.partition(" ") for line in _lines(os.environ.get(CAUSES, os.devnull)))
-    return next((cause for inner_id, _, cause in causes if inner_id.rpartition("-")[0] == name), None)
+    return next((cause for inner_id, cause in _refusals if inner_id.rpartition("-")[0] == name), None)
 
 
 def _note_stage(record: logging.LogRecord) -> bool:
@@ -140,15 +136,15 @@ def _note_failure(record: logging.LogRecord) -> bool:
     startup_log = StartupLog.current()
     if not record.exc_info or startup_log.is_started:
         return True
-    error = getattr(record.exc_info[1], "cause", None) or record.exc_info[1]  # Ray wraps the error of a rank
+    error = record.exc_info[1]
     startup_log.write(f"failed {type(error).__name__}: {shorten(str(error), MAX_CAUSE)[1:-1]}")
     return logging.getLogger().isEnabledFor(logging.DEBUG)
 
 
 def _note_guide(record: logging.LogRecord) -> bool:
-    """Write why vLLM ends a request with the word "error". The line is logged only at DEBUG: the client reads it."""
+    """Note why vLLM ends a request with the word "error". The line is logged only at DEBUG: the client reads it."""
     if record.levelno >= logging.ERROR and isinstance(record.args, tuple) and record.args:
         error = record.exc_info[1] if record.exc_info else None
         cause = NO_TEXT if error is None else " ".join(str(error).split())
-        _write(os.environ.get(CAUSES, os.devnull), f"{record.args[0]} {cause}")
+        _refusals.append((str(record.args[0]), cause))
     return logging.getLogger().isEnabledFor(logging.DEBUG)

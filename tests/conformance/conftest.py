@@ -108,17 +108,11 @@ def vllm() -> Executor:
     return Executor(tiny_model("llama_wide"), vllm_config())
 
 
-def vllm_multi_process() -> Executor:
-    from handlers.lmi_vllm import Executor
-
-    return Executor(tiny_model("llama_wide"), vllm_config(), is_multi_process=True)
-
-
-def vllm_with_adapters(model: Path, *, is_multi_process: bool = False) -> Executor:
+def vllm_with_adapters(model: Path) -> Executor:
     from handlers.lmi_vllm import Executor
 
     config = vllm_config(enable_lora="true", max_loras=str(MAX_ADAPTERS), max_lora_rank="8")
-    executor = Executor(tiny_model("llama_wide"), config, is_multi_process=is_multi_process)
+    executor = Executor(tiny_model("llama_wide"), config)
     executor.load_adapter("formal", str(write_small_adapter(model / "formal", seed=1)))
     return executor
 
@@ -190,14 +184,8 @@ ADAPTABLE |= {
     for profile in PROFILES
 }
 if importlib.util.find_spec("vllm") is not None:
-    ADAPTABLE |= {
-        "vllm": (vllm_with_adapters, lambda folder: write_small_adapter(folder, seed=2)),
-        "vllm-multi-process": (
-            lambda model: vllm_with_adapters(model, is_multi_process=True),
-            lambda folder: write_small_adapter(folder, seed=2),
-        ),
-    }
-    EXECUTORS |= {"vllm": vllm, "vllm-multi-process": vllm_multi_process}
+    ADAPTABLE["vllm"] = (vllm_with_adapters, lambda folder: write_small_adapter(folder, seed=2))
+    EXECUTORS["vllm"] = vllm
 
 
 @pytest.fixture(params=EXECUTORS, scope="package")

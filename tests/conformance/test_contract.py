@@ -24,7 +24,6 @@ from tests.conformance.asking import (
     several,
     wait_until_idle,
 )
-from tests.conformance.conftest import EXECUTORS
 from tests.conformance.table import needs
 
 
@@ -423,8 +422,6 @@ def test_statistics_are_drained_and_count_the_work(executor: Executor) -> None:
     assert executor.get_latest_iteration_stats() == []
 
 
-# Every server takes them so: tests/system/test_vllm_scale.py is the test of vLLM's processes, which take long to start.
-@pytest.mark.parametrize("fresh", [name for name in EXECUTORS if name != "vllm-multi-process"], indirect=True)
 def test_responses_go_to_whoever_takes_them_step_by_step_to_the_last(fresh: Executor) -> None:
     steps: list[list[Response]] = []
     is_over = threading.Event()

@@ -21,13 +21,12 @@ def test_the_readme_has_every_capability_and_every_behaviour_of_the_suite() -> N
 
 
 def test_the_readme_says_what_this_engine_can_and_does(executor: Executor, request: pytest.FixtureRequest) -> None:
-    engine = request.node.callspec.params["shared"]
-    column = {"vllm-multi-process": "vllm"}.get(engine, engine)
+    column = request.node.callspec.params["shared"]
     if column not in ENGINES:
         return  # an engine of the tests
     if column == "lmi-dist" and not executor.info.kernels.startswith("native"):
         return  # the table tells of native kernels
-    can = msgspec.structs.replace(executor.capabilities, lora=engine in ADAPTABLE)
+    can = msgspec.structs.replace(executor.capabilities, lora=column in ADAPTABLE)
     assert _column(written(), column) == _column(tables({column: can}), column), HOW
 
 

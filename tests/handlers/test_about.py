@@ -69,11 +69,10 @@ def vllm_config(**engine: Any) -> Config:
     return Config(server=server, model=ModelConfig(path="/m", name="m"), engine=EngineConfig(handler="vllm", **engine))
 
 
-def test_vllm_sends_nothing_and_has_as_long_to_start_as_we_give_it() -> None:
-    given = of_engine(vllm_config(model_loading_timeout_s=90.5), {}, slot=0)
+def test_vllm_sends_nothing() -> None:
+    given = of_engine(vllm_config(), {}, slot=0)
     assert "VLLM_CPU_OMP_THREADS_BIND" not in given
     assert (given["VLLM_NO_USAGE_STATS"], given["DO_NOT_TRACK"]) == ("1", "1")
-    assert given["VLLM_ENGINE_READY_TIMEOUT_S"] == "91"
 
 
 def test_what_vllm_compiles_is_kept_for_as_long_as_the_server_where_its_own_place_cannot_be_written(

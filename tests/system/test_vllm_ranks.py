@@ -23,7 +23,11 @@ from lmi.settings.config import EngineConfig
 from tests.beam_reference import Comparison, Found, transformers_beams
 from tests.tiny_models import END_ID, tiny_model
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.timeout(600),
+    pytest.mark.filterwarnings("ignore:max_rollback_tokens:DeprecationWarning"),  # between vLLM and xgrammar
+]
 
 PROMPT = (11, 12, 13, 14, 15)
 TIMEOUT_S = 120.0

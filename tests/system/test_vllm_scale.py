@@ -35,13 +35,13 @@ from tests.tiny_models import tiny_model
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
 NUM_STREAMS = 8  # two ranks share two cores, so a stream begins slowly
-CORE, RANK = "VLLM::EngineCor", "VLLM::Worker_TP"  # the kernel keeps 15 characters of a name
-PROCESSES = {ENGINE: 1, CORE: 1, RANK: 2}
+RANK = "VLLM::Worker_TP"  # the kernel keeps 15 characters of a name
+PROCESSES = {ENGINE: 1, RANK: 2}
 
 
 @pytest.fixture(scope="module")
 def apart() -> Iterator[Server]:
-    """Two ranks: an engine process, vLLM's core and its two workers."""
+    """Two ranks: an engine process and its two workers."""
     with serve(tiny_model("llama_long"), *SETTINGS, "option.tensor_parallel_degree=2") as server:
         yield server
 
@@ -74,7 +74,7 @@ def test_two_ranks_answer_as_one_does(apart: Server, inside: Server) -> None:
     assert not any(map(Path.is_socket, folder.iterdir())), "vLLM's sockets lie where they go when the server does"
 
 
-def test_a_structure_that_another_process_cannot_compile_is_the_clients_fault(apart: Server) -> None:
+def test_a_structure_that_vllm_cannot_compile_is_the_clients_fault(apart: Server) -> None:
     body = {"prompt": "The quick", "max_tokens": 4}
     assert apart.post(body | {"guided_regex": "[ab]{3}"}, "/v1/completions").status == 200  # vLLM keeps this compiler
     answer = apart.post(body | {"guided_regex": r"\p{L}{1,500}" * 20}, "/v1/completions")
@@ -93,13 +93,8 @@ def test_streams_end_when_a_rank_is_killed(apart: Server) -> None:
     recovers(apart, PROCESSES)
 
 
-def test_streams_end_when_the_core_stands_still(apart: Server) -> None:
-    hurt(apart, CORE, signal.SIGSTOP, within_s=STEP_TIMEOUT_S + 3, num_streams=NUM_STREAMS)
-    recovers(apart, PROCESSES)
-
-
-def test_streams_end_when_the_core_is_killed(apart: Server) -> None:
-    hurt(apart, CORE, signal.SIGKILL, within_s=2, num_streams=NUM_STREAMS)
+def test_streams_end_when_a_rank_stands_still(apart: Server) -> None:
+    hurt(apart, RANK, signal.SIGSTOP, within_s=STEP_TIMEOUT_S + 3, num_streams=NUM_STREAMS)
     apart.kill()  # nobody needs the engine that starts
 
 
@@ -129,7 +124,7 @@ def test_a_further_node_is_healthy_and_says_who_takes_requests(nodes: list[Serve
 
 @pytest.mark.parametrize("lost", [1, 0])
 def test_a_lost_node_ends_the_streams_and_both_nodes_start_again(nodes: list[Server], lost: int) -> None:
-    """The process that is killed is the parent of a rank; on node 0 it is the parent of the core too."""
+    """The process that is killed is the parent of a rank; on node 0 it has the scheduler too."""
     pids = {pid for node in nodes for pid in node.pids() if os.getpgid(pid) == node.pid("lmi-engine")}
     shared = segments(pids)
     with streaming(nodes[0], 4) as streams, Measurement(is_last=True).within(10):

@@ -333,6 +333,19 @@ def test_what_vllms_classes_refuse_names_our_option_and_its_source(arguments: Mo
     )
 
 
+class WrappedError(RuntimeError):
+    """An error as Ray hands it over: its text is a traceback, and `cause` is the error of the rank."""
+
+    cause = ValueError("the cause")
+
+
+def test_the_error_of_a_rank_on_ray_is_the_cause(arguments: ModuleType) -> None:
+    from handlers.lmi_vllm.executor import explained
+
+    said = str(explained(WrappedError("ray::RayWorkerProc.initialize_worker() (pid=1)"), "/model", config({})))
+    assert said == "/model: vLLM cannot start: ValueError: the cause"
+
+
 @pytest.mark.parametrize(("asked", "more"), [(31, 0), (32, 1), (64, 2), (95, 2), (96, 3), (128, 4), (299, 4)])
 def test_a_few_places_stand_beside_the_batch_that_was_asked_for(
     arguments: ModuleType, folder: Path, asked: int, more: int

@@ -133,7 +133,7 @@ def test_a_step_that_raises_ends_preempted_requests_too_and_repeats_nothing(engi
 
 
 class Merging:
-    """vLLM's engine, but one output holds two steps, as AsyncLLM's outputs do when they are not taken in time."""
+    """vLLM's engine, but one output holds two steps, as those of an event loop do when they are not taken in time."""
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine

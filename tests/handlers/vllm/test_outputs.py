@@ -74,18 +74,3 @@ def test_a_prompt_whose_blocks_are_known_still_gets_its_log_probs(engine: Execut
     result(engine, input_token_ids=prompt)
     got = result(engine, input_token_ids=prompt, output_config=OutputConfig(num_prompt_log_probs=0))
     assert got.prompt_log_probs is not None and len(got.prompt_log_probs) == len(prompt)
-
-
-def test_the_chosen_token_is_among_the_best_of_steps_that_vllm_put_together() -> None:
-    from vllm.logprobs import FlatLogprobs
-
-    from handlers.driven.outputs import best
-    from handlers.lmi_vllm.translation import of_flat
-
-    first, second, merged = FlatLogprobs(), FlatLogprobs(), FlatLogprobs()
-    first.append_fast([5, 5, 7], [-1.0, -1.0, -2.0], iter([1, 1, 2]), [None] * 3)
-    second.append_fast([9, 5, 7], [-3.0, -1.0, -2.0], iter([3, 1, 2]), [None] * 3)
-    for one in (first, second):
-        merged.extend(one)
-    for position in range(2):
-        assert [token.token_id for token in best(of_flat(merged, 0), position, 2)] == [5, 7]

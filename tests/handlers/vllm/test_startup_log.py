@@ -21,7 +21,7 @@ CACHE = "vllm.v1.core.kv_cache_utils"
 @pytest.fixture
 def begun(monkeypatch: pytest.MonkeyPatch) -> Iterator[StartupLog]:
     monkeypatch.setenv(vllm_log.START, "")
-    yield StartupLog(vllm_log.new_file(vllm_log.START))
+    yield StartupLog.new()
     for name in (*vllm_log.BEGINS, *REPORTING_FAILURE):
         logging.getLogger(name).filters.clear()
         logging.getLogger(name).setLevel(logging.NOTSET)
@@ -64,22 +64,6 @@ def test_the_first_failure_is_the_cause_and_is_not_logged_twice(
     except RuntimeError:
         logger.exception("failed")
     assert len(caplog.records) == 1 and begun.cause == "ValueError: the\\ncause"
-
-
-class WrappedError(RuntimeError):
-    """An error as Ray hands it over: its text is a traceback, and `cause` is the error of the rank."""
-
-    def __init__(self, cause: Exception) -> None:
-        super().__init__("ray::RayWorkerProc.initialize_worker() (pid=1)\n  File ...")
-        self.cause = cause
-
-
-def test_the_error_of_a_rank_on_ray_is_the_cause(begun: StartupLog) -> None:
-    try:
-        raise WrappedError(ValueError("the cause"))
-    except WrappedError:
-        listening(REPORTING_FAILURE[0]).exception("failed to start")
-    assert begun.cause == "ValueError: the cause"
 
 
 def test_a_process_that_was_started_from_here_writes_to_the_same_journal(begun: StartupLog) -> None:
