@@ -21,15 +21,23 @@ from handlers.driven.executor import DrivenExecutor, name_of
 from handlers.driven.outputs import SequenceOutput
 from handlers.guides.compiler import compile_limit_s
 from handlers.lmi_trtllm import adapters, guides, processors
-from handlers.lmi_trtllm.about import AUTO, CPP_SAMPLER, Profile, explained, installed
+from handlers.lmi_trtllm.about import AUTO, CPP_SAMPLER, explained, installed
 from handlers.lmi_trtllm.arguments import llm_arguments
 from handlers.lmi_trtllm.engine import TrtllmEngine, TrtllmWork
 from handlers.lmi_trtllm.guides import GuideChecks
 from handlers.lmi_trtllm.outputs import TrtllmOutput, note_rows
 from handlers.lmi_trtllm.sampling import TrtllmSampler, check_beams, refuse_rules, retention, sampling_params
 from lmi.errors import ModelUnusable, PromptTooLong, Unsupported
-from lmi.executor import Capabilities, EngineInfo, ExecutorConfig, OutputConfig, Progress, Request, SamplingConfig
-from lmi.settings.config import EngineConfig
+from lmi.executor import (
+    Capabilities,
+    EngineInfo,
+    ExecutorConfig,
+    GuideType,
+    OutputConfig,
+    Progress,
+    Request,
+    SamplingConfig,
+)
 
 MAX_TOP_LOG_PROBS = 20
 LENGTHS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
@@ -59,21 +67,28 @@ class TrtllmExecutor(DrivenExecutor[TrtllmWork]):
         if settings.logits_post_processor_config is not None:
             raise Unsupported("logits_post_processor_config", IN_A_FILE)
         progress("configuration", 0.0)
+        checks: list[GuideChecks] = []
         try:
-            arguments, checks = self._arguments(folder, options), None
-            if guides.kinds(options, folder)[0]:
-                checks = GuideChecks(folder, vocab_size(folder), compile_limit_s(options.step_timeout_s), self._wake)
+            self._profile = installed(LLM.generate_async)
+            arguments = llm_arguments(options, folder, self._profile)
+            self._file = processors.file_of(options, folder)
+            arguments |= processors.arguments(self._file, arguments)
+            arguments |= adapters.arguments(arguments)
+            model_config, known_guides = read_config(folder), guides.kinds(options, folder)
+            if known_guides[0]:
+                max_compile_s = compile_limit_s(options.step_timeout_s)
+                checks.append(GuideChecks(folder, model_config["vocab_size"], max_compile_s, self._wake))
             progress("weights", 0.0)
             self._trtllm = TrtllmEngine(arguments)
         except Exception as error:
             log.debug("TensorRT-LLM did not start", exc_info=error)
             raise explained(error, folder, options) from error
         try:
-            self._sampler = sampler_of(self._trtllm, self._profile, folder)
-            info = describe(self._trtllm, self._sampler, folder, settings, options)
+            self._sampler = self._new_sampler(model_config["vocab_size"])
+            info = self._describe(folder, model_config, settings, known_guides)
             max_loras = self._trtllm.argument("lora_config").max_loras if info.capabilities.lora else 0
             super().__init__(self._trtllm, info, settings, max_resident_adapters=max_loras)
-            self._preparations = () if checks is None else (checks,)
+            self._preparations = checks
             progress("warm-up", 0.0)
             self._run_to_the_end(self._warm_up_works())
         except Exception as error:
@@ -81,13 +96,52 @@ class TrtllmExecutor(DrivenExecutor[TrtllmWork]):
             raise explained(error, folder, options) from error
         self._start()
 
-    def _arguments(self, folder: str, options: EngineConfig) -> dict[str, Any]:
-        """Read what the model and the operator say. Returns the arguments of LLM."""
-        self._profile = installed(LLM.generate_async)
-        arguments = llm_arguments(options, folder, self._profile)
-        self._file = processors.file_of(options, folder)
-        arguments |= processors.arguments(self._file, arguments)
-        return arguments | adapters.arguments(arguments)
+    def _new_sampler(self, vocab_size: int) -> TrtllmSampler:
+        profile, given = self._profile, self._trtllm.argument("sampler_type")
+        name = str(getattr(given, "value", given))
+        searches_by_it = profile.has_cpp_beams and name == AUTO and self._trtllm.max_beam_width > 1
+        return TrtllmSampler(profile, vocab_size, searches_by_it or (profile.has_cpp_sampler and name == CPP_SAMPLER))
+
+    def _describe(
+        self, folder: str, model: dict[str, Any], settings: ExecutorConfig, guides: tuple[tuple[GuideType, ...], str]
+    ) -> EngineInfo:
+        engine, sampler = self._trtllm, self._sampler
+        dtype = engine.argument("dtype")
+        if dtype in (None, "auto"):
+            dtype = model.get("dtype") or model.get("torch_dtype") or ""
+        lengths = [engine.argument("max_seq_len"), *map(model.get, LENGTHS)]
+        length = next((one for one in lengths if isinstance(one, int) and one > 0), None)
+        if length is None:
+            raise ModelUnusable(f"{folder}: config.json has no length of the context; set option.max_model_len")
+        has_no_beams = engine.max_beam_width == 1
+        return EngineInfo(
+            name="trtllm",
+            vocab_size=sampler.vocab_size,
+            max_sequence_length=length,
+            max_num_sequences=engine.max_num_sequences,
+            dtype=str(dtype).removeprefix("torch."),
+            device="cuda",
+            max_kv_cache_tokens=settings.kv_cache_config.max_tokens or 0,
+            capabilities=Capabilities(
+                max_beam_width=engine.max_beam_width,
+                num_return_sequences=True,
+                guided_decoding=guides[0] if has_no_beams else (),
+                why_no_guides=guides[1],
+                min_p=sampler.has_rules,
+                seed=sampler.has_rules,
+                no_repeat_ngram_size=sampler.has_rules,
+                embedding_bias=True,
+                max_top_log_probs=0 if sampler.is_cpp and has_no_beams else min(MAX_TOP_LOG_PROBS, sampler.vocab_size),
+                context_logits=True,
+                generation_logits=has_no_beams,
+                perf_metrics=True,
+                additional_outputs=tuple(settings.additional_model_outputs),
+                logits_post_processors=processors.names(self._file),
+                lora=engine.argument("lora_config") is not None,
+                kv_cache_retention=True,
+                priority=sampler.profile.takes_priority,
+            ),
+        )
 
     def _warm_up_works(self) -> list[TrtllmWork]:
         """Greedy, and sampled with every output there is; where the engine only searches beams, one of those."""
@@ -147,70 +201,14 @@ class TrtllmExecutor(DrivenExecutor[TrtllmWork]):
 
 
 def read_config(folder: str) -> dict[str, Any]:
-    """config.json of a model, of its text part if it has several. Raises ModelUnusable if it cannot be read."""
+    """config.json of a model, of its text part if it has several. Raises ModelUnusable unless it has a `vocab_size`."""
     file = Path(folder, "config.json")
     try:
         config = msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
     except (OSError, msgspec.MsgspecError) as error:
         raise ModelUnusable(f"{file}: {error}") from None
-    text = config.get("text_config")
-    return {**config, **text} if isinstance(text, dict) else config
-
-
-def vocab_size(folder: str) -> int:
-    """The width of the model's logits."""
-    size = read_config(folder).get("vocab_size")
-    if not isinstance(size, int) or size < 1:
+    if isinstance(text := config.get("text_config"), dict):
+        config |= text
+    if not isinstance(size := config.get("vocab_size"), int) or size < 1:  # the width of the logits
         raise ModelUnusable(f"{folder}: config.json has no vocab_size")
-    return size
-
-
-def sampler_of(engine: TrtllmEngine, profile: Profile, folder: str) -> TrtllmSampler:
-    given = engine.argument("sampler_type")
-    name = str(getattr(given, "value", given))
-    searches_by_it = profile.has_cpp_beams and name == AUTO and engine.max_beam_width > 1
-    is_cpp = searches_by_it or (profile.has_cpp_sampler and name == CPP_SAMPLER)
-    return TrtllmSampler(profile, vocab_size(folder), is_cpp)
-
-
-def describe(
-    engine: TrtllmEngine, sampler: TrtllmSampler, folder: str, settings: ExecutorConfig, options: EngineConfig
-) -> EngineInfo:
-    config, known = read_config(folder), engine.argument
-    dtype = known("dtype")
-    if dtype in (None, "auto"):
-        dtype = config.get("dtype") or config.get("torch_dtype") or ""
-    lengths = [known("max_seq_len"), *map(config.get, LENGTHS)]
-    length = next((one for one in lengths if isinstance(one, int) and one > 0), None)
-    if length is None:
-        raise ModelUnusable(f"{folder}: config.json has no length of the context; set option.max_model_len")
-    kinds, why_no_guides = guides.kinds(options, folder)
-    has_no_beams = engine.max_beam_width == 1
-    return EngineInfo(
-        name="trtllm",
-        vocab_size=sampler.vocab_size,
-        max_sequence_length=length,
-        max_num_sequences=engine.max_num_sequences,
-        dtype=str(dtype).removeprefix("torch."),
-        device="cuda",
-        max_kv_cache_tokens=options.max_kv_cache_tokens or 0,
-        capabilities=Capabilities(
-            max_beam_width=engine.max_beam_width,
-            num_return_sequences=True,
-            guided_decoding=kinds if has_no_beams else (),
-            why_no_guides=why_no_guides,
-            min_p=sampler.has_rules,
-            seed=sampler.has_rules,
-            no_repeat_ngram_size=sampler.has_rules,
-            embedding_bias=True,
-            max_top_log_probs=0 if sampler.is_cpp and has_no_beams else min(MAX_TOP_LOG_PROBS, sampler.vocab_size),
-            context_logits=True,
-            generation_logits=has_no_beams,
-            perf_metrics=True,
-            additional_outputs=tuple(settings.additional_model_outputs),
-            logits_post_processors=processors.names(processors.file_of(options, folder)),
-            lora=known("lora_config") is not None,
-            kv_cache_retention=True,
-            priority=sampler.profile.takes_priority,
-        ),
-    )
+    return config

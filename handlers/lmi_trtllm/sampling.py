@@ -118,17 +118,10 @@ def check_beams(request: Request, max_beam_width: int) -> None:
         raise InvalidParameter("beam_width", f"{max_beam_width} {ONE_WIDTH}", request.sampling_config.beam_width)
     if max_beam_width == 1:
         return
-    for name, reason, is_asked in _lacking(request):
-        if is_asked:
-            raise Unsupported(name, f"TensorRT-LLM {reason} in a beam search")
-
-
-def _lacking(request: Request) -> list[tuple[str, str, bool]]:
-    """The fields that a search lacks, the reason, and whether the request asks for it."""
     output, no_rows = request.output_config, "has rows that do not follow the beams"
     has_words = bool(request.stop_words) or len({*request.end_ids, request.end_id} - {None}) > 1
     is_held_back = bool(request.sampling_config.min_tokens)
-    return [
+    for name, reason, is_asked in (
         ("return_generation_logits", no_rows, output.return_generation_logits),
         ("additional_model_outputs", no_rows, bool(output.additional_model_outputs)),
         ("num_top_log_probs", "has only the log-probs of the chosen tokens", output.num_top_log_probs > 0),
@@ -136,7 +129,9 @@ def _lacking(request: Request) -> list[tuple[str, str, bool]]:
         ("min_tokens", "holds back one end token only", is_held_back and has_words),
         ("bad_words", "bans single tokens only", any(len(word) > 1 for word in request.bad_words)),
         ("logits_post_processor_name", "calls no function of ours", request.logits_post_processor_name is not None),
-    ]
+    ):
+        if is_asked:
+            raise Unsupported(name, f"TensorRT-LLM {reason} in a beam search")
 
 
 def _choice(config: SamplingConfig, seed: int, sampler: TrtllmSampler) -> dict[str, Any]:
@@ -199,21 +194,21 @@ def wanted_rows(output: OutputConfig) -> dict[str, Any]:
 
 def retention(config: KvCacheRetentionConfig) -> TheirRetention:
     """TensorRT-LLM's form, where a duration is a timedelta. Ours has refused ranges that overlap and bad priorities."""
+
+    def duration(duration_ms: int | None) -> timedelta | None:
+        return None if duration_ms is None else timedelta(milliseconds=duration_ms)
+
     ranges = [
         TheirRetention.TokenRangeRetentionConfig(
             token_start=one.token_start,
             token_end=one.token_end,
             priority=one.priority,
-            duration_ms=_duration(one.duration_ms),
+            duration_ms=duration(one.duration_ms),
         )
         for one in config.token_range_retention_configs
     ]
     return TheirRetention(
         token_range_retention_configs=ranges,
         decode_retention_priority=config.decode_retention_priority,
-        decode_duration_ms=_duration(config.decode_duration_ms),
+        decode_duration_ms=duration(config.decode_duration_ms),
     )
-
-
-def _duration(duration_ms: int | None) -> timedelta | None:
-    return None if duration_ms is None else timedelta(milliseconds=duration_ms)

@@ -23,15 +23,15 @@ def folder_with(folder: Path, **config: Any) -> str:
 
 def test_the_vocabulary_is_that_of_the_text_part_of_a_model(line: str, tmp_path: Path) -> None:
     executor = import_module("handlers.lmi_trtllm.executor")
-    assert executor.vocab_size(folder_with(tmp_path, vocab_size=5)) == 5
-    assert executor.vocab_size(folder_with(tmp_path, vocab_size=5, text_config={"vocab_size": 7})) == 7
+    assert executor.read_config(folder_with(tmp_path, vocab_size=5))["vocab_size"] == 5
+    assert executor.read_config(folder_with(tmp_path, vocab_size=5, text_config={"vocab_size": 7}))["vocab_size"] == 7
 
 
 @pytest.mark.parametrize("text", ["{}", "{", '{"vocab_size": "7"}'])
 def test_a_folder_that_does_not_say_it_is_refused(line: str, tmp_path: Path, text: str) -> None:
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(ModelUnusable, match="config.json"):
-        import_module("handlers.lmi_trtllm.executor").vocab_size(str(tmp_path))
+        import_module("handlers.lmi_trtllm.executor").read_config(str(tmp_path))
 
 
 def test_the_info_of_an_engine_is_honest_about_its_line(line: str) -> None:
