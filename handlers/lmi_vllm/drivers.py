@@ -12,12 +12,13 @@ from typing import Any, ClassVar, cast
 import torch
 from torch.distributed import TCPStore
 from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.lora.peft_helper import PEFTHelper
 from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
 from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 from vllm.v1.sample import sampler
 
-from handlers.base.adapters import LoadedAdapter
+from handlers.base.adapters import LoadedAdapter, check_names
 from handlers.base.stepped import EngineStopped
 from handlers.driven.executor import EngineLoad
 from handlers.driven.loop import Processes
@@ -25,6 +26,7 @@ from handlers.driven.outputs import SequenceOutput
 from handlers.lmi_vllm import process_setup, translation
 from handlers.lmi_vllm.translation import VllmWork
 from lmi.errors import cause_line
+from lmi.executor import KvCacheStats
 from lmi.shared import linux
 
 BEAT_S = 0.5
@@ -44,6 +46,7 @@ class VllmEngine:
     def __init__(self, arguments: AsyncEngineArgs) -> None:
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         cast(Any, sampler).batched_count_greater_than = _no_ranks
+        num_threads = torch.get_num_threads()
         self._engine = LLMEngine.from_engine_args(arguments)
         self._scheduler = cast(Any, self._engine.engine_core).engine_core.scheduler
         shorten_allocation(self._scheduler)
@@ -56,6 +59,8 @@ class VllmEngine:
         pids = [pid for pid in linux.descendants(os.getpid()) if linux.title(pid).startswith("VLLM")]
         self._ranks = Processes(pids)
         self._is_alone = isinstance(self._engine.model_executor, UniProcExecutor)
+        if not self._is_alone:
+            torch.set_num_threads(num_threads)  # vLLM leaves one to this process, where another engine may compute
         self._heartbeat: NodeHeartbeat | None = None
         if arguments.nnodes > 1:  # not on Ray, whose own nodes watch each other
             port = self.config.parallel_config.master_port
@@ -78,6 +83,7 @@ class VllmEngine:
         except Exception as error:
             if not self._is_alone:  # the ranks may wait for each other now
                 log.error("vLLM's engine died; its own lines further up say why", exc_info=self.is_alive)
+                self._ranks.kill()
                 raise EngineStopped("vLLM's engine died") from error
             if isinstance(error, getattr(torch, "AcceleratorError", ())) or "CUDA error" in str(error):
                 raise EngineStopped(f"the device cannot be used any more: {error}") from error
@@ -93,12 +99,15 @@ class VllmEngine:
                 self._preempted[request.request_id] = request.num_preemptions
                 self._num_preemptions += request.num_preemptions > before.get(request.request_id, 0)
         running = [_outer_id(request.request_id) for request in self._scheduler.running]
-        return EngineLoad(
-            num_running=len(running),
-            running=running,
-            num_preemptions=self._num_preemptions,
-            kv_cache=translation.kv_cache_stats(self.config, self._scheduler.kv_cache_manager.usage),
+        num_blocks = translation.num_blocks(self.config)
+        num_used = round(self._scheduler.kv_cache_manager.usage * num_blocks)
+        kv_cache = KvCacheStats(
+            max_num_blocks=num_blocks,
+            free_num_blocks=num_blocks - num_used,
+            used_num_blocks=num_used,
+            tokens_per_block=self.config.cache_config.block_size,
         )
+        return EngineLoad(len(running), running, self._num_preemptions, kv_cache)
 
     def wake(self) -> None:
         """End a step that waits for a lost rank or node: vLLM does so too, but gives the other ranks nine seconds."""
@@ -106,7 +115,11 @@ class VllmEngine:
             self._ranks.kill()
 
     def check_adapter(self, adapter: LoadedAdapter) -> None:
-        translation.check_adapter(adapter, self.config)
+        """vLLM compares patterns of names by an engine that some keep busy for ever, so only plain ones get there."""
+        helper = PEFTHelper.from_local_dir(adapter.path, self.config.model_config.max_model_len)
+        patterns = ("rank_pattern", "alpha_pattern")  # 0.30 has neither
+        check_names(**{name: getattr(helper, name, None) for name in patterns})
+        helper.validate_legal(self.config.lora_config)
 
     def add_adapter(self, adapter: LoadedAdapter) -> None:
         self._engine.add_lora(translation.lora_request(adapter))
@@ -123,8 +136,7 @@ class VllmEngine:
 
     def close(self) -> None:
         """Shut down. vLLM's groups of ranks belong to the process, so only the last of several engines ends them."""
-        if not self.is_alive:
-            self._ranks.kill()  # the group is broken and cannot shut down in order
+        self.wake()  # a broken group cannot shut down in order
         if self._heartbeat is not None:
             self._heartbeat.close()
         self._ranks.close()

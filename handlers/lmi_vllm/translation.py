@@ -7,10 +7,8 @@ except for stop words of several tokens, which it does not know.
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from vllm.config import ModelConfig, VllmConfig
 from vllm.inputs import MultiModalInput, TokensInput
-from vllm.lora.peft_helper import PEFTHelper
 from vllm.lora.request import LoRARequest
 from vllm.model_executor.model_loader import get_model_cls
 from vllm.pooling_params import PoolingParams
@@ -18,7 +16,7 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOu
 from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.outputs import LogprobsLists, LogprobsTensors
 
-from handlers.base.adapters import LoadedAdapter, check_names
+from handlers.base.adapters import LoadedAdapter
 from handlers.base.sequence import Sequence
 from handlers.driven.outputs import LogProbs, SequenceOutput
 from handlers.guides.vocabulary import NO_TEXTS
@@ -34,7 +32,6 @@ from lmi.executor import (
     FinishReason,
     GuidedDecodingParams,
     GuideType,
-    KvCacheStats,
     OutputConfig,
     Request,
     SamplingConfig,
@@ -54,17 +51,6 @@ class VllmWork:
     params: SamplingParams | PoolingParams
     adapter: LoRARequest | None = None
     priority: int = 0
-
-
-def check_adapter(adapter: LoadedAdapter, config: VllmConfig) -> None:
-    """Raise ValueError unless vLLM can use an adapter of this rank and kind.
-
-    vLLM compares patterns of names by an engine that some of them keep busy for ever, so only plain ones get there.
-    """
-    assert config.lora_config is not None
-    helper = PEFTHelper.from_local_dir(adapter.path, config.model_config.max_model_len)
-    check_names(**{name: getattr(helper, name, None) for name in ("rank_pattern", "alpha_pattern")})  # 0.30 has neither
-    helper.validate_legal(config.lora_config)
 
 
 def lora_request(adapter: LoadedAdapter) -> LoRARequest:
@@ -173,6 +159,9 @@ def priority(request: Request) -> int:
 
 def of_core(name: str, output: EngineCoreOutput) -> SequenceOutput:
     """Translate an output of the core. Its log-probs are arrays (positions, largest number asked for + 1)."""
+    embedding, vector = None, output.pooling_output
+    if vector is not None:
+        embedding = Tensor(tuple(vector.shape), "float32", vector.float().numpy().tobytes())
     return SequenceOutput(
         name,
         output.new_token_ids,
@@ -180,12 +169,8 @@ def of_core(name: str, output: EngineCoreOutput) -> SequenceOutput:
         _of_arrays(output.new_prompt_logprobs_tensors),
         None if output.finish_reason is None else _end(name, str(output.finish_reason)),
         0 if output.prefill_stats is None else output.prefill_stats.num_cached_tokens,
-        embedding=None if output.pooling_output is None else _embedding(output.pooling_output),
+        embedding=embedding,
     )
-
-
-def _embedding(vector: torch.Tensor) -> Tensor:
-    return Tensor(tuple(vector.shape), "float32", vector.float().numpy().tobytes())
 
 
 def _of_arrays(arrays: LogprobsLists | LogprobsTensors | None) -> LogProbs | None:
@@ -205,17 +190,6 @@ def _end(name: str, reason: str) -> FinishReason | Exception:
 def num_blocks(config: VllmConfig) -> int:
     """The number of blocks of the KV cache for requests. vLLM reserves one block."""
     return max(0, (config.cache_config.num_gpu_blocks or 0) - 1)
-
-
-def kv_cache_stats(config: VllmConfig, used_share: float) -> KvCacheStats:
-    max_num_blocks = num_blocks(config)
-    num_used_blocks = round(used_share * max_num_blocks)
-    return KvCacheStats(
-        max_num_blocks=max_num_blocks,
-        free_num_blocks=max_num_blocks - num_used_blocks,
-        used_num_blocks=num_used_blocks,
-        tokens_per_block=config.cache_config.block_size,
-    )
 
 
 def describe(config: VllmConfig, max_beam_width: int, renderer: Any = None) -> EngineInfo:
