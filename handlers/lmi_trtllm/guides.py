@@ -48,11 +48,8 @@ def guided(params: GuidedDecodingParams | None) -> TheirParams | None:
     """TensorRT-LLM's form. JSON is one object, as in the other engines; the engine's own JSON may be any value."""
     if params is None:
         return None
-    if params.guide_type is GuideType.REGEX:
-        return TheirParams(regex=params.guide)
-    if params.guide_type is GuideType.EBNF_GRAMMAR:
-        return TheirParams(grammar=params.guide)
-    return TheirParams(json=params.guide or ANY_OBJECT)
+    field = {GuideType.REGEX: "regex", GuideType.EBNF_GRAMMAR: "grammar"}.get(params.guide_type, "json")
+    return TheirParams(**{field: params.guide or ANY_OBJECT})
 
 
 def check(request: Request) -> None:
