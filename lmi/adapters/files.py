@@ -1,13 +1,22 @@
 """Looks at the folders of LoRA adapters, but never into weights: which lie beside the model, and which can be used."""
 
+from __future__ import annotations
+
 from collections.abc import Container, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from lmi.errors import InvalidParameter, ModelUnusable, SecurityRefused
 from lmi.settings.kinds import is_true
 from lmi.shared.desired_state import check_name
+
+if TYPE_CHECKING:
+    from lmi.settings.config import Config
+    from lmi.settings.handler import Handler
+    from lmi.settings.values import Values
 
 FOLDER = "adapters"  # beside the model or serving.properties, with one folder for each adapter, named after it
 OPTION = "option.enable_lora"
@@ -20,17 +29,31 @@ def is_enabled(options: Mapping[str, str]) -> bool:
     return is_true(options.get(OPTION.removeprefix("option."), ""))
 
 
-def folders_beside(*places: Path) -> list[Path]:
-    """Return the folders of the adapters that lie beside the model or serving.properties."""
-    found: list[Path] = []
-    for place in dict.fromkeys(place.resolve() for place in places):
-        if (place / FOLDER).is_dir():
-            entries = sorted((place / FOLDER).iterdir())
-            found += [entry for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
-    return found
+def with_adapters(config: Config, values: Values, handler: Handler) -> Config:
+    """Add the adapters beside the model or serving.properties to settings, or warn that they are not loaded."""
+    from lmi.settings import secure_mode
+
+    places = dict.fromkeys(place.resolve() for place in (values.folder, Path(config.model.path)) if place)
+    found = [
+        folder
+        for place in places
+        if (place / FOLDER).is_dir()
+        for folder in sorted((place / FOLDER).iterdir())
+        if folder.is_dir() and not folder.name.startswith(".")
+    ]
+    if not found or config.is_user_code:
+        return config
+    if not is_enabled(config.engine.options) or OPTION in handler.unused:
+        said = f"the adapters in {found[0].parent} are not loaded"
+        values.warn(f"{said}: {OPTION}=true loads them, on an engine that has adapters")
+        return config
+    for folder in found:
+        secure_mode.check_adapter(config.server, folder, folder.parent.parent)
+        check_files(folder, allow_pickle=config.engine.allow_pickle)
+    return replace(config, model=replace(config.model, adapters=_by_name(found, config.model.names)))
 
 
-def by_name(folders: Iterable[Path], taken: Container[str]) -> dict[str, str]:
+def _by_name(folders: Iterable[Path], taken: Container[str]) -> dict[str, str]:
     """Return the folders of adapters by their names.
 
     Raises ModelUnusable for a name that is not allowed, is among `taken`, or is that of two folders.

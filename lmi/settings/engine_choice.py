@@ -76,68 +76,82 @@ def choose_handler(asked: str, machine: Machine, handlers: Mapping[str, Handler]
     raise BadConfiguration(", ".join(words) + _why_not(word, handlers))
 
 
-def read_meanings(values: Values, engine: ChosenEngine) -> None:
+def fit(values: Values, engine: ChosenEngine) -> EngineConfig:
+    """Choose the engine's options, its accelerators and how many replicas there are. Returns its settings."""
+    if engine.handler.caveat:
+        values.warn(f"{engine.name}: {engine.handler.caveat}")
+    values.settle(KEY, engine.name, engine.reason)
+    _read_meanings(values, engine.handler)
+    if engine.handler is not USER_CODE:
+        _choose_defaults(values, engine)
+    most, beams = values.final(BATCH), "option.max_beam_width"
+    if most is not None and values.final(beams) > most:
+        if beams in values:
+            values.refuse(beams, f"at most {BATCH}, {most}")
+        values.choose(beams, most, BATCH)
+    config = _with_replicas(values, engine.handler, _choose_gpus(values))
+    task = values.given("option.task", "auto")
+    if task.lower().replace("_", "-") not in TASKS and engine.handler is not USER_CODE:
+        only = "engines here generate text or give embeddings, and do nothing else; a model.py can"
+        values.refuse("option.task", f"{', '.join(TASKS)} ({only})")
+    return config
+
+
+def _read_meanings(values: Values, handler: Handler) -> None:
     """Read each option that means another one of the table as that one. Note what others set, and what is not used."""
-    for key, target in engine.handler.means.items():
-        if key in values and find(target) is not None:
-            if key in engine.handler.wins and target in values:
-                if values.given(key) != values.given(target):
-                    values.warn(f"{values.how_given(target).place}: {values.how_given(key).place} counts")
-                del values.picked[target]
-            values.rename(key, target)
-        elif key in values:
-            values.annotate(key, f"sets {target}")
-    for key in engine.handler.unused.keys() & values.picked.keys():
-        values.annotate(key, "not used")
+    for key, target in handler.means.items():
+        if key not in values:
+            continue
+        if find(target) is None:
+            values.chosen[key] = (values.given(key), f"sets {target}")
+            continue
+        if key in handler.wins and target in values:
+            if values.given(key) != values.given(target):
+                values.warn(f"{values.how_given(target).place}: {values.how_given(key).place} counts")
+            del values.picked[target]
+        rivals = [values.picked.pop(each) for each in (key, target) if each in values]
+        values.pick([replace(given, key=target) for each in rivals for given in (each.given, *each.shadowed)])
+    for key in handler.unused.keys() & values.picked.keys():
+        values.chosen[key] = (values.given(key), "not used")
 
 
-def choose_defaults(values: Values, engine: ChosenEngine) -> None:
+def _choose_defaults(values: Values, engine: ChosenEngine) -> None:
     """Apply the engine's defaults of options. Note each option of dynamic batching that has no effect.
 
     In dynamic batching `batch_size` bounds the running sequences.
     """
-    if engine.handler is USER_CODE:
-        return
     for key, value in engine.handler.defaults.items():
         values.choose(key, value, f"default of {engine.name}")
-    if engine.has_dynamic_batch and "batch_size" in values:
+    reasons = {"max_batch_delay": "unneeded, a request joins the running batch at once"}
+    if not engine.has_dynamic_batch:
+        alone = "has an effect with option.rolling_batch=disable alone"
+        reasons = {"batch_size": alone, "option.enable_streaming": alone} | reasons
+    elif "batch_size" in values:
         values.choose(BATCH, values.given("batch_size"), "batch_size")
-    alone = "has an effect with option.rolling_batch=disable alone"
-    reasons = {} if engine.has_dynamic_batch else {"batch_size": alone, "option.enable_streaming": alone}
-    reasons["max_batch_delay"] = "unneeded, a request joins the running batch at once"
     for key, reason in reasons.items():
         if key in values:
             values.note(f"{values.how_given(key).place}: {reason}")
 
 
-def fit_beams(values: Values) -> None:
-    """Lower the beam width of the default to the sequences that run at once, and refuse a given one over them."""
-    most, key = values.final(BATCH), "option.max_beam_width"
-    if most is not None and values.final(key) > most:
-        if key in values:
-            values.refuse(key, f"at most {BATCH}, {most}")
-        values.choose(key, most, BATCH)
-
-
-def choose_replicas(values: Values, engine: ChosenEngine, gpus: tuple[str, ...]) -> EngineConfig:
+def _with_replicas(values: Values, handler: Handler, gpus: tuple[str, ...]) -> EngineConfig:
     """Return the engine's settings with as many replicas as fit, if it can run with its options.
 
     A tensor parallel degree of `max` becomes a number of ranks.
     """
     if values.given(TENSOR) == "max":
-        most = 1 if engine.handler.is_one_device else max(1, len(gpus) // values.final(PIPELINE))
+        most = 1 if handler.is_one_device else max(1, len(gpus) // values.final(PIPELINE))
         values.settle(TENSOR, most, f"max of {len(gpus)} GPUs")
     others = {key: one.value for key, one in values.picked.items() if key.startswith("option.") and find(key) is None}
     options = {key.removeprefix("option."): value for key, value in others.items()}
     config = EngineConfig(device_ids=gpus, options=options, **values.fields("engine"))
-    refused = engine.handler.check(config)
+    refused = handler.check(config)
     for key, allowed in refused.items():
         values.refuse(key, allowed)
     if refused.keys() & {TENSOR, PIPELINE}:
         return config
     num_ranks = values.final(TENSOR) * values.final(PIPELINE)
     gpus_each = num_ranks_here(num_ranks, values.given("option.nnodes", ""))
-    is_on_cluster = any(values.given(key) == text for key, text in engine.handler.on_cluster.items())
+    is_on_cluster = any(values.given(key) == text for key, text in handler.on_cluster.items())
     num_gpus = 0 if is_on_cluster else len(gpus)  # 0: those of this machine are no limit
     try:
         number = num_engines(num_gpus, gpus_each, values.given("minWorkers"), values.given("maxWorkers"))
@@ -165,7 +179,7 @@ def num_engines(num_gpus: int, gpus_each: int, low: int | None, high: int | None
     return min(fit, high or fit)
 
 
-def choose_gpus(values: Values) -> tuple[str, ...]:
+def _choose_gpus(values: Values) -> tuple[str, ...]:
     machine, device, wanted = values.machine, values.final("option.device"), values.given("load_on_devices")
     if device == "cuda" and not machine.gpus:
         values.refuse("option.device", "auto or cpu, since no GPU is visible")
@@ -177,13 +191,6 @@ def choose_gpus(values: Values) -> tuple[str, ...]:
         values.refuse("load_on_devices", allowed)
         return gpus
     return tuple(gpus[int(number)] for number in wanted)
-
-
-def refuse_other_tasks(values: Values, engine: ChosenEngine) -> None:
-    task = values.given("option.task", "auto")
-    if task.lower().replace("_", "-") not in TASKS and engine.handler is not USER_CODE:
-        only = "engines here generate text or give embeddings, and do nothing else; a model.py can"
-        values.refuse("option.task", f"{', '.join(TASKS)} ({only})")
 
 
 def _names(auto: Auto, handlers: Mapping[str, Handler]) -> list[str]:

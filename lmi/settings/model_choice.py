@@ -16,10 +16,12 @@ from typing import Any
 
 from lmi.errors import ModelUnusable, shorten
 from lmi.settings.annexes import MODELS, NamedModel
+from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig
 from lmi.settings.handler import announced
 from lmi.settings.kinds import local_path
+from lmi.settings.options import is_of_server
 from lmi.settings.properties import Properties
-from lmi.settings.values import ENVIRONMENT, Given, Setting, Values, collect
+from lmi.settings.values import ENVIRONMENT, FILE, Given, Setting, Values, collect
 from lmi.sources.source import ARCHIVE_SUFFIXES, GGUF, NO_GGUF, fault, listed, remote
 
 MODEL, NAME, DRAFT = "option.model_id", "option.model_name", "option.speculative_draft_model"
@@ -95,6 +97,19 @@ def place(givens: list[Given], values: Values) -> tuple[list[Given], tuple[str, 
                 missing[given.text] = None
         placed.append(given)
     return placed, tuple(missing)
+
+
+def without_model(values: Values, flags: Mapping[str, str]) -> Config:
+    """Return the settings of a server with several models. Each model's are resolved when it is loaded."""
+    for picked in values.picked.values():
+        if picked.given.key in (MODEL, "load_models"):
+            values.warn(f"{picked.given.said}: not served, multi_model starts without a model")
+        elif picked.given.rank[0] == FILE and not is_of_server(picked.given.key):
+            values.note(f"{picked.given.place}: no effect with multi_model, each model has its own file")
+    values.stop_at_faults()
+    of_models = {key: text for key, text in flags.items() if not is_of_server(key)}
+    server = ServerConfig(**values.fields("server"), model_flags=of_models)
+    return Config(server=server, model=ModelConfig(path="", name="model"), engine=EngineConfig())
 
 
 def source_name(text: str) -> str:

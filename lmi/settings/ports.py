@@ -9,7 +9,7 @@ from collections.abc import Container
 from dataclasses import replace
 
 from lmi.errors import BadConfiguration, OutOfMemory
-from lmi.settings.config import Config, EngineConfig
+from lmi.settings.config import Config, EngineConfig, ServerConfig
 from lmi.settings.engine_choice import ChosenEngine
 from lmi.settings.server_config import GATEWAY_PORT
 from lmi.settings.values import Values
@@ -17,41 +17,43 @@ from lmi.settings.values import Values
 RANGE, LEADER_PORT = "safe_port_range", "option.master_port"
 
 
+def check_listeners(values: Values) -> None:
+    """Refuse a management port that another listener has or that the range does not allow, and a gateway before TLS."""
+    port, key, with_gateway = values.given("management_port"), "management_port", values.final("with_gateway")
+    if with_gateway and values.final("ssl_certfile"):
+        values.refuse("with_gateway", "no port beside ssl_certfile, since the gateway asks the server in plain HTTP")
+    if port is None:
+        return
+    first, last = values.given(RANGE, (port, port))
+    if port in (values.final("port"), with_gateway):
+        values.refuse(key, "a port that no other listener has")
+    elif not first <= port <= last:
+        values.refuse(key, f"a port of {RANGE}, {first}-{last}")
+    elif with_gateway and values.final("multi_model"):
+        values.refuse(key, "no such port where the gateway loads and unloads models (with_gateway, multi_model)")
+
+
 def choose_ports(values: Values, engine: ChosenEngine, config: EngineConfig) -> EngineConfig:
     """Return the engine's settings with ports for its replicas.
 
     A given port outside of the range is a fault, and so are too few ports.
     """
-    given_range: tuple[int, int] | None = values.given(RANGE)
-    if given_range is None:
+    server = ServerConfig(**values.fields("server"))
+    if server.safe_port_range is None:
         return config
-    ports = _ports(given_range, values.final("port"), values.final("management_port"))
-    allowed = f"a port of {RANGE}, {given_range[0]}-{given_range[1]}, but not the server's own"
+    ports, variables = _left(server), engine.handler.port_variables
     environ = {**values.environ, **values.final("option.env")}
-    asked = {name: environ[name] for name in engine.handler.port_variables if name in environ}
+    asked = {name: environ[name] for name in variables if name in environ}
     if LEADER_PORT in values or values.given("option.nnodes", "1") != "1":  # the leader of several nodes must have one
         asked[LEADER_PORT] = values.given(LEADER_PORT, "")
     for name, text in asked.items():
         if text not in map(str, ports):
+            allowed = f"a port of {RANGE}, {_written(server)}, but not the server's own"
             values.faults.append(f"{name}={text or None}: allowed is {allowed}")
-    num_wanted = len(engine.handler.port_variables) * config.num_engines
+    num_wanted = len(variables) * config.num_engines
     if len(ports) < num_wanted:
         values.refuse(RANGE, f"a range with {num_wanted} ports beside the server's own")
     return replace(config, ports=tuple(ports[:num_wanted]))
-
-
-def check_management_port(values: Values) -> None:
-    """Refuse a management port that another listener has, or that the range does not allow."""
-    port, key = values.given("management_port"), "management_port"
-    given_range: tuple[int, int] | None = values.given(RANGE)
-    if port is None:
-        return
-    if port in (values.final("port"), values.final("with_gateway")):
-        values.refuse(key, "a port that no other listener has")
-    elif given_range is not None and not given_range[0] <= port <= given_range[1]:
-        values.refuse(key, f"a port of {RANGE}, {given_range[0]}-{given_range[1]}")
-    elif values.final("multi_model") and values.final("with_gateway") is not None:
-        values.refuse(key, "no such port where the gateway loads and unloads models (with_gateway, multi_model)")
 
 
 def choose_gateway_port(config: Config) -> Config:
@@ -59,22 +61,16 @@ def choose_gateway_port(config: Config) -> Config:
 
     The usual port may be replaced, any other must lie in the range. Raises BadConfiguration.
     """
-    given, given_range = config.server.gateway_port, config.server.safe_port_range
-    if given is None or given_range is None:
+    server, given = config.server, config.server.gateway_port
+    if given is None or server.safe_port_range is None:
         return config
-    left = [
-        port
-        for port in _ports(given_range, config.server.port, config.server.management_port)
-        if port not in config.engine.ports
-    ]
-    if given in left:
-        return config
-    if given != GATEWAY_PORT:
-        allowed = f"a port of {RANGE}, {given_range[0]}-{given_range[1]}, that nothing else uses"
+    left = _left(server, config.engine.ports)
+    if given not in left and given != GATEWAY_PORT:
+        allowed = f"a port of {RANGE}, {_written(server)}, that nothing else uses"
         raise BadConfiguration(f"with_gateway={given}: allowed is {allowed}")
     if not left:
-        raise BadConfiguration(f"{RANGE}={given_range[0]}-{given_range[1]}: no port is left for a further listener")
-    return replace(config, server=replace(config.server, gateway_port=left[-1]))
+        raise BadConfiguration(f"{RANGE}={_written(server)}: no port is left for a further listener")
+    return replace(config, server=replace(server, gateway_port=given if given in left else left[-1]))
 
 
 def choose_free_ports(config: Config, taken: Container[int]) -> Config:
@@ -82,18 +78,19 @@ def choose_free_ports(config: Config, taken: Container[int]) -> Config:
 
     Raises OutOfMemory if the range has too few left.
     """
-    given_range, num_wanted = config.server.safe_port_range, len(config.engine.ports)
-    if given_range is None or not num_wanted:
-        return config
-    left = [
-        port for port in _ports(given_range, config.server.port, config.server.management_port) if port not in taken
-    ]
+    num_wanted, left = len(config.engine.ports), _left(config.server, taken)
     if len(left) < num_wanted:
-        said = f"{RANGE}={given_range[0]}-{given_range[1]}: {len(left)} ports are left"
+        said = f"{RANGE}={_written(config.server)}: {len(left)} ports are left"
         raise OutOfMemory(f"{said}, and the engines of the model need {num_wanted}")
     return replace(config, engine=replace(config.engine, ports=tuple(left[:num_wanted])))
 
 
-def _ports(given_range: tuple[int, int], *of_server: int | None) -> list[int]:
-    """Return the ports of the range but the server's own."""
-    return [port for port in range(given_range[0], given_range[1] + 1) if port not in of_server]
+def _left(server: ServerConfig, taken: Container[int] = ()) -> list[int]:
+    """Return the ports of the range, if there is one, that neither the server itself nor another listener has."""
+    first, last = server.safe_port_range or (0, -1)
+    own = server.port, server.management_port
+    return [port for port in range(first, last + 1) if port not in own and port not in taken]
+
+
+def _written(server: ServerConfig) -> str:
+    return "-".join(map(str, server.safe_port_range or ()))

@@ -9,16 +9,16 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from lmi.adapters.files import OPTION, by_name, check_files, folders_beside, is_enabled
+from lmi.adapters.files import with_adapters
 from lmi.errors import BadConfiguration
 from lmi.settings import engine_choice, model_choice, other_names, ports, secure_mode
 from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig
 from lmi.settings.handler import USER_CODE, announced
 from lmi.settings.machine import Machine
 from lmi.settings.model_choice import MODEL, Fetched, find_folder
-from lmi.settings.options import OPTIONS, is_of_server
+from lmi.settings.options import OPTIONS
 from lmi.settings.properties import Properties, read
-from lmi.settings.values import FILE, Given, Setting, Values, collect
+from lmi.settings.values import Given, Setting, Values, collect
 from lmi.sources.fetches import FetchRequest, WantedSource
 from lmi.sources.place import default_download_dir
 from lmi.sources.source import HubModel, parse, remote
@@ -105,9 +105,12 @@ def resolve(
     has_keys = values.final("option.api_key") or values.final("option.api_key_file")
     if has_keys and any(name.startswith("SAGEMAKER_") for name in environ):
         values.warn("option.api_key: SageMaker passes on neither Authorization nor x-api-key, so its requests get 401")
-    if values.final("ssl_certfile") and values.final("with_gateway"):
-        values.refuse("with_gateway", "no port beside ssl_certfile, since the gateway asks the server in plain HTTP")
-    return _without_model(values, flags) if values.final("multi_model") else _with_one_model(values, missing)
+    ports.check_listeners(values)
+    if not values.final("multi_model"):
+        return _with_one_model(values, missing)
+    secure_mode.check_operator(values)
+    _choose_for_server(values)
+    return Resolved.of(ports.choose_gateway_port(model_choice.without_model(values, flags)), values)
 
 
 def _with_one_model(values: Values, missing: tuple[str, ...]) -> Resolved:
@@ -115,7 +118,7 @@ def _with_one_model(values: Values, missing: tuple[str, ...]) -> Resolved:
     code = choose_code(values)
     engine = engine_choice.choose_engine(values, code)
     is_code = engine.handler is USER_CODE
-    engine_config = _choose_for_engine(values, engine)
+    engine_config = ports.choose_ports(values, engine, engine_choice.fit(values, engine))
     other_names.settle_forms(values)
     _choose_for_server(values)
     other_names.warn_of_some_engines(values, engine)
@@ -132,38 +135,9 @@ def _with_one_model(values: Values, missing: tuple[str, ...]) -> Resolved:
     config = ports.choose_gateway_port(_config(values, engine, replace(engine_config, options=options), path))
     if code is not None:
         code = with_properties(code, config, values, is_apart=path != values.folder)
-    config = _with_adapters(replace(config, user_code=code, requirements=requirements), values, engine)
+    config = with_adapters(replace(config, user_code=code, requirements=requirements), values, engine.handler)
     wanted = tuple(WantedSource.of(source, config) for source in missing)
     return Resolved.of(config, values, FetchRequest(sources=wanted) if wanted else None)
-
-
-def _choose_for_engine(values: Values, engine: engine_choice.ChosenEngine) -> EngineConfig:
-    """Choose the engine's accelerators, how many processes of it there are, and their ports."""
-    values.warnings += [f"{engine.name}: {engine.handler.caveat}"] if engine.handler.caveat else []
-    values.settle(engine_choice.KEY, engine.name, engine.reason)
-    engine_choice.read_meanings(values, engine)
-    engine_choice.choose_defaults(values, engine)
-    engine_choice.fit_beams(values)
-    gpus = engine_choice.choose_gpus(values)
-    config = ports.choose_ports(values, engine, engine_choice.choose_replicas(values, engine, gpus))
-    engine_choice.refuse_other_tasks(values, engine)
-    return config
-
-
-def _without_model(values: Values, flags: Mapping[str, str]) -> Resolved:
-    """Return the settings of a server with several models. Each model's are resolved when it is loaded."""
-    secure_mode.check_operator(values)
-    _choose_for_server(values)
-    for picked in values.picked.values():
-        if picked.given.key in (MODEL, "load_models"):
-            values.warn(f"{picked.given.said}: not served, multi_model starts without a model")
-        elif picked.given.rank[0] == FILE and not is_of_server(picked.given.key):
-            values.note(f"{picked.given.place}: no effect with multi_model, each model has its own file")
-    values.stop_at_faults()
-    of_models = {key: text for key, text in flags.items() if not is_of_server(key)}
-    server = ServerConfig(**values.fields("server"), model_flags=of_models)
-    config = Config(server=server, model=ModelConfig(path="", name="model"), engine=EngineConfig())
-    return Resolved.of(ports.choose_gateway_port(config), values)
 
 
 def _choose_for_server(values: Values) -> None:
@@ -183,7 +157,6 @@ def _choose_for_server(values: Values) -> None:
         waits = f"SageMaker waits {PLATFORM_WAITS_S:g} s for an answer, so they count"
         values.warn(f"{values.how_given(key).said}: {waits}")
         values.settle(key, PLATFORM_WAITS_S, "SageMaker")
-    ports.check_management_port(values)
     if values.machine.is_container:
         values.choose("host", "0.0.0.0", "this is a container")
     values.choose("frontend_workers", min(4, max(1, values.machine.num_cores // 2)), "half of the cores, 1 to 4")
@@ -209,19 +182,3 @@ def _config(values: Values, engine: engine_choice.ChosenEngine, engine_config: E
         ),
         engine=replace(engine_config, option_sources=sources),
     )
-
-
-def _with_adapters(config: Config, values: Values, engine: engine_choice.ChosenEngine) -> Config:
-    """Add the adapters beside the model or serving.properties, or warn that they are not loaded."""
-    model = config.model
-    found = folders_beside(*filter(None, (values.folder, Path(model.path))))
-    if not found or config.is_user_code:
-        return config
-    if not is_enabled(config.engine.options) or OPTION in engine.handler.unused:
-        said = f"the adapters in {found[0].parent} are not loaded"
-        values.warn(f"{said}: {OPTION}=true loads them, on an engine that has adapters")
-        return config
-    for path in found:
-        secure_mode.check_adapter(config.server, path, path.parent.parent)
-        check_files(path, allow_pickle=config.engine.allow_pickle)
-    return replace(config, model=replace(model, adapters=by_name(found, model.names)))

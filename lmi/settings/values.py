@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -174,15 +174,6 @@ class Values:
         """Replace a given word, such as auto or max, by the value that it means on this machine."""
         if self.given(key) != value:
             self.chosen[key] = (value, reason)
-
-    def rename(self, key: str, to: str) -> None:
-        """Read what was given for `key` as if it had been given for `to`, an option of the table."""
-        rivals = [self.picked.pop(each) for each in (key, to) if each in self.picked]
-        self.pick([replace(given, key=to) for each in rivals for given in (each.given, *each.shadowed)])
-
-    def annotate(self, key: str, reason: str) -> None:
-        """Add what became of an option that was given to its source."""
-        self.chosen[key] = (self.given(key), reason)
 
     def fields(self, part: str) -> dict[str, Any]:
         """Return the fields of `server`, `model` or `engine` whose values were given or chosen."""
