@@ -21,7 +21,6 @@ import msgspec
 
 from lmi.errors import StartError
 from lmi.settings.config import Config, ServerConfig
-from lmi.settings.server_config import User
 from lmi.shared.files import write_whole
 from lmi.shared.state import Block, EngineRecord
 
@@ -90,7 +89,7 @@ class RuntimeFolder(Generic[C]):
 
     def _share(self) -> None:
         """Let the user of front ends write all but the settings, and remove only what that user made."""
-        if (user := self.user) is None or os.geteuid() != 0:
+        if (user := self.server.user) is None or os.geteuid() != 0:
             return
         for path in (*self.path.rglob("*"), self.path):
             os.chown(path, -1, user.gid)
@@ -106,8 +105,7 @@ class RuntimeFolder(Generic[C]):
         raise NotImplementedError
 
     @property
-    def user(self) -> User | None:
-        """The user of front ends and user code, if it is not the supervisor's."""
+    def server(self) -> ServerConfig:
         raise NotImplementedError
 
     def _fill(self) -> None:
@@ -126,8 +124,8 @@ class ServerRuntime(RuntimeFolder[ServerConfig]):
         return 0, _num_front_end_slots(self.config), 0
 
     @property
-    def user(self) -> User | None:
-        return self.config.user
+    def server(self) -> ServerConfig:
+        return self.config
 
     @contextmanager
     def running(self, url: str) -> Iterator[None]:
@@ -195,8 +193,8 @@ class Runtime(RuntimeFolder[Config]):
         return self.config.engine.num_engines, _num_front_end_slots(self.config.server), self.config.num_formatters
 
     @property
-    def user(self) -> User | None:
-        return self.config.server.user
+    def server(self) -> ServerConfig:
+        return self.config.server
 
     def user_code_records(self, block: Block) -> list[EngineRecord]:
         """Return the records of the processes that run user code, which are the engines' if it is the model."""

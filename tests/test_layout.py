@@ -115,7 +115,7 @@ def test_no_module_is_imported_by_what_it_imports() -> None:
 def test_the_settings_that_every_process_reads_stand_on_nothing_of_ours_but_what_an_option_is() -> None:
     code = "import sys, lmi.settings.config; print(*sorted(name for name in sys.modules if name.startswith('lmi.')))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    settings = ("", ".annexes", ".config", ".engine_config", ".kinds", ".option", ".server_config")
+    settings = ("", ".annexes", ".config", ".engine_config", ".kinds", ".listeners", ".option", ".server_config")
     options = ("lmi.user_code", "lmi.user_code.options")
     assert done.stdout.split() == [*(f"lmi.settings{name}" for name in settings), *options]
 

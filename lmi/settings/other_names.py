@@ -14,9 +14,9 @@ from lmi.settings.annexes import MODELS, REASONING_FORMS, TOOL_CALL_FORMS
 from lmi.settings.engine_choice import ChosenEngine
 from lmi.settings.engine_config import LENGTH_OR_AUTO
 from lmi.settings.handler import USER_CODE
+from lmi.settings.listeners import ADDRESS
 from lmi.settings.machine import Machine
 from lmi.settings.options import BY_KEY, OPTIONS, find
-from lmi.settings.server_config import ADDRESS
 from lmi.settings.values import Given, Values
 
 NEARLY_SAME = 0.86  # of difflib: rolling_back is a slip for rolling_batch, max_new_tokens is not one for max_num_tokens

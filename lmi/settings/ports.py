@@ -11,7 +11,7 @@ from dataclasses import replace
 from lmi.errors import BadConfiguration, OutOfMemory
 from lmi.settings.config import Config, EngineConfig, ServerConfig
 from lmi.settings.engine_choice import ChosenEngine
-from lmi.settings.server_config import GATEWAY_PORT
+from lmi.settings.listeners import GATEWAY_PORT
 from lmi.settings.values import Values
 
 RANGE, LEADER_PORT = "safe_port_range", "option.master_port"

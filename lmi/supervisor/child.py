@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from msgspec import Struct
 
 from lmi.errors import NoMemory, StartError
-from lmi.settings.server_config import User
 from lmi.shared import linux
 from lmi.shared.pauses import Pauses
 from lmi.shared.state import EngineRecord, Phase
@@ -45,7 +44,7 @@ class ChildKind:
     title: str  # for people; {slot} becomes the number
     argv: Callable[[int], Sequence[str]]  # by slot
     environ: Callable[[int], Mapping[str, str]]  # by slot
-    user: User | None = None  # that its processes run as; None: the supervisor's
+    become: Callable[[], None] | None = None  # makes a process one of another user
     inherited_fds: tuple[int, ...] = ()
     folder: str | None = None  # its working directory; None: the supervisor's
     output_logger: str | None = None  # the logger of its output; None: it prints where the supervisor prints
@@ -110,7 +109,7 @@ class Child:
                 self.kind.argv(self._slot),
                 self.kind.environ(self._slot),
                 oom_score=self.kind.oom_score,
-                become=self.kind.user.become if self.kind.user else None,
+                become=self.kind.become,
                 inherited_fds=self.kind.inherited_fds,
                 folder=self.kind.folder,
                 output_fd=self.output.writer if self.output else None,

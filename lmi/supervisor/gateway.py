@@ -37,7 +37,7 @@ def gateways(runtime: ServerRuntime, port: int) -> list[Child]:
         title="gateway",
         argv=lambda slot: [sys.executable, "-P", "-m", "lmi", *words],
         environ=lambda slot: environment.of_child(os.environ) | own,  # with secrets: it uses S3
-        user=config.user,
+        become=config.user.become if config.user else None,
         restarts=lambda: RestartTable(MAX_FRONT_END_DEATHS, 600.0),
         fatal=fatal,
         lost_label="gateway_lost",

@@ -11,7 +11,7 @@ from lmi.errors import BadConfiguration, ModelUnusable, SecurityRefused, StartEr
 from lmi.runtime import ENVIRONMENT_NAME, Runtime, ServerRuntime
 from lmi.settings.config import Config
 from lmi.settings.handler import USER_CODE, announced
-from lmi.settings.server_config import User
+from lmi.settings.listeners import User
 from lmi.shared.linux import SUPERVISOR_PID
 from lmi.shared.state import Block, Phase
 from lmi.supervisor import environment
@@ -80,7 +80,7 @@ def worker(
         environ=environ,
         output_logger=output_logger,
         oom_score=ENGINE_OOM_SCORE,
-        user=user,
+        become=user.become if user else None,
         limits=limits,
         restarts=lambda: RestartTable(config.engine.retry_threshold, config.engine.retry_window_s),
         fatal=lambda code, why: ENGINE_ERRORS[code](why) if code in ENGINE_ERRORS else None,
@@ -106,7 +106,7 @@ def front_end(
         title="front end",
         argv=lambda slot: command,
         environ=lambda slot: environment.of_front_end(environ_of(runtime.path, user)) | of_cores(cores()),
-        user=user,
+        become=user.become if user else None,
         inherited_fds=fds,
         folder=str(runtime.path),  # gunicorn imports from its working directory, and a model folder is not trusted
         oom_score=FRONT_END_OOM_SCORE,

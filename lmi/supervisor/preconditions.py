@@ -16,7 +16,7 @@ from pathlib import Path
 
 from lmi.errors import BadConfiguration, StartError
 from lmi.runtime import URL, ServerRuntime
-from lmi.settings.server_config import User
+from lmi.settings.listeners import User
 
 MIN_OPEN_FILES = 64  # a front end reserves 40, the others are for clients
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lmi.settings.server_config import User
+from lmi.settings.listeners import User
 
 
 @pytest.mark.parametrize(
