@@ -20,14 +20,7 @@ from threading import Event
 
 from handlers.base.stepped import Step, SteppedExecutor
 from handlers.base.token_sequence import TokenSequence
-from lmi.executor import (
-    Capabilities,
-    EngineInfo,
-    IterationStats,
-    Progress,
-    PromptLogProb,
-    TokenLogProb,
-)
+from lmi.executor import Capabilities, EngineInfo, IterationStats, Progress, PromptLogProb, TokenLogProb
 from lmi.settings.config import EngineConfig
 
 LOG_PROB = -1.0

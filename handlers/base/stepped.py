@@ -22,15 +22,9 @@ from handlers.base.mailbox import Mailbox, checked
 from handlers.base.token_sequence import AnySequence, TokenSequence, sequences_of
 from lmi.capabilities import check_request
 from lmi.errors import Overloaded
-from lmi.executor import (
-    ErrorKind,
-    FinishReason,
-    IterationStats,
-    KvCacheStats,
-    Request,
-    RequestStats,
-    RequestStatsPerIteration,
-)
+from lmi.executor.executor import IterationStats, KvCacheStats, RequestStats, RequestStatsPerIteration
+from lmi.executor.request import Request
+from lmi.executor.response import ErrorKind, FinishReason
 
 MAX_FAILED_STEPS = 3  # in a row
 SHUTDOWN_TIMEOUT_S = 10.0

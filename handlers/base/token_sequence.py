@@ -11,12 +11,11 @@ import time
 from dataclasses import dataclass, field
 from typing import Self, TypeVar, cast
 
-from lmi.executor import (
-    MAX_SEED,
+from lmi.executor.request import MAX_SEED, Request
+from lmi.executor.response import (
     ErrorKind,
     FinishReason,
     PromptLogProb,
-    Request,
     RequestPerfMetrics,
     Response,
     ResponseError,

@@ -33,16 +33,16 @@ from handlers.lmi_dist.sampler import Draw, Sampler, advance_beams, append_draws
 from handlers.lmi_dist.scheduler import Batch, Scheduler
 from handlers.lmi_dist.sequence import EmbeddedSequence
 from lmi.errors import cause_line, is_out_of_memory
-from lmi.executor import (
+from lmi.executor.config import ExecutorConfig
+from lmi.executor.executor import (
     EngineInfo,
-    ErrorKind,
-    ExecutorConfig,
     InflightBatchingStats,
     IterationStats,
     KvCacheStats,
     Progress,
     SpecDecodingStats,
 )
+from lmi.executor.response import ErrorKind
 from lmi.settings.config import EngineConfig
 
 log = logging.getLogger(__name__)

@@ -28,16 +28,9 @@ from handlers.lmi_trtllm.guides import GuideChecks
 from handlers.lmi_trtllm.outputs import TrtllmOutput, note_rows
 from handlers.lmi_trtllm.sampling import TrtllmSampler, check_beams, refuse_rules, retention, sampling_params
 from lmi.errors import ModelUnusable, PromptTooLong, Unsupported
-from lmi.executor import (
-    Capabilities,
-    EngineInfo,
-    ExecutorConfig,
-    GuideType,
-    OutputConfig,
-    Progress,
-    Request,
-    SamplingConfig,
-)
+from lmi.executor.config import ExecutorConfig
+from lmi.executor.executor import Capabilities, EngineInfo, Progress
+from lmi.executor.request import GuideType, OutputConfig, Request, SamplingConfig
 
 MAX_TOP_LOG_PROBS = 20
 LENGTHS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")

@@ -23,20 +23,17 @@ from handlers.guides.vocabulary import NO_TEXTS
 from handlers.lmi_vllm import vllm_log
 from handlers.lmi_vllm.arguments import num_express_places
 from lmi.errors import InvalidRequest
-from lmi.executor import (
+from lmi.executor.executor import Capabilities, Embeddings, EngineInfo
+from lmi.executor.request import (
     DEFAULT_PRIORITY,
     PRIORITY_STEPS,
-    Capabilities,
-    Embeddings,
-    EngineInfo,
-    FinishReason,
     GuidedDecodingParams,
     GuideType,
     OutputConfig,
     Request,
     SamplingConfig,
-    Tensor,
 )
+from lmi.executor.response import FinishReason, Tensor
 
 MAX_TEMPERATURE = 2.0  # of SamplingParams
 MAX_SIGNED = 2**63 - 1  # vLLM's seeds are signed, as torch's are: two seeds that differ by 2^63 become one
