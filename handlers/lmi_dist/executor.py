@@ -4,8 +4,6 @@
 chooses which tokens are computed. Logits come from the model runner and end in the sampler.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import time

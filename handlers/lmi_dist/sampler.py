@@ -10,12 +10,10 @@ The candidates of a beam search are the best log-probs of the model, after funct
 them, as in transformers' beam search. The search adds up what is left.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import islice, repeat
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, Self, TypeAlias
 
 import numpy as np
 
@@ -65,7 +63,7 @@ class SamplerState:
     num_top: int
     rules: LogitsRules | None
 
-    def fork(self) -> SamplerState:
+    def fork(self) -> Self:
         """The same for another sequence with the same tokens."""
         return replace(self, rules=self.rules and self.rules.fork())
 

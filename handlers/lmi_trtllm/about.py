@@ -4,8 +4,6 @@ All of this package was written from the published sources of main of October 20
 1.3.0rc24 and rc26, and pull requests between them; none is of a release.
 """
 
-from __future__ import annotations
-
 import inspect
 import math
 import os

@@ -4,8 +4,6 @@ Every field of `TorchLlmArgs` can be given as option.<name>; a nested configurat
 options of their own.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Mapping

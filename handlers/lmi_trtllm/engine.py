@@ -4,8 +4,6 @@ A request that it refuses or gives up ends by itself. Any other error, or the en
 it cannot go on. After a cancel nobody waits for it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

@@ -3,8 +3,6 @@
 The engine counts refused requests towards the errors after which it ends itself, so a request is checked here first.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import secrets

@@ -4,8 +4,6 @@ The engine compiles a structure in the process that steps, with no limit of time
 errors after which it ends itself. So a structure is compiled first in a process with limits.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from concurrent.futures import Future

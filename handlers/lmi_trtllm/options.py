@@ -4,8 +4,6 @@ The names are those of djl-serving's guide in all its revisions, of its class of
 built engines. An option that has a row in the table of lmi is not here, unless its values differ.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import Final

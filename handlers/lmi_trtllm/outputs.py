@@ -4,8 +4,6 @@ Tokens wait until their log-probs are there, and those of the prompt. The token 
 off, and is put back, and the reason of the end may be missing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence as SequenceOf
 from dataclasses import dataclass
 from itertools import count

@@ -4,8 +4,6 @@ They are small and picklable, as a `SamplingParams` sends them to every rank. An
 that run, so it goes through a `Faults` to the process of the executor, which ends only this request.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

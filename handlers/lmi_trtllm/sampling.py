@@ -3,8 +3,6 @@
 Every value gets its exact type.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from datetime import timedelta

@@ -4,8 +4,6 @@ A start is written to a file in memory, whose path every process of the engine i
 loggers and on a request's id as the first argument of a line, never on their texts.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import re
@@ -13,6 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import Self
 
 from lmi.errors import shorten
 from lmi.executor import Progress
@@ -65,13 +64,13 @@ class StartupLog:
         self.path = path
 
     @classmethod
-    def new(cls) -> StartupLog:
+    def new(cls) -> Self:
         """A log in memory for this process and those that it starts from now on."""
         os.environ[START] = path = f"/proc/{os.getpid()}/fd/{os.memfd_create(START, os.MFD_CLOEXEC)}"
         return cls(path)
 
     @classmethod
-    def current(cls) -> StartupLog:
+    def current(cls) -> Self:
         """The latest log of this process or of the one that started it. Without one, lines are dropped."""
         return cls(os.environ.get(START, os.devnull))
 

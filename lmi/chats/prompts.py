@@ -5,14 +5,12 @@ marked before the template renders it: a character that no text should have brea
 contents spell together. The marks of the rendered text show the tokenizer which spellings it should encode as text.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from lmi.errors import BadConfiguration, ModelUnusable, cause_line
 from lmi.settings.config import ModelConfig
@@ -35,7 +33,7 @@ class ChatPrompts:
         self._forgery = Forgery(specials)
 
     @classmethod
-    def of(cls, model: ModelConfig, tokenizer: Tokenizer) -> ChatPrompts | None:
+    def of(cls, model: ModelConfig, tokenizer: Tokenizer) -> Self | None:
         """Return None for a model without a template. Raises ModelUnusable or BadConfiguration for a broken one."""
         templates, source = _find_templates(Path(model.path), model.chat_template)
         return cls(templates, source, model, tokenizer) if templates else None

@@ -4,8 +4,6 @@ It loads the model with the function that its handler names, writes the progress
 supervisor judges whether it hangs, then serves front ends until SIGTERM. Exit codes are those of `lmi.errors`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import signal

@@ -1,8 +1,7 @@
 """What an engine answers: results, errors, and why a sequence ended."""
 
-from __future__ import annotations
-
 import enum
+from typing import Self
 
 import msgspec
 
@@ -34,7 +33,7 @@ class ErrorKind(enum.IntEnum):
     INVALID = 3, errors.InvalidRequest  # the engine refused the request after acceptance
     UNAVAILABLE = 4, errors.Unavailable  # what it needs beside the engine is not there; a second attempt may succeed
 
-    def __new__(cls, value: int, error: type[errors.LmiError]) -> ErrorKind:
+    def __new__(cls, value: int, error: type[errors.LmiError]) -> Self:
         kind = int.__new__(cls, value)
         kind._value_, kind.error = value, error
         return kind

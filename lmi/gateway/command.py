@@ -1,7 +1,5 @@
 """The command `lmi gateway`: its settings, each of which a flag gives."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, field, fields

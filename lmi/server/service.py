@@ -1,11 +1,9 @@
 """One model as a front end serves it: its settings, shared state, engines, pipeline and user code."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from lmi.adapters.folder import adapters_of
 from lmi.adapters.registry import AdapterRegistry
@@ -37,7 +35,7 @@ class Service:
     folder: str = ""  # the name of the folder of its processes
 
     @classmethod
-    def load(cls, runtime: Runtime, front_end: FrontEnd) -> Service:
+    def load(cls, runtime: Runtime, front_end: FrontEnd) -> Self:
         """Load the tokenizer of a model. Raises StartError for a model that a front end cannot use."""
         config, block = runtime.config, runtime.attach()
         service = cls(config, block, front_end, folder=runtime.path.name)

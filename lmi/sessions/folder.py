@@ -9,8 +9,6 @@ holds the lock of the folder, so the limits are exact. An owner may hold as many
 last place from others. Only an id that is a random UUID ever becomes part of a path.
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import logging
@@ -24,6 +22,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Self
 
 import msgspec
 
@@ -75,7 +74,7 @@ class Sessions:
         self._scanned_s = -math.inf
 
     @classmethod
-    def of(cls, runtime: Runtime) -> Sessions | None:
+    def of(cls, runtime: Runtime) -> Self | None:
         """Return the sessions of a model, or None if they are switched off."""
         server = runtime.config.server
         limits = server.sessions_expiration_s, server.max_sessions

@@ -1,7 +1,5 @@
 """Chooses the engine, its replicas and their devices, from the engines' records."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 

@@ -4,8 +4,6 @@ Packages announce it in the entry-point group `lmi.handlers`, as `module:HANDLER
 because the supervisor does. Any other entry point names the function that loads an engine with the default record.
 """
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

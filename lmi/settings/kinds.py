@@ -1,7 +1,5 @@
 """Kinds of values: each parses the text of an option and says which values are allowed."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Mapping

@@ -3,12 +3,11 @@
 `scripts/install` asks before anything is installed, so this module and what it imports need only Python.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from lmi.shared import linux
 
@@ -26,7 +25,7 @@ class Machine:
     is_container: bool = False
 
     @classmethod
-    def here(cls, environ: Mapping[str, str]) -> Machine:
+    def here(cls, environ: Mapping[str, str]) -> Self:
         return cls(linux.num_usable_cores(), cls._gpus(environ), is_container(environ))
 
     @staticmethod

@@ -3,8 +3,6 @@
 Settings are resolved twice for a remote model: before the fetch, so that faults show at once, and after it.
 """
 
-from __future__ import annotations
-
 import difflib
 import json
 import re

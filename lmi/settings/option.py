@@ -4,8 +4,6 @@ Its help is the docstring below the field. Flags, `lmi config`, environment name
 messages come from what the fields say.
 """
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import inspect

@@ -3,8 +3,6 @@
 Sources: LMI's serving.properties, TGI's environment variables, and AWS's pages of LMI and of its containers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import MISSING, Field, fields
 from typing import Any

@@ -3,8 +3,6 @@
 Sources: LMI's serving.properties, and AWS's pages of LMI and of its vLLM, SGLang and llama.cpp images.
 """
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress

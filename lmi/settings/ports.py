@@ -3,8 +3,6 @@
 Only the libraries of engines, whose ranks meet at a port, and the gateway listen. Without a range each takes any port.
 """
 
-from __future__ import annotations
-
 from collections.abc import Container
 from dataclasses import replace
 

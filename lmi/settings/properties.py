@@ -3,8 +3,6 @@
 A repeated key is a warning, and an error names file and line.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, field
 from pathlib import Path

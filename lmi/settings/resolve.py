@@ -3,11 +3,10 @@
 Each step reads the values so far, and writes its choices, faults and warnings into them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Self
 
 from lmi.adapters.files import with_adapters
 from lmi.errors import BadConfiguration
@@ -43,7 +42,7 @@ class Resolved:
     request: FetchRequest | None = None
 
     @classmethod
-    def of(cls, config: Config, values: Values, request: FetchRequest | None = None) -> Resolved:
+    def of(cls, config: Config, values: Values, request: FetchRequest | None = None) -> Self:
         # The options of the table in its order, then the others that were given.
         known = [option.key for option in OPTIONS]
         rows = tuple(Setting.of(values, key) for key in (*known, *sorted(values.picked.keys() - set(known))))

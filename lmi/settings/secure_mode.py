@@ -4,8 +4,6 @@ The operator names controls, each of which refuses some files and some options. 
 by secure mode itself. Names and meanings are those of djl-serving, but an unknown control is refused here.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Collection, Iterator

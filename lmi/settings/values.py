@@ -4,13 +4,11 @@ The order is: command line, SageMaker's platform variables, serving.properties, 
 environment names, defaults.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from lmi.errors import BadConfiguration, ModelUnusable, shorten
 from lmi.settings.handler import Handler
@@ -34,7 +32,7 @@ class Given:
     rank: tuple[int, int]  # layer, order inside the layer
 
     @classmethod
-    def of(cls, written: str, text: str, source: str, layer: int, order: int = 0) -> Given:
+    def of(cls, written: str, text: str, source: str, layer: int, order: int = 0) -> Self:
         option = find(written)
         return cls(option.key if option else written, _printable(written)[:100], text.strip(), source, (layer, order))
 
@@ -208,7 +206,7 @@ class Setting:
     shadowed: tuple[str, ...] = ()  # "value (source)" of each value that was given and does not count
 
     @classmethod
-    def of(cls, values: Values, key: str) -> Setting:
+    def of(cls, values: Values, key: str) -> Self:
         value = written(key, values.final(key))
         picked, (_, reason) = values.picked.get(key), values.chosen.get(key, (None, ""))
         if picked is None:

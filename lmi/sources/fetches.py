@@ -6,10 +6,8 @@ result.json     the local folder by source, if every source was fetched
 failure.json    an `ErrorInfo`, if one was not
 """
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import Self, TypeVar, cast
 
 import msgspec
 
@@ -31,7 +29,7 @@ class WantedSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     is_adapter: bool = False
 
     @classmethod
-    def of(cls, source: str, config: Config, *, is_adapter: bool = False) -> WantedSource:
+    def of(cls, source: str, config: Config, *, is_adapter: bool = False) -> Self:
         """Return what a fetch must know of a source. The revision that an option gives is the model's."""
         return cls(
             source=source,

@@ -16,7 +16,11 @@ import httpx2
 import huggingface_hub as client
 from huggingface_hub import constants
 from huggingface_hub.errors import CachedRepoTreeNotFoundError, GatedRepoError, HfHubHTTPError, RevisionNotFoundError
-from huggingface_hub.utils import build_hf_headers, disable_progress_bars, parse_ratelimit_headers
+from huggingface_hub.utils import (  # type: ignore[attr-defined]
+    build_hf_headers,
+    disable_progress_bars,
+    parse_ratelimit_headers,
+)
 
 from lmi import __version__
 from lmi.errors import ModelUnusable, SourceUnreachable, StartError, cause_line, shorten

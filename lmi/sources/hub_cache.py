@@ -9,15 +9,13 @@ What arrived of a file stays beside the blobs, and the next try or process asks 
 documentation of the hub's cache, and huggingface_hub 2.4.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 from contextlib import suppress
 from dataclasses import dataclass
 from io import BufferedWriter
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from huggingface_hub import RepoFile, constants, get_session, hf_raise_for_status
 
@@ -71,7 +69,7 @@ class HubFile(NamedTuple):
     sha256: str | None = None  # of its bytes, if the listing has it
 
     @classmethod
-    def of(cls, file: RepoFile) -> HubFile:
+    def of(cls, file: RepoFile) -> Self:
         sha256 = file.lfs.sha256 if file.lfs is not None else None
         id = sha256 or file.blob_id
         if not ID.fullmatch(id):  # it becomes the name of a file

@@ -3,12 +3,11 @@
 The supervisor calls `look` of each child in turn, and `exited` when its process ends. `kinds.py` makes the kinds.
 """
 
-from __future__ import annotations
-
 import logging
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 from msgspec import Struct
 
@@ -33,7 +32,7 @@ class Failure(Struct, frozen=True, kw_only=True):
     notice_s: float = 0.0  # how long `/ping` reports it before the server ends
 
     @classmethod
-    def of(cls, error: StartError, stage: str) -> Failure:
+    def of(cls, error: StartError, stage: str) -> Self:
         return cls(code=error.exit_code, cause=error.label, stage=stage, message=str(error))
 
 

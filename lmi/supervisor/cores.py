@@ -4,14 +4,13 @@ Otherwise a front end that wakes up interrupts the engine in the middle of a ste
 core finds cold caches. `scripts/bench vllm` measures the gain.
 """
 
-from __future__ import annotations
-
 import os
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from lmi.settings.config import Config, EngineConfig
 from lmi.settings.machine import num_ranks_here
@@ -29,7 +28,7 @@ class Cores:
     others: tuple[int, ...]
 
     @classmethod
-    def of(cls, config: Config, environ: Mapping[str, str], cores: Sequence[int]) -> Cores | None:
+    def of(cls, config: Config, environ: Mapping[str, str], cores: Sequence[int]) -> Self | None:
         """Return which of the cores each process gets, or None if all processes share all cores.
 
         An engine with several ranks is not bound, because its library binds the ranks. No engine is bound if the
@@ -44,7 +43,7 @@ class Cores:
         return cls.divide(cores, engine.num_engines, num_threads, config.server.frontend_workers)
 
     @classmethod
-    def divide(cls, cores: Sequence[int], num_engines: int, num_threads: int, num_others: int) -> Cores | None:
+    def divide(cls, cores: Sequence[int], num_engines: int, num_threads: int, num_others: int) -> Self | None:
         """Divide the cores: `num_threads` for each engine, the others for `num_others` processes.
 
         Returns None unless the engines leave one core for each other process, and at least one.

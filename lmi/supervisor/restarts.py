@@ -1,9 +1,8 @@
 """Decides when a process may start again and when a live one counts as hung. Every time is `time.monotonic()`."""
 
-from __future__ import annotations
-
 from collections import deque
 from dataclasses import dataclass
+from typing import Self
 
 from lmi.settings.config import EngineConfig
 from lmi.shared.pauses import NO_PAUSES, Pauses
@@ -69,7 +68,7 @@ class HangLimits:
     waiting_counts: bool = True  # a step takes in the requests that wait
 
     @classmethod
-    def of(cls, engine: EngineConfig) -> HangLimits:
+    def of(cls, engine: EngineConfig) -> Self:
         steps = engine.first_step_timeout_s, engine.step_timeout_s
         return cls(engine.model_loading_timeout_s, *steps, "made no step though work waits")
 

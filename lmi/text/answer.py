@@ -3,8 +3,6 @@
 The end token and a stop token have no text, and the last Token gets the text that was held back.
 """
 
-from __future__ import annotations
-
 import codecs
 import re
 from collections.abc import Sequence

@@ -3,11 +3,9 @@
 bytes --read--> Message[Format] --parse--> Parsed[Format] --formatter--> Formatter[Format] --> bytes
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, NamedTuple
+from typing import Any, Generic, NamedTuple, Self
 
 from lmi.apis.base.formatter import JSON, ErrorFields, Formatter
 from lmi.apis.base.readers import Message, Parsed
@@ -130,7 +128,7 @@ class Api(Generic[Format]):
         """Return a body that is sent in one piece, with `json_end` if it is JSON."""
         return body + self.json_end if media_type == JSON else body
 
-    def for_accept(self, accept: str) -> Api[Format]:
+    def for_accept(self, accept: str) -> Self:
         """Return this API with the `read` for a client with this Accept header."""
         if self.read_for_events is None or "text/event-stream" not in accept.lower():
             return self
