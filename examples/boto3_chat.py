@@ -6,10 +6,11 @@ import os
 import boto3
 
 client = boto3.client("sagemaker-runtime")
+messages = [{"role": "user", "content": "What is the capital of France?"}]
 answer = client.invoke_endpoint_with_response_stream(
     EndpointName=os.environ.get("ENDPOINT", "chat"),
     ContentType="application/json",
-    Body=json.dumps({"messages": [{"role": "user", "content": "What is the capital of France?"}], "stream": True}),
+    Body=json.dumps({"messages": messages, "temperature": 0, "stream": True}),
 )
 rest = b""
 for event in answer["Body"]:
