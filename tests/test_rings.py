@@ -105,31 +105,31 @@ STILL = {
     "lmi.server.routes.invocations": {"lines"},
 }
 # Lines of Python. A room may shrink freely. To grow, it changes its row in the same commit, which says why.
-MAX_LINES_OF_THE_HOUSE = 11_810
+MAX_LINES_OF_THE_HOUSE = 11_640
 MAX_LINES = {
-    "lmi/adapters": 870,
+    "lmi/adapters": 890,
     "lmi/apis": 5180,
     "lmi/chats": 910,
     "lmi/client": 1000,
     "lmi/description": 440,
-    "lmi/engine": 1420,
+    "lmi/engine": 1410,
     "lmi/executor": 870,
     "lmi/gateway": 2010,
     "lmi/http": 1030,
     "lmi/models": 1130,
     "lmi/server": 2440,
     "lmi/sessions": 350,
-    "lmi/settings": 2720,
+    "lmi/settings": 2700,
     "lmi/shared": 1230,
     "lmi/sources": 1740,
     "lmi/supervisor": 1700,
     "lmi/text": 550,
     "lmi/user_code": 2540,
-    "handlers/base": 1580,
+    "handlers/base": 1570,
     "handlers/driven": 770,
     "handlers/guides": 1760,
-    "handlers/lmi_dist": 6580,
-    "handlers/lmi_trtllm": 1970,
+    "handlers/lmi_dist": 6410,
+    "handlers/lmi_trtllm": 1940,
     "handlers/lmi_vllm": 1750,
 }
 OURS = {module_name(path): path for top in ("lmi", "handlers") for path in sources(top) if "compat" not in path.parts}
