@@ -4,11 +4,12 @@ The front end uses it before it submits a request. Each Executor uses it again i
 the library gets the same answer as a client.
 """
 
+import math
 from collections.abc import Iterator
 from operator import attrgetter
 
 from lmi.errors import InvalidParameter, InvalidRequest, PromptTooLong, UnknownAdapter, Unsupported, shorten
-from lmi.executor import Capabilities, EngineInfo, Request
+from lmi.executor import EngineInfo, Request
 
 # A field of Request that a plain request leaves out, the flag of an engine that has it, what other engines have.
 NEEDS = (
@@ -78,29 +79,25 @@ def _check_bounds(request: Request, info: EngineInfo) -> None:
     if num_prompt_tokens > limit - has_answer:
         rule = "shorter than" if has_answer else "no longer than"
         raise PromptTooLong(f"{rule} the model's context of {limit} tokens", f"{num_prompt_tokens} tokens")
-    temperature, max_temperature = request.sampling_config.temperature, info.capabilities.max_temperature
-    if temperature is not None and temperature > max_temperature:
-        raise InvalidParameter("temperature", f"at most {max_temperature:g}", temperature)
-    beam_width, max_beam_width = request.sampling_config.beam_width, info.capabilities.max_beam_width
-    if max_beam_width > 1 and beam_width > max_beam_width:
-        raise InvalidParameter("beam_width", f"at most {max_beam_width} (option.max_beam_width)", beam_width)
-    max_top = info.capabilities.max_top_log_probs
-    for name in ("num_top_log_probs", "num_prompt_log_probs"):
-        num = getattr(request.output_config, name)
-        if num is not None and num > max_top:
-            raise InvalidParameter(name, f"at most {max_top}", num)
-    num_images, max_images = len(request.images), info.capabilities.max_images
+    sampling, output, can = request.sampling_config, request.output_config, info.capabilities
+    max_beam_width = can.max_beam_width if can.max_beam_width > 1 else math.inf  # without a search it is lacking
+    for name, value, most, option in (
+        ("temperature", sampling.temperature, can.max_temperature, ""),
+        ("beam_width", sampling.beam_width, max_beam_width, " (option.max_beam_width)"),
+        ("num_top_log_probs", output.num_top_log_probs, can.max_top_log_probs, ""),
+        ("num_prompt_log_probs", output.num_prompt_log_probs, can.max_top_log_probs, ""),
+    ):
+        if value is not None and value > most:
+            raise InvalidParameter(name, f"at most {most:g}{option}", value)
+    num_images, max_images = len(request.images), can.max_images
     if num_images > max_images > 0:
         said = f"must have at most {max_images} images (option.limit_mm_per_prompt), given {num_images}"
         raise InvalidRequest(said, "images")
 
 
 def _check_token_ids(request: Request, info: EngineInfo) -> None:
-    groups: list[tuple[str, tuple[int, ...]]] = [
-        ("input_token_ids", request.input_token_ids),
-        ("end_ids", request.end_ids),
-        ("end_id", () if request.end_id is None else (request.end_id,)),
-    ]
+    end_id = () if request.end_id is None else (request.end_id,)
+    groups = [("input_token_ids", request.input_token_ids), ("end_ids", request.end_ids), ("end_id", end_id)]
     groups += [("stop_words", word) for word in request.stop_words]
     groups += [("bad_words", word) for word in request.bad_words]
     groups += [("embedding_bias", tuple(token_id for token_id, _ in request.embedding_bias))]
@@ -118,21 +115,13 @@ def _lacking(request: Request, info: EngineInfo) -> Iterator[tuple[str, str]]:
     if guide is not None and guide.guide_type not in can.guided_decoding:
         yield "guided_decoding_params", "no such guide"
     if processor is not None and processor not in can.logits_post_processors:
-        known = list(can.logits_post_processors)
-        yield "logits_post_processor_name", f"{known}" if known else "no logits post-processors"
-    if lacking_output := _lacking_output(request, can):
-        yield "additional_model_outputs", lacking_output
-    for (path, flag, instead), value, plain in zip(NEEDS, ASKED(request), PLAIN, strict=True):
-        if value not in (plain, []) and not getattr(can, flag, False):
-            yield path.rpartition(".")[2], instead
-
-
-def _lacking_output(request: Request, can: Capabilities) -> str:
-    """What an engine has instead of an additional output that a request asks for, or ""."""
+        yield "logits_post_processor_name", f"{list(can.logits_post_processors) or 'no logits post-processors'}"
     declared = {one.name: one for one in can.additional_outputs}
     for asked in request.output_config.additional_model_outputs:
         if asked.name not in declared:
-            return f"{list(declared)}" if declared else "no additional outputs"
-        if asked.gather_context and not declared[asked.name].gather_context:
-            return f"{asked.name} without gather_context"
-    return ""
+            yield "additional_model_outputs", f"{list(declared) or 'no additional outputs'}"
+        elif asked.gather_context and not declared[asked.name].gather_context:
+            yield "additional_model_outputs", f"{asked.name} without gather_context"
+    for (path, flag, instead), value, plain in zip(NEEDS, ASKED(request), PLAIN, strict=True):
+        if value not in (plain, []) and not getattr(can, flag, False):
+            yield path.rpartition(".")[2], instead
