@@ -5,20 +5,24 @@ after it. Sources: RFC 9112 and RFC 9110; the limits are those of edge proxies.
 """
 
 import asyncio
+import enum
 import fcntl
 import logging
+import math
 import re
 import resource
 import sys
 import termios
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, ClassVar
 from urllib.parse import unquote
 
 import httptools
 import orjson
+from starlette.datastructures import Headers
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from lmi.errors import shorten
@@ -41,7 +45,9 @@ MAX_UNREAD_BYTES = 64 << 10  # of a body that was answered early; up to this man
 BODY_LOOK_S = 1.0
 RESERVED_FDS = 40  # for files and sockets other than clients'
 TWO_SPACES = re.compile(rb"[\r\n]*[^\s]+ (?: |[^\s]+  )")  # in a request line; the parser takes them for one
-HOST = re.compile(rb"(\[[\w:.%~-]+\]|[\w.~!$&'()*+,;=%-]*)(:\d*)?")  # RFC 3986, 3.2.2 and 3.2.3
+HOST = re.compile(r"(\[[\w:.%~-]+\]|[\w.~!$&'()*+,;=%-]*)(:\d*)?", re.ASCII)  # RFC 3986, 3.2.2 and 3.2.3
+OTHER_VERSION = 505, "only HTTP/1.1 and HTTP/1.0 are spoken here"
+LARGE_HEAD = 431, f"a request head has at most {MAX_HEAD_BYTES} bytes"
 
 
 class Refusal(Exception):
@@ -50,6 +56,25 @@ class Refusal(Exception):
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
         self.status = status
+
+
+class Part(enum.Enum):
+    """What comes next on a connection."""
+
+    START = "start"  # of a request
+    HEAD = "head"
+    BODY = "body"
+
+
+@dataclass(slots=True)
+class Arrival:
+    """How much of a request has come."""
+
+    num_fed_bytes: int = 0  # to the parser
+    num_head_bytes: int = 0
+    num_chunks: int = 0
+    num_body_bytes: int = 0
+    body_s: float = 0.0  # that the client had for its body so far
 
 
 class Cycle(RequestResponseCycle):
@@ -116,20 +141,15 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.access_log = False  # the application writes it
-        self._is_in_head = self._is_in_body = False
+        self._part = Part.START
+        self._arrival = Arrival()
         self._num_messages = self._num_unanswered = 0
         self._line = b""  # a request line as far as it has come, without an end
-        self._num_fed_bytes = 0  # of this request, to the parser
-        self._num_head_bytes = 0
-        self._num_chunks = 0
-        self._num_body_bytes = 0
-        self._body_s = 0.0  # that the client had for its body so far
+        self._due: Callable[[], None] | None = None  # what the timer calls, or has called last
         self._timer: asyncio.TimerHandle | None = None
-        self._due: Callable[[], None] | None = None  # what the timer calls
+        self._stall: asyncio.TimerHandle | None = None
         self._refusal: Refusal | None = None
         self._is_lingering = False
-        self._stall: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -137,7 +157,7 @@ class GuardedProtocol(HttpToolsProtocol):
         if len(self.connections) > self.max_connections and not self._make_room():
             self._refuse(Refusal(503, f"{self.max_connections} connections are busy here"))
         else:
-            self._start_timer(self._head_is_late, self.header_timeout_s)
+            self._mind_time()
 
     def _make_room(self) -> bool:
         """Close an idle connection, so that a health check gets through although idle clients hold all others."""
@@ -158,37 +178,36 @@ class GuardedProtocol(HttpToolsProtocol):
             self.flow.resume_reading()
             return
         self._unset_keepalive_if_required()
-        num_messages, was_idle = self._num_messages, not (self._is_in_head or self._is_in_body)
+        num_messages, was_in = self._num_messages, self._part
         try:
             self._check_line(data)
             self._feed(data)
-            self._check_untold(len(data), self._num_messages - num_messages, was_idle=was_idle)
-            if self._is_in_head and self._num_fed_bytes > MAX_HEAD_BYTES:
-                raise _head_too_large()  # the parser reports only whole fields, and one may be endless
-        except Refusal as refusal:
-            self._refuse(refusal)
-        except httptools.HttpParserError as error:
-            self._refuse(error.__context__ if isinstance(error.__context__, Refusal) else _unreadable(error))
+            if self._num_messages - num_messages == (was_in is Part.START):  # else nobody tells whose bytes are which
+                self._check_fed(len(data))
+        except (Refusal, httptools.HttpParserError) as error:
+            self._refuse(_refusal_of(error))
         else:
             self._mind_time()
 
     def _check_line(self, data: bytes) -> None:
         """Refuse two spaces in a request line. Where one begins in a pipeline, nobody tells, so there they pass."""
-        if self._line or not (self._is_in_head or self._is_in_body):
+        if self._line or self._part is Part.START:
             self._line += data
             if TWO_SPACES.match(self._line):
                 raise Refusal(400, "the words of a request line have one space between them")
             if b"\n" in self._line.lstrip(b"\r\n") or len(self._line) > MAX_SPLIT_LINE_BYTES:
                 self._line = b""
 
-    def _check_untold(self, num_bytes: int, num_begun: int, *, was_idle: bool) -> None:
-        """Refuse long chunk extensions. Of bytes that came for several requests nobody tells which are whose."""
-        if num_begun != was_idle:
-            return
-        self._num_fed_bytes += num_bytes
-        told = self._num_head_bytes + self._num_body_bytes + CHUNK_LINES_BYTES * self._num_chunks
-        if self._num_fed_bytes - told > MAX_UNTOLD_BYTES and not self._is_in_head:
-            self._is_in_body = True  # also if it has just come whole, and no application has read it
+    def _check_fed(self, num_bytes: int) -> None:
+        """Refuse an endless field, as the parser reports only whole ones, and long chunk extensions."""
+        come = self._arrival
+        come.num_fed_bytes += num_bytes
+        told = come.num_head_bytes + come.num_body_bytes + CHUNK_LINES_BYTES * come.num_chunks
+        if self._part is Part.HEAD:
+            if come.num_fed_bytes > MAX_HEAD_BYTES:
+                raise Refusal(*LARGE_HEAD)
+        elif come.num_fed_bytes - told > MAX_UNTOLD_BYTES:
+            self._part = Part.BODY  # also if it has just come whole, and no application has read it
             raise Refusal(400, f"a request has at most {MAX_UNTOLD_BYTES} bytes of chunk extensions and blanks")
 
     def _feed(self, data: bytes) -> None:
@@ -211,10 +230,8 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._is_in_head = True
+        self._part, self._arrival = Part.HEAD, Arrival()
         self._num_messages += 1
-        self._num_fed_bytes = self._num_head_bytes = self._num_chunks = self._num_body_bytes = 0
-        self._body_s = 0.0
 
     def on_url(self, url: bytes) -> None:
         super().on_url(url)
@@ -222,26 +239,27 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._count_head(len(name) + len(value) + 4)
-        if self._is_in_body:
+        if self._part is Part.BODY:
             return  # a trailer, which must not pass for a field of the head
         super().on_header(name, value)
         if len(self.headers) > MAX_FIELDS:
             raise Refusal(431, f"a request has at most {MAX_FIELDS} header fields")
 
     def _count_head(self, num_bytes: int) -> None:
-        self._num_head_bytes += num_bytes
-        if self._num_head_bytes > MAX_HEAD_BYTES:
-            raise _head_too_large()
+        self._arrival.num_head_bytes += num_bytes
+        if self._arrival.num_head_bytes > MAX_HEAD_BYTES:
+            raise Refusal(*LARGE_HEAD)
 
     def on_headers_complete(self) -> None:
         if self.parser.get_method() == b"CONNECT":
             raise Refusal(405, "this is no proxy")
         if self.parser.should_upgrade():
             return  # _feed parses the request again
-        self._check_head()
+        fields = Headers(raw=self.headers)
+        self._check_fields(fields)
         self._complete_scope()
-        self._is_in_head, self._is_in_body = False, True
-        self._begin_request()
+        self._part = Part.BODY
+        self._begin_request(int(fields.get("content-length", sys.maxsize)))
         self._num_unanswered += 1
         if len(self.pipeline) > MAX_PIPELINED:
             raise Refusal(400, f"at most {MAX_PIPELINED} requests may wait on one connection")
@@ -263,7 +281,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self.scope["raw_path"] = path
         self.scope["query_string"] = url.query or b""
 
-    def _begin_request(self) -> None:
+    def _begin_request(self, num_body_bytes: int) -> None:
         """Run the application, or queue the request behind the one that the application works on."""
         before = self.cycle
         self.cycle = Cycle(
@@ -272,93 +290,86 @@ class GuardedProtocol(HttpToolsProtocol):
             flow=self.flow,
             logger=self.logger,
             access_logger=self.access_logger,
-            access_log=self.access_log,
+            access_log=False,  # the application writes it
             default_headers=self.server_state.default_headers,
             message_event=asyncio.Event(),
             expect_100_continue=self.expect_100_continue and self.scope["http_version"] == "1.1",
             keep_alive=self.scope["http_version"] == "1.1" and self.parser.should_keep_alive(),
             on_response=self.on_response_complete,
         )
-        lengths = [int(value) for name, value in self.headers if name == b"content-length"]
-        self.cycle.num_missing_bytes = lengths[0] if lengths else sys.maxsize
+        self.cycle.num_missing_bytes = num_body_bytes
         if before is None or before.response_complete:
             self._start_asgi_task(self.cycle, self.app)
         else:
             self.flow.pause_reading()
             self.pipeline.appendleft((self.cycle, self.app))
 
-    def _check_head(self) -> None:
-        version = self.parser.get_http_version()
+    def _check_fields(self, fields: Headers) -> None:
+        version, hosts = self.parser.get_http_version(), fields.getlist("host")
         if version not in ("1.0", "1.1"):
-            raise Refusal(505, "only HTTP/1.1 and HTTP/1.0 are spoken here")
-        values: dict[bytes, list[bytes]] = {b"host": [], b"transfer-encoding": [], b"expect": []}
-        for name, value in self.headers:
-            if name in values:
-                values[name].append(value)
-        num_hosts = len(values[b"host"])
-        if num_hosts > 1 or (num_hosts == 0 and version == "1.1"):
-            raise Refusal(400, f"a request has exactly one Host field, this one {num_hosts}")
-        for host in values[b"host"]:
-            if HOST.fullmatch(host) is None:
-                raise Refusal(400, f"Host must be a name or an address, given {shorten(host.decode('latin-1'))}")
-        codings = b", ".join(values[b"transfer-encoding"]).decode("latin-1").lower()
+            raise Refusal(*OTHER_VERSION)
+        if len(hosts) > 1 or (not hosts and version == "1.1"):
+            raise Refusal(400, f"a request has exactly one Host field, this one {len(hosts)}")
+        if hosts and HOST.fullmatch(hosts[0]) is None:
+            raise Refusal(400, f"Host must be a name or an address, given {shorten(hosts[0])}")
+        codings = ", ".join(fields.getlist("transfer-encoding")).lower()
         if version == "1.0" and codings:
             raise Refusal(400, "HTTP/1.0 has no Transfer-Encoding")
         if codings not in ("", "chunked"):  # the end of the body can be found only if chunked is the last
             status = 501 if codings.endswith("chunked") else 400
             raise Refusal(status, f"Transfer-Encoding must be chunked, given {shorten(codings)}")
-        if any(value.lower() != b"100-continue" for value in values[b"expect"]):
+        if any(value.lower() != "100-continue" for value in fields.getlist("expect")):
             raise Refusal(417, "the only expectation that can be met is 100-continue")
 
     def on_chunk_header(self) -> None:
-        self._num_chunks += 1
-        if self._num_chunks > max(MAX_CHUNKS, 1 + self._num_body_bytes // LARGE_CHUNK_BYTES):
+        self._arrival.num_chunks += 1
+        if self._arrival.num_chunks > max(MAX_CHUNKS, 1 + self._arrival.num_body_bytes // LARGE_CHUNK_BYTES):
             raise Refusal(400, f"a body has at most {MAX_CHUNKS} chunks, or one for each {LARGE_CHUNK_BYTES} bytes")
 
     def on_body(self, body: bytes) -> None:
-        self._num_body_bytes += len(body)
+        self._arrival.num_body_bytes += len(body)
         self.cycle.num_missing_bytes -= len(body)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
         if self.parser.should_upgrade():
             return
-        self._is_in_body = False
+        self._part = Part.START
         super().on_message_complete()
 
     def _mind_time(self) -> None:
         """Set the deadline of a head or a body that has begun. Called after each read."""
         is_idle = self.cycle is None or self.cycle.response_complete
-        due = self._look_at_body if self._is_in_body else self._head_is_late if self._is_in_head or is_idle else None
-        if due == self._due and self._timer is not None:
-            return
-        self._stop_timer()
-        if due is not None:
-            self._start_timer(due, BODY_LOOK_S if self._is_in_body else self.header_timeout_s)
+        if self._part is Part.BODY:
+            due, delay_s = self._look_at_body, BODY_LOOK_S
+        elif self._part is Part.HEAD or is_idle:
+            due, delay_s = self._head_is_late, self.header_timeout_s
+        else:
+            due, delay_s = None, 0.0
+        if due != self._due:
+            self._set_timer(due, delay_s)
 
-    def _start_timer(self, due: Callable[[], None], delay_s: float) -> None:
-        self._due, self._timer = due, self.loop.call_later(delay_s, due)
+    def _set_timer(self, due: Callable[[], None] | None, delay_s: float = 0.0) -> None:
+        """Call `due` after `delay_s`, and no longer what was due before."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._due, self._timer = due, None if due is None else self.loop.call_later(delay_s, due)
 
     def _head_is_late(self) -> None:
-        self._timer = None
         self._refuse(Refusal(408, f"no complete request head came within {self.header_timeout_s:g} s"))
 
     def _look_at_body(self) -> None:
-        self._timer = None
-        if not self._is_in_body or self._refusal is not None:
-            return
+        if self._part is not Part.BODY:
+            return self._set_timer(None)
+        come = self._arrival
         if not self.flow.read_paused and not self.cycle.waiting_for_100_continue:  # else the server is slow
-            self._body_s += BODY_LOOK_S
-        is_slow = self._body_s > self.slow_start_s and self._num_body_bytes < MIN_BODY_BYTES_PER_S * self._body_s
-        if is_slow or self._body_s >= self.body_timeout_s:
+            come.body_s += BODY_LOOK_S
+        is_slow = come.body_s > self.slow_start_s and come.num_body_bytes < MIN_BODY_BYTES_PER_S * come.body_s
+        if is_slow or come.body_s >= self.body_timeout_s:
             self._refuse(Refusal(408, f"the request body came too slowly, it has {self.body_timeout_s:g} s"))
         else:
-            self._start_timer(self._look_at_body, BODY_LOOK_S)
-
-    def _stop_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+            self._set_timer(self._look_at_body, BODY_LOOK_S)
+        return None
 
     # Bytes out.
 
@@ -367,58 +378,44 @@ class GuardedProtocol(HttpToolsProtocol):
         super().pause_writing()
         self._watch_reader()
 
-    def _watch_reader(self) -> None:
-        self._stall = self.loop.call_later(self.stall_timeout_s, self._look_at_reader, self._num_unread_bytes())
+    def _watch_reader(self, num_before: float = math.inf) -> None:
+        """Cut the connection if none of the `num_before` bytes was read that waited here and in the kernel.
 
-    def _look_at_reader(self, num_unread_bytes: int) -> None:
-        if self._num_unread_bytes() < num_unread_bytes:  # nothing was written meanwhile, so the client read some
-            self._watch_reader()
+        Nothing is written meanwhile, but the kernel takes more only once a third of its part is read. Source: tcp(7),
+        SIOCOUTQ, which has the same number as TIOCOUTQ.
+        """
+        num_queued = fcntl.ioctl(self.transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4))
+        num_unread = self.transport.get_write_buffer_size() + int.from_bytes(num_queued, sys.byteorder)
+        if num_unread < num_before:
+            self._stall = self.loop.call_later(self.stall_timeout_s, self._watch_reader, num_unread)
         else:
             self.transport.abort()
 
-    def _num_unread_bytes(self) -> int:
-        """Return the bytes that wait for the client, in this process and in the kernel.
-
-        The kernel takes more once a third of its part is read. Source: tcp(7), SIOCOUTQ, which has the same number as
-        TIOCOUTQ.
-        """
-        num_queued = fcntl.ioctl(self.transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4))
-        return self.transport.get_write_buffer_size() + int.from_bytes(num_queued, sys.byteorder)
-
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._stop_stall()
-
-    def _stop_stall(self) -> None:
         if self._stall is not None:
             self._stall.cancel()
-            self._stall = None
 
     def _refuse(self, refusal: Refusal) -> None:
         """Answer the refusal and close, after the answers to earlier requests of this connection."""
         if self._refusal is not None or self.transport.is_closing():
             return
         self._refusal = refusal
-        self._stop_timer()
-        if self._is_in_body and not self.cycle.response_complete:
-            self._drop_request(self.cycle)
+        self._set_timer(None)
+        if self._part is Part.BODY and not self.cycle.response_complete:  # its body is at fault
+            self._num_unanswered -= 1
+            if self.pipeline and self.pipeline[0][0] is self.cycle:
+                self.pipeline.popleft()
+            else:  # its application sees the client leave
+                self.cycle.disconnected = True
+                self.cycle.message_event.set()
         if self._num_unanswered == 0:
             self._answer_refusal(refusal)  # else on_response_complete answers it later
 
-    def _drop_request(self, cycle: RequestResponseCycle) -> None:
-        """Drop the request whose body is at fault. If its application is running, it sees the client leave."""
-        self._num_unanswered -= 1
-        if self.pipeline and self.pipeline[0][0] is cycle:
-            self.pipeline.popleft()
-        else:
-            cycle.disconnected = True
-            cycle.message_event.set()
-
     def _answer_refusal(self, refusal: Refusal) -> None:
-        if self._is_in_body and self.cycle.response_started:
+        if self._part is Part.BODY and self.cycle.response_started:
             self.transport.close()  # an answer to this request has already begun
-            self._start_timer(self.transport.abort, LINGER_S)
-            return
+            return self._set_timer(self.transport.abort, LINGER_S)
         self.note_refusal(refusal)
         retry = "retry-after: 1\r\n" if refusal.status == 503 else ""
         body, more = self.rendered(refusal)
@@ -428,7 +425,7 @@ class GuardedProtocol(HttpToolsProtocol):
             f"content-length: {len(body)}\r\n{more}{retry}connection: close\r\n\r\n"
         )
         self.transport.write(head.encode() + body)
-        self._linger(LINGER_S)
+        return self._linger(LINGER_S)
 
     def rendered(self, refusal: Refusal) -> tuple[bytes, str]:
         """Return the body of a refusal, and the lines of further headers."""
@@ -442,13 +439,12 @@ class GuardedProtocol(HttpToolsProtocol):
     def _linger(self, linger_s: float) -> None:
         """Read on before closing. Closing with unread bytes would reset the connection and lose the answer."""
         self._is_lingering = True
-        self._stop_timer()
         self._unset_keepalive_if_required()
         self.flow.resume_reading()
         if self.transport.can_write_eof():  # not within TLS
             with suppress(OSError):  # the client is gone already
                 self.transport.write_eof()
-        self._start_timer(self.transport.abort, linger_s)
+        self._set_timer(self.transport.abort, linger_s)
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
@@ -460,17 +456,19 @@ class GuardedProtocol(HttpToolsProtocol):
             self._answer_refusal(self._refusal)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_timer()
-        self._stop_stall()
+        self._set_timer(None)
+        self.resume_writing()
         super().connection_lost(exc)
 
 
-def _head_too_large() -> Refusal:
-    return Refusal(431, f"a request head has at most {MAX_HEAD_BYTES} bytes")
+def _refusal_of(error: Exception) -> Refusal:
+    """Return the refusal that a callback raised, or that of bytes which httptools could not parse.
 
-
-def _unreadable(error: httptools.HttpParserError) -> Refusal:
-    """Return the refusal of bytes that httptools could not parse. Its messages are useful only about the version."""
+    Of its messages only those about the version are useful.
+    """
+    for cause in (error, error.__context__):
+        if isinstance(cause, Refusal):
+            return cause
     if "Invalid HTTP version" in str(error) or "PRI" in str(error):
-        return Refusal(505, "only HTTP/1.1 and HTTP/1.0 are spoken here")
+        return Refusal(*OTHER_VERSION)
     return Refusal(400, "this is no HTTP/1.1 request")
