@@ -8,7 +8,6 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Generic, Self, TypeVar
 
 import msgspec
@@ -120,7 +119,7 @@ class Parsed(Generic[Format]):
 
 def check_values(body: bytes, max_texts: int = 0) -> None:
     """Raise MalformedRequest if a body has over MAX_VALUES_BYTES without its prompt, which may be `max_texts` texts."""
-    check_size(body, partial(_num_prompt_bytes, max_texts=max_texts), "an object", "the prompt's text")
+    check_size(body, lambda body: _num_prompt_bytes(body, max_texts), "an object", "the prompt's text")
 
 
 def check_size(body: bytes, num_text_bytes: Callable[[bytes], int], kind: str, texts: str) -> None:
@@ -194,14 +193,16 @@ def check_types(fields: dict[str, Any], *, has_stream: bool = True) -> None:
         raise MalformedRequest(f"stream must be true or false, given {shorten(fields['stream'])}")
 
 
-def checked(schema: dict[str, Any], fault: Callable[[Any], str]) -> Reader:
-    """Make a reader that returns a value as it is, if the rule that it breaks is ""."""
+def checked(
+    schema: dict[str, Any], fault: Callable[[Any], str], convert: Callable[[Any], Any] = lambda value: value
+) -> Reader:
+    """Make a reader that returns a value, converted if need be, if the rule that it breaks is ""."""
 
     @takes(schema)
     def read(name: str, value: object) -> Any:
         if rule := fault(value):
             raise InvalidParameter(name, rule, value)
-        return value
+        return convert(value)
 
     return read
 
@@ -246,14 +247,8 @@ def priority(name: str, value: object) -> float:
 def number(low: float = -math.inf, high: float = math.inf, *, low_open: bool = False) -> Reader:
     """Make a reader of a finite number in [low, high], or in (low, high] with `low_open`."""
     limits = {"exclusiveMinimum" if low_open else "minimum": low, "maximum": high}
-
-    @takes({"type": "number", **{name: limit for name, limit in limits.items() if math.isfinite(limit)}})
-    def read(name: str, value: Any) -> float:
-        if fault := range_fault(value, low, high, low_open=low_open):
-            raise InvalidParameter(name, fault, value)
-        return float(value)
-
-    return read
+    schema = {"type": "number", **{name: limit for name, limit in limits.items() if math.isfinite(limit)}}
+    return checked(schema, lambda value: range_fault(value, low, high, low_open=low_open), float)
 
 
 def choice(allowed: Sequence[str]) -> Reader:
