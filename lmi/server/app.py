@@ -157,8 +157,7 @@ class ErrorMiddleware:
                 await self._app(scope, receive, send)
         except HTTPException as error:  # starlette's own 404 and 405
             message = f"{error.detail}: {exchange.method} {shorten(exchange.path)}"
-            allow = (error.headers or {}).get("Allow")
-            await self._refuse(exchange, error.status_code, message, {"allow": allow} if allow else {})
+            await self._refuse(exchange, LmiError(message), error.status_code, error.headers)
         except ClientGone:
             exchange.status = ClientGone.status
         except LmiError as error:
@@ -166,12 +165,13 @@ class ErrorMiddleware:
             if exchange.refuse is not None:
                 await exchange.refuse(error)
             else:
-                await self._refuse(exchange, error.status, str(error), retry_header(error), error)
+                await self._refuse(exchange, error, error.status, retry_header(error))
         except Exception:
             log.exception("request %s failed in the front end", exchange.request_id)
             if exchange.has_begun:
                 raise  # an answer has begun: the server cuts the connection, which shows that it is incomplete
-            await self._refuse(exchange, 500, f"internal error, see the log for request {exchange.request_id}")
+            said = f"internal error, see the log for request {exchange.request_id}"
+            await self._refuse(exchange, LmiError(said), LmiError.status)
         finally:
             self._open.remove(exchange)
             self._front_end.body_memory.change(exchange.num_body_bytes, 0)
@@ -179,19 +179,16 @@ class ErrorMiddleware:
         return None
 
     async def _refuse(
-        self,
-        exchange: Exchange,
-        status: int,
-        message: str,
-        headers: Mapping[str, str] | None = None,
-        error: LmiError | None = None,
+        self, exchange: Exchange, error: LmiError, status: int, headers: Mapping[str, str] | None = None
     ) -> None:
         """Answer as the API of the path does."""
-        api, model, request_id = api_at(exchange.path, self._models.usual), self._models.usual, exchange.request_id
+        model = self._models.usual
+        api = api_at(exchange.path, model)
+        format, request_id = api.default_format(model), exchange.request_id
         if isinstance(error, IN_WORDS_OF_THE_API):
-            rendered = api.errors.render(error, api.default_format(model), accepted=False, request_id=request_id)
+            rendered = api.errors.render(error, format, accepted=False, request_id=request_id)
         else:
-            rendered = api.errors.render_status(status, message, api.default_format(model), request_id)
+            rendered = api.errors.render_status(status, str(error), format, request_id)
         body = api.whole(rendered.media_type, rendered.body)
         await exchange.send_whole(rendered.status, rendered.media_type, body, (headers or {}).items())
 

@@ -104,12 +104,12 @@ class Inference:
         self.format = parsed.format
         self.service.front_end.report_ignored(parsed.ignored, self.exchange.request_id)
         self.service.check_sequences(parsed.requests)
-        requests = parsed.requests
-        if self.session is not None:
-            requests = tuple(replace(each, session=self.session) for each in requests)
+        of_body: dict[str, Any] = {} if self.session is None else {"session": self.session}
         if (urgency := client_priority(self.exchange)) is not None:
-            requests = tuple(replace(each, priority=urgency) for each in requests)
-        return parsed if requests is parsed.requests else replace(parsed, requests=requests)
+            of_body["priority"] = urgency
+        if not of_body:
+            return parsed
+        return replace(parsed, requests=tuple(replace(request, **of_body) for request in parsed.requests))
 
     def with_origin(self, requests: Sequence[GenerationRequest]) -> list[GenerationRequest]:
         """The requests for the engine's queue, which lets in the first, and the others with it."""
@@ -201,11 +201,21 @@ def client_of(exchange: Exchange, adapter: str | None) -> str:
 
 def client_timeout_s(exchange: Exchange) -> float:
     """Return the seconds that the client waits for its answer, from the request's arrival. Raises InvalidParameter."""
-    return min(
-        _seconds(TIMEOUT, exchange.headers.get(TIMEOUT), 1.0),
-        _seconds(TIMEOUT_MS, exchange.headers.get(TIMEOUT_MS), 0.001),
-        _seconds("timeout in Custom-Attributes", exchange.attribute("timeout"), 1.0),
-    )
+    shortest_s = math.inf
+    for name, text, unit_s in (
+        (TIMEOUT, exchange.headers.get(TIMEOUT), 1.0),
+        (TIMEOUT_MS, exchange.headers.get(TIMEOUT_MS), 0.001),
+        ("timeout in Custom-Attributes", exchange.attribute("timeout"), 1.0),
+    ):
+        if text is not None:
+            try:
+                number = float(text)
+            except ValueError:
+                number = math.nan
+            if not 0 < number < math.inf:
+                raise InvalidParameter(name, "a number over 0", text)
+            shortest_s = min(shortest_s, number * unit_s)
+    return shortest_s
 
 
 def client_priority(exchange: Exchange) -> float | None:
@@ -217,18 +227,6 @@ def client_priority(exchange: Exchange) -> float | None:
         return priority(name, int(given))
     except ValueError:
         raise InvalidParameter(name, "a whole number", given) from None
-
-
-def _seconds(name: str, text: str | None, unit_s: float) -> float:
-    if text is None:
-        return math.inf
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not 0 < number < math.inf:
-        raise InvalidParameter(name, "a number over 0", text)
-    return number * unit_s
 
 
 class Body:
