@@ -25,33 +25,23 @@ def bind(host: str, port: int) -> socket.socket:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         listener = socket.create_server(address[:2], family=family, backlog=BACKLOG)
     except OSError as error:
-        owner = find_owner(port)
-        by = f", it belongs to process {owner[0]} ({owner[1]})" if owner else ""
+        by = ""
+        if (pid := next(owners(port), None)) is not None:
+            by = f", it belongs to process {pid} ({Path(f'/proc/{pid}/comm').read_text().strip()})"
         raise PortUnavailable(f"cannot listen on {host} port {port}: {error.strerror or error}{by}") from error
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)  # connections inherit it
     return listener
 
 
-def find_owner(port: int) -> tuple[int, str] | None:
-    """Return pid and name of the process that listens on a local port, or None if this user cannot see it."""
-    pid = next(owners(port), None)
-    return None if pid is None else (pid, Path(f"/proc/{pid}/comm").read_text().strip())
-
-
 def owners(port: int) -> Iterator[int]:
     """Yield the pids of the processes that listen on a local port, as far as this user can see them."""
-    sockets = set(_listening(port))
+    sockets = set[str]()  # as /proc names an open one
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with suppress(OSError):
+            rows = [line.split() for line in Path(table).read_text().splitlines()[1:]]
+            listening = [row for row in rows if row[3] == LISTENING and int(row[1].rpartition(":")[2], 16) == port]
+            sockets |= {f"socket:[{row[9]}]" for row in listening}
     for file in glob.iglob("/proc/[0-9]*/fd/*") if sockets else ():
         with suppress(OSError):  # it was closed meanwhile
             if os.readlink(file) in sockets:
                 yield int(file.split("/")[2])
-
-
-def _listening(port: int) -> Iterator[str]:
-    """Yield the listening sockets of a port as /proc names an open one."""
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        with suppress(OSError):
-            for line in Path(table).read_text().splitlines()[1:]:
-                row = line.split()
-                if row[3] == LISTENING and int(row[1].rpartition(":")[2], 16) == port:
-                    yield f"socket:[{row[9]}]"

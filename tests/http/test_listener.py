@@ -8,15 +8,14 @@ import socket
 import pytest
 
 from lmi.errors import PortUnavailable
-from lmi.http.listener import SEND_BUFFER_BYTES, bind, find_owner
+from lmi.http.listener import SEND_BUFFER_BYTES, bind, owners
 
 
 def test_a_bound_port_takes_connections() -> None:
     with bind("127.0.0.1", 0) as listener:
         port = listener.getsockname()[1]
         socket.create_connection(("127.0.0.1", port), 5.0).close()
-        owner = find_owner(port)
-        assert owner is not None and owner[0] == os.getpid()
+        assert list(owners(port)) == [os.getpid()]
 
 
 def test_ipv6_is_listened_on_too() -> None:
@@ -27,7 +26,7 @@ def test_ipv6_is_listened_on_too() -> None:
 def test_a_port_without_a_listener_has_no_owner() -> None:
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
-        assert find_owner(bound.getsockname()[1]) is None
+        assert list(owners(bound.getsockname()[1])) == []
 
 
 def test_a_taken_port_is_refused_with_its_owner() -> None:
