@@ -21,7 +21,7 @@ from lmi.apis.base.readers import Parsed
 from lmi.apis.lmi import schema
 from lmi.apis.lmi.schema import WIRE_NAMES, LmiFormat
 from lmi.errors import DeadlineExceeded, EngineLost, GenerationFailed, InvalidRequest, MalformedRequest, OutOfMemory
-from lmi.types import Answer, AnswerEnd, Token, ranked
+from lmi.types import Answer, Token, ranked
 
 
 class LmiFormatter(Formatter[LmiFormat]):
@@ -32,17 +32,12 @@ class LmiFormatter(Formatter[LmiFormat]):
         self._token_json = tgi_token if parsed.format.tgi_compat else lmi_token
 
     def _details(
-        self,
-        finish_reason: AnswerEnd | None,
-        num_tokens: int,
-        tokens: list[Token] | None,
-        prefill: list[Token] | None,
-        others: Iterable[Answer] = (),
+        self, answer: Answer, tokens: list[Token] | None, prefill: list[Token] | None, others: Iterable[Answer] = ()
     ) -> bytes:
         """Write the Details object. `tokens` is None in a stream. `others` are the sequences besides the answer."""
         items = [
-            b'"finish_reason": %b' % dumps(finish_reason),
-            b'"generated_tokens": %d' % num_tokens,
+            b'"finish_reason": %b' % dumps(answer.finish_reason),
+            b'"generated_tokens": %d' % len(answer.tokens),
             b'"inputs": %b' % dumps(self._request.prompt),
         ]
         if tokens is not None:
@@ -83,8 +78,7 @@ class LmiWhole(LmiFormatter, WholeFormatter[LmiFormat]):
         best, *others = ranked(self._request, answers)
         body = b'{"generated_text": %b' % dumps(self._full_text(best.text))
         if self._format.details:
-            tokens, prefill = best.tokens, answers[0].prefill
-            body += b', "details": %b' % self._details(best.finish_reason, len(tokens), tokens, prefill, others)
+            body += b', "details": %b' % self._details(best, best.tokens, answers[0].prefill, others)
         return b"[%b}]" % body if self._format.tgi_compat else b"%b}" % body
 
     @staticmethod
@@ -110,8 +104,7 @@ class LmiStream(LmiFormatter, StepFormatter[LmiFormat]):
         if answer.finish_reason is not None:
             fields += b', "generated_text": %b' % dumps(self._full_text(answer.text))
             if self._format.details:
-                details = self._details(answer.finish_reason, len(answer.tokens), None, answer.prefill)
-                fields += b', "details": ' + details
+                fields += b', "details": ' + self._details(answer, None, answer.prefill)
         return self.record(fields)
 
     @classmethod
