@@ -197,25 +197,20 @@ def needs_ranking(given: Given) -> bool:
     return "beam_width" not in given and ("n" in given or "best_of" in given)
 
 
-def sampling_config(given: Given, *, is_greedy: bool) -> SamplingConfig:
-    width = given.get("beam_width", 1)
-    values = {name: given[name] for name in SAMPLING_FIELDS & given.keys()}
-    if width > 1:
-        values["length_penalty"] = given.get("length_penalty", 1.0)
-        values["early_stopping"] = int(given.get("early_stopping", False))
-    if is_greedy:
-        values["temperature"] = 0.0
-    values["min_tokens"] = max(given.get("min_length", 0), given.get("min_tokens", 0)) or None
-    values["num_return_sequences"] = max(given.get("n", width), given.get("best_of", 1))
-    return SamplingConfig(**values)
-
-
 def request_of(given: Given, *, is_greedy: bool, is_streaming: bool, **own: Any) -> GenerationRequest:
     """Build a request from the parameters whose names are its fields. `own` are the fields that an API fills itself."""
-    values = {name: given[name] for name in REQUEST_FIELDS & given.keys()} | own
+    width = given.get("beam_width", 1)
+    sampling = {name: given[name] for name in SAMPLING_FIELDS & given.keys()}
+    if width > 1:
+        sampling["length_penalty"] = given.get("length_penalty", 1.0)
+        sampling["early_stopping"] = int(given.get("early_stopping", False))
+    if is_greedy:
+        sampling["temperature"] = 0.0
+    sampling["min_tokens"] = max(given.get("min_length", 0), given.get("min_tokens", 0)) or None
+    sampling["num_return_sequences"] = max(given.get("n", width), given.get("best_of", 1))
     return GenerationRequest(
-        sampling=sampling_config(given, is_greedy=is_greedy),
+        sampling=SamplingConfig(**sampling),
         is_streaming=is_streaming,
         stop_sequences=given.get("stop_sequences", ()) + given.get("stop", ()),
-        **values,
+        **{name: given[name] for name in REQUEST_FIELDS & given.keys()} | own,
     )
