@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, Self, TypeVar
 
 import msgspec
@@ -266,36 +267,26 @@ def refused(reason: str, *off: object) -> Reader:
     return read
 
 
-def strings(max_items: int) -> Reader:
-    """Make a reader of a list of non-empty strings, each of at most MAX_WORD_BYTES."""
-    item_schema = {"type": "string", "minLength": 1, "maxLength": MAX_WORD_BYTES}
+def list_of(read_item: Reader, what: str, max_items: int, *, is_numbered: bool = False) -> Reader:
+    """Make a reader of a list. With `is_numbered` an error names the item, else only the list."""
 
-    @takes({"type": "array", "items": item_schema, "maxItems": max_items})
-    def read(name: str, value: object) -> tuple[str, ...]:
-        items = _list(name, value, "strings", max_items)
-        for item in items:
-            if not isinstance(item, str) or not item:
-                raise InvalidParameter(name, "a list of non-empty strings", item)
-            if len(item.encode()) > MAX_WORD_BYTES:
-                raise InvalidParameter(name, f"a list of strings of at most {MAX_WORD_BYTES} bytes", item)
-        return tuple(items)
+    @takes({"type": "array", "items": JSON_SCHEMAS[read_item], "maxItems": max_items})
+    def read(name: str, value: object) -> tuple[Any, ...]:
+        if not isinstance(value, list):
+            raise InvalidParameter(name, f"a list of {what}", value)
+        if len(value) > max_items:
+            raise InvalidParameter(name, f"a list of at most {max_items} {what}", value)
+        return tuple(read_item(f"{name}[{i}]" if is_numbered else name, item) for i, item in enumerate(value))
 
     return read
 
 
-def token_ids(max_items: int) -> Reader:
-    read_id = integer(0)
-
-    @takes({"type": "array", "items": JSON_SCHEMAS[read_id], "maxItems": max_items})
-    def read(name: str, value: object) -> tuple[int, ...]:
-        return tuple(read_id(f"{name}[{i}]", item) for i, item in enumerate(_list(name, value, "token ids", max_items)))
-
-    return read
+def _word_fault(value: object) -> str:
+    if not isinstance(value, str) or not value:
+        return "a list of non-empty strings"
+    return f"a list of strings of at most {MAX_WORD_BYTES} bytes" if len(value.encode()) > MAX_WORD_BYTES else ""
 
 
-def _list(name: str, value: object, what: str, max_items: int) -> list[Any]:
-    if not isinstance(value, list):
-        raise InvalidParameter(name, f"a list of {what}", value)
-    if len(value) > max_items:
-        raise InvalidParameter(name, f"a list of at most {max_items} {what}", value)
-    return value
+WORD = checked({"type": "string", "minLength": 1, "maxLength": MAX_WORD_BYTES}, _word_fault)
+strings = partial(list_of, WORD, "strings")
+token_ids = partial(list_of, integer(0), "token ids", is_numbered=True)
