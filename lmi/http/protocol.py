@@ -5,7 +5,6 @@ after it. Sources: RFC 9112 and RFC 9110; the limits are those of edge proxies.
 """
 
 import asyncio
-import enum
 import fcntl
 import logging
 import math
@@ -17,7 +16,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 from urllib.parse import unquote
 
 import httptools
@@ -50,20 +49,15 @@ OTHER_VERSION = 505, "only HTTP/1.1 and HTTP/1.0 are spoken here"
 LARGE_HEAD = 431, f"a request head has at most {MAX_HEAD_BYTES} bytes"
 
 
+Part = Literal["start", "head", "body"]  # of a request, which comes next
+
+
 class Refusal(Exception):
     """This request is not served. The parser's callbacks raise it."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
         self.status = status
-
-
-class Part(enum.Enum):
-    """What comes next on a connection."""
-
-    START = "start"  # of a request
-    HEAD = "head"
-    BODY = "body"
 
 
 @dataclass(slots=True)
@@ -141,9 +135,10 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._part = Part.START
+        self._part: Part = "start"
         self._arrival = Arrival()
-        self._num_messages = self._num_unanswered = 0
+        self._num_begun = 0  # requests, in the bytes that are being read
+        self._num_unanswered = 0
         self._line = b""  # a request line as far as it has come, without an end
         self._due: Callable[[], None] | None = None  # what the timer calls, or has called last
         self._timer: asyncio.TimerHandle | None = None
@@ -160,17 +155,16 @@ class GuardedProtocol(HttpToolsProtocol):
             self._mind_time()
 
     def _make_room(self) -> bool:
-        """Close an idle connection, so that a health check gets through although idle clients hold all others."""
+        """Close an idle connection, so that a health check gets through although idle clients hold all others.
+
+        No request runs or waits there, but a part of a head may have arrived.
+        """
         for other in self.connections:
-            if isinstance(other, GuardedProtocol) and other is not self and other.is_idle:
+            is_busy = not isinstance(other, GuardedProtocol) or other._num_unanswered or other.transport.is_closing()
+            if other is not self and not is_busy:
                 other.transport.abort()
                 return True
         return False
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether no request runs or waits here. Part of a head may have arrived."""
-        return self._num_unanswered == 0 and not self.transport.is_closing()
 
     def data_received(self, data: bytes) -> None:
         if self._refusal is not None or self._is_lingering:
@@ -178,11 +172,11 @@ class GuardedProtocol(HttpToolsProtocol):
             self.flow.resume_reading()
             return
         self._unset_keepalive_if_required()
-        num_messages, was_in = self._num_messages, self._part
+        was_in, self._num_begun = self._part, 0
         try:
             self._check_line(data)
             self._feed(data)
-            if self._num_messages - num_messages == (was_in is Part.START):  # else nobody tells whose bytes are which
+            if self._num_begun == (was_in == "start"):  # else nobody tells whose bytes are which
                 self._check_fed(len(data))
         except (Refusal, httptools.HttpParserError) as error:
             self._refuse(_refusal_of(error))
@@ -191,7 +185,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def _check_line(self, data: bytes) -> None:
         """Refuse two spaces in a request line. Where one begins in a pipeline, nobody tells, so there they pass."""
-        if self._line or self._part is Part.START:
+        if self._line or self._part == "start":
             self._line += data
             if TWO_SPACES.match(self._line):
                 raise Refusal(400, "the words of a request line have one space between them")
@@ -203,11 +197,11 @@ class GuardedProtocol(HttpToolsProtocol):
         come = self._arrival
         come.num_fed_bytes += num_bytes
         told = come.num_head_bytes + come.num_body_bytes + CHUNK_LINES_BYTES * come.num_chunks
-        if self._part is Part.HEAD:
+        if self._part == "head":
             if come.num_fed_bytes > MAX_HEAD_BYTES:
                 raise Refusal(*LARGE_HEAD)
         elif come.num_fed_bytes - told > MAX_UNTOLD_BYTES:
-            self._part = Part.BODY  # also if it has just come whole, and no application has read it
+            self._part = "body"  # also if it has just come whole, and no application has read it
             raise Refusal(400, f"a request has at most {MAX_UNTOLD_BYTES} bytes of chunk extensions and blanks")
 
     def _feed(self, data: bytes) -> None:
@@ -230,8 +224,8 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._part, self._arrival = Part.HEAD, Arrival()
-        self._num_messages += 1
+        self._part, self._arrival = "head", Arrival()
+        self._num_begun += 1
 
     def on_url(self, url: bytes) -> None:
         super().on_url(url)
@@ -239,7 +233,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._count_head(len(name) + len(value) + 4)
-        if self._part is Part.BODY:
+        if self._part == "body":
             return  # a trailer, which must not pass for a field of the head
         super().on_header(name, value)
         if len(self.headers) > MAX_FIELDS:
@@ -258,7 +252,7 @@ class GuardedProtocol(HttpToolsProtocol):
         fields = Headers(raw=self.headers)
         self._check_fields(fields)
         self._complete_scope()
-        self._part = Part.BODY
+        self._part = "body"
         self._begin_request(int(fields.get("content-length", sys.maxsize)))
         self._num_unanswered += 1
         if len(self.pipeline) > MAX_PIPELINED:
@@ -334,15 +328,15 @@ class GuardedProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         if self.parser.should_upgrade():
             return
-        self._part = Part.START
+        self._part = "start"
         super().on_message_complete()
 
     def _mind_time(self) -> None:
         """Set the deadline of a head or a body that has begun. Called after each read."""
         is_idle = self.cycle is None or self.cycle.response_complete
-        if self._part is Part.BODY:
+        if self._part == "body":
             due, delay_s = self._look_at_body, BODY_LOOK_S
-        elif self._part is Part.HEAD or is_idle:
+        elif self._part == "head" or is_idle:
             due, delay_s = self._head_is_late, self.header_timeout_s
         else:
             due, delay_s = None, 0.0
@@ -359,7 +353,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._refuse(Refusal(408, f"no complete request head came within {self.header_timeout_s:g} s"))
 
     def _look_at_body(self) -> None:
-        if self._part is not Part.BODY:
+        if self._part != "body":
             return self._set_timer(None)
         come = self._arrival
         if not self.flow.read_paused and not self.cycle.waiting_for_100_continue:  # else the server is slow
@@ -402,7 +396,7 @@ class GuardedProtocol(HttpToolsProtocol):
             return
         self._refusal = refusal
         self._set_timer(None)
-        if self._part is Part.BODY and not self.cycle.response_complete:  # its body is at fault
+        if self._part == "body" and not self.cycle.response_complete:  # its body is at fault
             self._num_unanswered -= 1
             if self.pipeline and self.pipeline[0][0] is self.cycle:
                 self.pipeline.popleft()
@@ -413,7 +407,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self._answer_refusal(refusal)  # else on_response_complete answers it later
 
     def _answer_refusal(self, refusal: Refusal) -> None:
-        if self._part is Part.BODY and self.cycle.response_started:
+        if self._part == "body" and self.cycle.response_started:
             self.transport.close()  # an answer to this request has already begun
             return self._set_timer(self.transport.abort, LINGER_S)
         self.note_refusal(refusal)
@@ -449,10 +443,11 @@ class GuardedProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         super().on_response_complete()
         self._num_unanswered -= 1
-        if self.cycle.is_early and not self.transport.is_closing():
+        if self.transport.is_closing():
+            return
+        if self.cycle.is_early:
             self._linger(BODY_LINGER_S)
-        elif self._refusal is not None and self._num_unanswered == 0 and not self.transport.is_closing():
-            self._unset_keepalive_if_required()
+        elif self._refusal is not None and self._num_unanswered == 0:
             self._answer_refusal(self._refusal)
 
     def connection_lost(self, exc: Exception | None) -> None:
