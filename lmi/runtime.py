@@ -64,7 +64,6 @@ class RuntimeFolder(Generic[C]):
         try:
             runtime._fill()
             prepare(runtime)
-            Block.create(runtime.path / "state", *runtime.num_records)
             runtime._share()
         except OSError as error:
             runtime.remove()
@@ -83,13 +82,14 @@ class RuntimeFolder(Generic[C]):
         """Map the shared block into this process. Raises StartError."""
         state = self.path / "state"
         try:
-            return Block.attach(state, *self.num_records)
+            return Block.attach(state)
         except OSError as error:
             raise StartError(f"{state} cannot be mapped into memory: {error.strerror}") from error
 
     def _share(self) -> None:
         """Let the user of front ends write all but the settings, and remove only what that user made."""
-        if (user := self.server.user) is None or os.geteuid() != 0:
+        server = self.config.server if isinstance(self.config, Config) else self.config
+        if (user := server.user) is None or os.geteuid() != 0:
             return
         for path in (*self.path.rglob("*"), self.path):
             os.chown(path, -1, user.gid)
@@ -99,17 +99,9 @@ class RuntimeFolder(Generic[C]):
     def remove(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
 
-    @property
-    def num_records(self) -> tuple[int, int, int]:
-        """The records of engines, front ends and formatters."""
-        raise NotImplementedError
-
-    @property
-    def server(self) -> ServerConfig:
-        raise NotImplementedError
-
     def _fill(self) -> None:
-        (self.path / self.settings).write_bytes(msgspec.json.encode(self.config))
+        """Write the settings and make the block."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,13 +111,9 @@ class ServerRuntime(RuntimeFolder[ServerConfig]):
     kind = ServerConfig
     settings = "server.json"
 
-    @property
-    def num_records(self) -> tuple[int, int, int]:
-        return 0, _num_front_end_slots(self.config), 0
-
-    @property
-    def server(self) -> ServerConfig:
-        return self.config
+    def _fill(self) -> None:
+        (self.path / self.settings).write_bytes(msgspec.json.encode(self.config))
+        Block.create(self.path / "state", 0, _num_front_end_slots(self.config))
 
     @contextmanager
     def running(self, url: str) -> Iterator[None]:
@@ -188,14 +176,6 @@ class Runtime(RuntimeFolder[Config]):
     kind = Config
     settings = "config.json"
 
-    @property
-    def num_records(self) -> tuple[int, int, int]:
-        return self.config.engine.num_engines, _num_front_end_slots(self.config.server), self.config.num_formatters
-
-    @property
-    def server(self) -> ServerConfig:
-        return self.config.server
-
     def user_code_records(self, block: Block) -> list[EngineRecord]:
         """Return the records of the processes that run user code, which are the engines' if it is the model."""
         return block.engines if self.config.is_user_code else block.formatters
@@ -220,8 +200,11 @@ class Runtime(RuntimeFolder[Config]):
 
     def _fill(self) -> None:
         """Write the settings without option.env, which only the model's processes need, in their environment."""
-        bare = replace(self.config, engine=replace(self.config.engine, environ={}))
+        config = self.config
+        bare = replace(config, engine=replace(config.engine, environ={}))
         (self.path / self.settings).write_bytes(msgspec.json.encode(bare))
+        num_frontends = _num_front_end_slots(config.server)
+        Block.create(self.path / "state", config.engine.num_engines, num_frontends, config.num_formatters)
 
 
 def _num_front_end_slots(config: ServerConfig) -> int:

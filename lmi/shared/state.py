@@ -10,6 +10,7 @@ from __future__ import annotations
 import enum
 import mmap
 import os
+import struct
 import time
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
@@ -292,12 +293,13 @@ class FrontEndRecord(Record):
 
 
 class Block:
-    """The mapped file: the record of the supervisor, then those of engines, of front ends and of formatters."""
+    """The mapped file: three numbers of records, the supervisor's, then those of engines, front ends and formatters."""
 
-    def __init__(self, memory: mmap.mmap, num_engines: int, num_frontends: int, num_formatters: int = 0) -> None:
+    def __init__(self, memory: mmap.mmap) -> None:
         self.raw = memoryview(memory)
         self.ints, self.floats = self.raw.cast("q"), self.raw.cast("d")
-        bases = accumulate(_num_words(num_engines, num_frontends, num_formatters), initial=0)
+        num_engines, num_frontends, num_formatters = self.ints[:3]
+        bases = accumulate(_num_words(num_engines, num_frontends, num_formatters))
         self.supervisor = SupervisorRecord(self, next(bases))
         self.engines = [EngineRecord(self, next(bases)) for _ in range(num_engines)]
         self.frontends = [FrontEndRecord(self, next(bases)) for _ in range(num_frontends)]
@@ -312,17 +314,18 @@ class Block:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         try:
             os.posix_fallocate(fd, 0, WORD * sum(_num_words(num_engines, num_frontends, num_formatters)))
+            os.pwrite(fd, struct.pack("qqq", num_engines, num_frontends, num_formatters), 0)
         finally:
             os.close(fd)
-        return cls.attach(path, num_engines, num_frontends, num_formatters)
+        return cls.attach(path)
 
     @classmethod
-    def attach(cls, path: Path, num_engines: int, num_frontends: int, num_formatters: int = 0) -> Block:
+    def attach(cls, path: Path) -> Block:
         with open(path, "r+b") as file:
-            return cls(mmap.mmap(file.fileno(), 0), num_engines, num_frontends, num_formatters)
+            return cls(mmap.mmap(file.fileno(), 0))
 
 
 def _num_words(num_engines: int, num_frontends: int, num_formatters: int) -> list[int]:
-    """Return the length of each record of a block, in their order."""
+    """Return the length of a block's three numbers and of each record, in their order."""
     kinds = [EngineRecord] * num_engines, [FrontEndRecord] * num_frontends, [EngineRecord] * num_formatters
-    return [kind.num_words for kind in (SupervisorRecord, *chain.from_iterable(kinds))]
+    return [3, *(kind.num_words for kind in (SupervisorRecord, *chain.from_iterable(kinds)))]

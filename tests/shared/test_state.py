@@ -21,7 +21,7 @@ def test_another_process_reads_what_one_wrote(tmp_path: Path) -> None:
     block.engines[1].progress = 0.25
     code = (
         "import sys; from pathlib import Path; from lmi.shared.state import Block\n"
-        "e = Block.attach(Path(sys.argv[1]), 2, 3).engines[1]; print(e.phase, e.stage, e.progress)"
+        "e = Block.attach(Path(sys.argv[1])).engines[1]; print(e.phase, e.stage, e.progress)"
     )
     out = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path / "state")], capture_output=True, text=True, check=True
@@ -49,7 +49,8 @@ def test_records_do_not_overlap(tmp_path: Path) -> None:
             (number.to_bytes(8, "little")) * record.num_words
         ).cast("q")
     assert [record.pid for record in records] == [1, 2, 3, 4, 5, 6]
-    assert len(block.raw) == sum(record.num_words for record in records) * 8
+    assert len(block.raw) == (3 + sum(record.num_words for record in records)) * 8
+    assert block.ints[:3].tolist() == [2, 3, 0]
 
 
 def test_a_claimed_slot_keeps_totals_and_clears_gauges(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from lmi.settings.resolve import Resolved
 from lmi.shared.state import Block
 from lmi.supervisor import supervisor
 
-def attach(path, *num_records):
+def attach(path):
     raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
 Block.attach = attach
