@@ -96,8 +96,7 @@ class Child:
 
     def _start(self, now: float) -> None:
         """Start the process, or try again soon if the machine has no memory or no descriptor for it now."""
-        self._spawned_s, self._kill_s, self._hung = now, None, ""
-        self._was_ready = False
+        self._spawned_s, self._was_ready, self._kill_s, self._hung = now, False, None, ""
         if self.record is not None:
             self.record.num_starts += 1
             self.record.phase = Phase.STARTING
@@ -143,7 +142,12 @@ class Child:
 
         Returns the failure if another start cannot help.
         """
-        (why, label), stage, was_ready = self._reason(code), self._stage(), self._has_been_ready(now)
+        (why, label), record = self._reason(code), self.record
+        if record is None:
+            stage, was_ready = self.kind.title, now - self._spawned_s >= STEADY_S
+        else:
+            stage = record.stage or Phase(record.phase).name.lower()
+            was_ready = self._was_ready or record.phase == Phase.READY  # perhaps since the last turn
         self._clear(why, label, now)
         self.is_done = self.kind.is_one_shot and code == 0
         if is_ending or self.is_done:
@@ -162,14 +166,9 @@ class Child:
         else:
             cause, notice_s = self.kind.lost_label, self.kind.lost_notice_s
             failure = Failure(code=1, cause=cause, stage=stage, message=f"{self.name} {died}", notice_s=notice_s)
-        if self.record is not None:
-            self.record.phase = Phase.FAILED
+        if record is not None:
+            record.phase = Phase.FAILED
         return failure
-
-    def _has_been_ready(self, now: float) -> bool:
-        if self.record is None:
-            return now - self._spawned_s >= STEADY_S
-        return self._was_ready or self.record.phase == Phase.READY  # perhaps since the last turn
 
     def _judge(self, record: EngineRecord, now: float, pauses: Pauses) -> None:
         if record.phase == Phase.READY and not self._was_ready:
@@ -190,11 +189,6 @@ class Child:
         if record is not None and code > 0 and record.pid and record.reason:  # pid 0: it did not come so far
             return record.reason, record.cause
         return linux.describe_exit(code), NoMemory.label if code == -signal.SIGKILL else ""
-
-    def _stage(self) -> str:
-        if self.record is None:
-            return self.kind.title
-        return self.record.stage or Phase(self.record.phase).name.lower()
 
     def _clear(self, why: str, label: str, now: float) -> None:
         """Clean up after the process: kill its group, log its last output, clear the gauges of its record."""
