@@ -79,7 +79,13 @@ def parse(text: str, name: str = "serving.properties") -> Properties:
             except ValueError as error:
                 rule = "\\u must be followed by four hexadecimal digits"
                 raise BadConfiguration(f"{name}:{number}: {rule}, given {shorten(str(error))}") from None
-            _add(properties, key, PropertiesLine(value, number))
+            if not key:
+                properties.warnings.append(f"{name}:{number}: a value without a key is ignored")
+                continue
+            if earlier := properties.entries.get(key):
+                again = f"{shorten(key)} stands in line {earlier.line} already; the later line counts"
+                properties.warnings.append(f"{name}:{number}: {again}")
+            properties.entries[key] = PropertiesLine(value, number)
     return properties
 
 
@@ -91,14 +97,3 @@ def _unescaped(found: re.Match[str]) -> str:
     if not HEX.fullmatch(escape):
         raise ValueError(found[0])
     return chr(int(escape[1:], 16))
-
-
-def _add(properties: Properties, key: str, entry: PropertiesLine) -> None:
-    if not key:
-        properties.warnings.append(f"{properties.name}:{entry.line}: a value without a key is ignored")
-        return
-    earlier = properties.entries.get(key)
-    if earlier is not None:
-        where = f"{properties.name}:{entry.line}: {shorten(key)}"
-        properties.warnings.append(f"{where} stands in line {earlier.line} already; the later line counts")
-    properties.entries[key] = entry

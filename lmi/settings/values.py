@@ -87,20 +87,17 @@ def collect(
         option = find(key)
         flag = option.flag if option and option.key == key and option.has_flag else f"--set {key}"
         givens.append(Given.of(key, text, files.get(key, flag), COMMAND_LINE))
-    for key, entry in properties.entries.items():
-        givens.append(Given.of(key, entry.value, properties.source(key), FILE))
-    for name, text in sorted(environ.items()):
-        if name.startswith(("OPTION_", "SERVING_")):
-            givens.append(Given.of(key_of_env(name), text, name, ENVIRONMENT))
-    named: list[tuple[str, str, int, int]] = []
+    givens += [Given.of(key, entry.value, properties.source(key), FILE) for key, entry in properties.entries.items()]
+    named = [
+        (name, key_of_env(name), ENVIRONMENT, 0) for name in sorted(environ) if name.startswith(("OPTION_", "SERVING_"))
+    ]
     for option in OPTIONS:
         named += [(name, option.key, PLATFORM, order) for order, name in enumerate(option.platform)]
         named += [(name, option.key, OTHER_NAMES, order) for order, name in enumerate(option.env)]
     named += [(name, key, OTHER_NAMES, 0) for name, key in OTHER_ENV.items()]
     for name, key, layer, order in named:
         if text := environ.get(name, "").strip():
-            text = TRANSLATED[name](text) if name in TRANSLATED else text
-            givens.append(Given.of(key, text, name, layer, order))
+            givens.append(Given.of(key, TRANSLATED.get(name, str)(text), name, layer, order))
     return [given for given in givens if given.text]
 
 
