@@ -22,7 +22,7 @@ import msgspec
 from lmi.errors import StartError
 from lmi.settings.config import Config, ServerConfig
 from lmi.shared.files import write_whole
-from lmi.shared.state import Block, EngineRecord
+from lmi.shared.state import Block
 
 ENVIRONMENT_NAME = "LMI_RUNTIME_DIR"
 URL, MODEL = "url", "model"
@@ -175,13 +175,6 @@ class Runtime(RuntimeFolder[Config]):
 
     kind = Config
     settings = "config.json"
-
-    def user_code_records(self, block: Block) -> list[EngineRecord]:
-        """Return the records of the processes that run user code, which are the engines' if it is the model."""
-        return block.engines if self.config.is_user_code else block.formatters
-
-    def user_code_socket(self, slot: int) -> str:
-        return str(self.path / f"code-{slot}.sock")
 
     def engine_socket(self, slot: int) -> str:
         return str(self.path / f"engine-{slot}.sock")

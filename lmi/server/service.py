@@ -20,6 +20,7 @@ from lmi.shared.state import Block, FrontEndRecord
 from lmi.text.tokenizer import Tokenizer
 from lmi.types import GenerationRequest
 from lmi.user_code.client import UserCodeWorkers
+from lmi.user_code.messages import ends
 
 
 @dataclass(slots=True)
@@ -40,9 +41,7 @@ class Service:
         config, block = runtime.config, runtime.attach()
         service = cls(config, block, front_end, folder=runtime.path.name)
         if config.user_code is not None:
-            records = runtime.user_code_records(block)
-            sockets = [runtime.user_code_socket(slot) for slot in range(len(records))]
-            service.user_code = UserCodeWorkers(sockets, records)
+            service.user_code = UserCodeWorkers(*zip(*ends(runtime.path, block), strict=True))
         if not config.is_user_code:
             sockets = [runtime.engine_socket(slot) for slot in range(len(block.engines))]
             knows_prefixes = config.engine.enable_prefix_caching is not False and len(sockets) > 1

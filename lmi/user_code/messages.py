@@ -7,15 +7,22 @@ slows the code.
 """
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from lmi.errors import ErrorInfo
+from lmi.shared.state import Block, EngineRecord
 from lmi.types import Token
 
 WINDOW = 32  # chunks of one call that are sent and not taken yet
 MAX_CHUNK_BYTES = 1 << 20
+
+
+def ends(folder: Path, block: Block) -> list[tuple[str, EngineRecord]]:
+    """Return the socket and the record of each process of user code. As the model it has the engines' records."""
+    return [(str(folder / f"code-{slot}.sock"), each) for slot, each in enumerate(block.formatters or block.engines)]
 
 
 class _Message(msgspec.Struct, frozen=True, array_like=True):

@@ -224,7 +224,7 @@ def load(code: UserCodeConfig, model: ModelConfig, record: EngineRecord) -> User
 def run(slot: int) -> int:
     """Load, serve, stop. Returns the exit code."""
     runtime = Runtime.from_environ()
-    record = runtime.user_code_records(runtime.attach())[slot]
+    socket, record = messages.ends(runtime.path, runtime.attach())[slot]
     given, server = runtime.config.user_code, runtime.config.server
     assert given is not None
     sessions = {  # which djl_python's SessionManager reads
@@ -240,7 +240,7 @@ def run(slot: int) -> int:
             runtime.write_report(slot, LoadReport(engine="model.py", stages_s={"load": time.monotonic() - started_s}))
         record.stage = ""
         linux.keep_to_cores()
-        asyncio.run(serve(user_code, record, runtime.user_code_socket(slot)))
+        asyncio.run(serve(user_code, record, socket))
 
     return slot_process.live(record, f"code {slot}", server.log_level, server.log_format, live)
 
