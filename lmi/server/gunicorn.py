@@ -198,13 +198,13 @@ class FrontEndWorker(UvicornWorker):  # type: ignore[misc]
             await asyncio.sleep(BEAT_S)
 
 
-def begin(server: Arbiter) -> None:
+def on_starting(server: Arbiter) -> None:
     linux.set_title("lmi-gunicorn")
     linux.keep_to_cores()
 
 
-def take_slot(server: Arbiter, worker: FrontEndWorker) -> None:
-    """Give the worker the lowest slot that no live worker of any master has. Runs in the master, before the fork."""
+def pre_fork(server: Arbiter, worker: FrontEndWorker) -> None:
+    """Give the worker the lowest slot that no live worker of any master has. Runs in the master."""
     mine = {other.slot for other in server.WORKERS.values()}
     free = [i for i, record in enumerate(_block.frontends) if i not in mine and not _is_in_use(record)]
     if not free:  # masters died faster than the streams of their workers ended
@@ -219,7 +219,7 @@ def _is_in_use(record: FrontEndRecord) -> bool:
     return record.pid != 0 and linux.is_alive(record.pid) and time.monotonic() - record.beat_s < SILENT_S
 
 
-def settle(server: Arbiter, worker: FrontEndWorker) -> None:
+def post_fork(server: Arbiter, worker: FrontEndWorker) -> None:
     """Set the new worker's record, title and parent-death signal. Runs in the worker."""
     linux.die_with_parent(server.pid, signal.SIGTERM)
     linux.set_title(f"lmi-front-{worker.slot}")
@@ -233,7 +233,7 @@ def settle(server: Arbiter, worker: FrontEndWorker) -> None:
     os.environ["LMI_SLOT"] = str(worker.slot)
 
 
-def leave_slot(server: Arbiter, worker: FrontEndWorker) -> None:
+def child_exit(server: Arbiter, worker: FrontEndWorker) -> None:
     """Free the slot of a worker that has ended. Runs in the master."""
     record = _block.frontends[worker.slot]
     if record.pid == worker.pid:
@@ -249,7 +249,3 @@ keepalive = 120  # longer than a proxy keeps an idle connection
 control_socket_disable = True
 forwarded_allow_ips = ""
 logger_class = Log
-on_starting = begin
-pre_fork = take_slot
-post_fork = settle
-child_exit = leave_slot

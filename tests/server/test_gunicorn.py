@@ -73,7 +73,7 @@ def test_the_protocol_has_the_times_of_the_configuration(settings: ModuleType) -
 
 def take(settings: ModuleType, workers: dict[int, Any]) -> int:
     worker = SimpleNamespace()
-    settings.take_slot(SimpleNamespace(WORKERS=workers), worker)
+    settings.pre_fork(SimpleNamespace(WORKERS=workers), worker)
     slot: int = worker.slot
     return slot
 
@@ -114,9 +114,9 @@ def test_where_every_slot_is_taken_the_one_that_was_silent_longest_is_freed_by_f
 def test_a_worker_that_ended_leaves_no_gauge_behind_and_all_its_totals(settings: ModuleType, block: Block) -> None:
     record = block.frontends[1]
     record.pid, record.num_in_flight, record.num_prompt_tokens = 77, 5, 9
-    settings.leave_slot(SimpleNamespace(), SimpleNamespace(slot=1, pid=76))
+    settings.child_exit(SimpleNamespace(), SimpleNamespace(slot=1, pid=76))
     assert record.num_in_flight == 5  # it belongs to another worker now
-    settings.leave_slot(SimpleNamespace(), SimpleNamespace(slot=1, pid=77))
+    settings.child_exit(SimpleNamespace(), SimpleNamespace(slot=1, pid=77))
     assert (record.pid, record.num_in_flight, record.num_prompt_tokens) == (0, 0, 9)
 
 
