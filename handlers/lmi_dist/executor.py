@@ -124,9 +124,8 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
         """Make one step of all running sequences. If memory runs out, the largest of them fails."""
         started_s = time.monotonic()
         batch = self._scheduler.schedule()
-        refused = batch.failed + ([] if self._lora is None else self._lora.take_refused())
-        if refused and not batch.sequences:
-            return Step(refused)
+        if batch.failed and not batch.sequences:
+            return Step(batch.failed)
         try:
             with self._guides.following(batch.decoding):
                 logits = self._runner.forward(batch.plan)  # (num_logits, vocab)
@@ -137,7 +136,7 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
             if not is_out_of_memory(error):
                 raise
             touched = [_fail_largest(batch, error)]
-        return _step_of(batch, refused + touched)
+        return _step_of(batch, batch.failed + touched)
 
     def _advance(self, batch: Batch, logits: Floats) -> list[EmbeddedSequence]:
         """Add the tokens and log-probs of a step to its sequences, from `logits` (num_logits, vocab).

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence as SequenceOf
+from collections.abc import Callable, Mapping, Sequence as SequenceOf
 from concurrent.futures import Future
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Generic, Protocol, TypeAlias, TypeVar
 
@@ -102,20 +103,18 @@ def read_config(folder: Path) -> PeftConfig:
         check_names(rank_pattern=config.rank_pattern, alpha_pattern=config.alpha_pattern)
     except (msgspec.ValidationError, ValueError) as error:
         raise NotUsable(f"{CONFIG}: {error}") from None
-    for reason in _reasons(raw, config):
-        raise NotUsable(reason)
-    return config
-
-
-def _reasons(raw: Mapping[str, Any], config: PeftConfig) -> Iterator[str]:
     if config.peft_type.upper() != "LORA":
-        yield f"it is an adapter of type {config.peft_type}, and only LORA is supported"
+        raise NotUsable(f"it is an adapter of type {config.peft_type}, and only LORA is supported")
     if config.bias != "none":
-        yield f"it changes biases (bias={config.bias})"
+        raise NotUsable(f"it changes biases (bias={config.bias})")
     method = config.init_lora_weights
     if isinstance(method, str) and method.lower().startswith(_CHANGES_BASE):
-        yield f"it belongs to a base model whose weights {method} changed; convert it to a plain LoRA adapter"
-    yield from (reason for name, reason in _REFUSED.items() if raw.get(name))
+        why = f"it belongs to a base model whose weights {method} changed; convert it to a plain LoRA adapter"
+        raise NotUsable(why)
+    for name, reason in _REFUSED.items():
+        if raw.get(name):
+            raise NotUsable(reason)
+    return config
 
 
 class _Weights:
@@ -133,8 +132,12 @@ class _Weights:
                 if not are_equal(saved, known):
                     why = "a weight of the base model; merge it into the model and serve that"
                     raise NotUsable(f"it changes {name}, {why}")
+            elif "lora_magnitude_vector" in name:
+                raise NotUsable(_REFUSED["use_dora"])
+            elif "lora_embedding" in name or name.removesuffix(".weight").endswith(_EMBEDDINGS):
+                raise NotUsable(f"it changes an embedding ({name}); only linears can have adapters")
             else:
-                raise NotUsable(_why_not(name))
+                raise NotUsable(f"it has a tensor {name}, which is no part of a plain LoRA adapter")
         self.paths = {path for path, _ in self._names}
 
     def check(self, config: PeftConfig, sites: tuple[Site, ...], max_rank: int) -> None:
@@ -178,14 +181,6 @@ def _site(site: Site, weights: _Weights, config: PeftConfig, pack: Pack[Packed])
     return LowRank(down, pack(up) if False in has_gate else None, pack(gate) if True in has_gate else None)
 
 
-def _why_not(name: str) -> str:
-    if "lora_magnitude_vector" in name:
-        return _REFUSED["use_dora"]
-    if "lora_embedding" in name or name.removesuffix(".weight").endswith(_EMBEDDINGS):
-        return f"it changes an embedding ({name}); only linears can have adapters"
-    return f"it has a tensor {name}, which is no part of a plain LoRA adapter"
-
-
 class Adaptable(Protocol[Packed]):
     """A model whose chunks may name adapters by their numbers."""
 
@@ -194,21 +189,16 @@ class Adaptable(Protocol[Packed]):
     def drop_adapter(self, number: int) -> None: ...
 
 
+@dataclass
 class LoraLoader(Generic[Packed]):
     """Reads adapters for the sites of a model, on any thread; `model` belongs to the thread that makes steps."""
 
-    def __init__(
-        self,
-        facts: ModelFacts,
-        config: EngineConfig,
-        limits: LoraLimits,
-        sites: tuple[Site, ...],
-        model: Adaptable[Packed],
-        new_pack: Callable[[], Pack[Packed]],
-    ) -> None:
-        """`new_pack` gives what packs the weights of one adapter."""
-        self.limits, self.model = limits, model
-        self._facts, self._allow_pickle, self._sites, self._new_pack = facts, config.allow_pickle, sites, new_pack
+    facts: ModelFacts
+    config: EngineConfig
+    limits: LoraLimits
+    sites: tuple[Site, ...]
+    model: Adaptable[Packed]
+    new_pack: Callable[[], Pack[Packed]]  # gives what packs the weights of one adapter
 
     def check(self, path: str) -> None:
         """Raise what `read` raises for the configuration. The weights are read when a request wants them."""
@@ -217,24 +207,22 @@ class LoraLoader(Generic[Packed]):
 
     def read(self, path: str) -> Adapter[Packed]:
         """Read the adapter in folder `path`. Raises NotUsable, SecurityRefused for a pickle, and what files raise."""
-        folder, pack = Path(path), self._new_pack()
+        folder, pack = Path(path), self.new_pack()
         config = read_config(folder)
-        weights = _Weights(open_tensors(folder / WEIGHTS, folder / PICKLED, self._allow_pickle), self._own)
-        weights.check(config, self._sites, self.limits.max_rank)
-        return tuple(_site(site, weights, config, pack) for site in self._sites)
+        weights = _Weights(open_tensors(folder / WEIGHTS, folder / PICKLED, self.config.allow_pickle), self._own)
+        weights.check(config, self.sites, self.limits.max_rank)
+        return tuple(_site(site, weights, config, pack) for site in self.sites)
 
     def _own(self, name: str) -> Array | None:
         """The model's own tensor by its name in transformers, if it has one. Each call opens the model's files."""
-        checkpoint = Checkpoint(self._facts.path, allow_pickle=self._allow_pickle)
+        checkpoint = Checkpoint(self.facts.path, allow_pickle=self.config.allow_pickle)
         names = [name, name.partition(".")[2]]  # a checkpoint of the model without its head lacks the first word
-        if self._facts.is_tied and name == _HEAD:
+        if self.facts.is_tied and name == _HEAD:
             names += [one for one in checkpoint.names if one.endswith(_TABLES)]
         return next((checkpoint.read(one) for one in names if one in checkpoint), None)
 
 
 AnyLoader: TypeAlias = LoraLoader[Any]
-
-
 Prepared: TypeAlias = "Future[Adapter[Any] | None]"
 """What came of reading a folder, which is over: weights, or None if they were only checked, or an error."""
 
@@ -244,9 +232,8 @@ class LoraAdapters(Adapters):
 
     def __init__(self, loader: AnyLoader) -> None:
         super().__init__(self, "lmi-dist", loader.limits.max_in_batch, _kind_of)
-        self._loader, self._limits = loader, loader.limits
+        self._loader = loader
         self._prepared: Prepared | None = None
-        self._refused: list[EmbeddedSequence] = []
 
     def prepare(self, path: str, *, with_weights: bool) -> Prepared:
         """Read a folder while the engine makes steps."""
@@ -266,8 +253,7 @@ class LoraAdapters(Adapters):
             self.load(name, path, pinned=pinned, preload=preload)
         finally:
             self._prepared = None
-        newest = list(self._resident)[-1:]
-        self._evict(self.in_use.union(newest))
+        self._evict(self.in_use.union(list(self._resident)[-1:]))  # not the newest either
 
     def admit(self, sequence: EmbeddedSequence) -> bool:
         """Keep the adapter of a new sequence until `release`. If it was unloaded, the sequence fails."""
@@ -280,34 +266,25 @@ class LoraAdapters(Adapters):
         return True
 
     def may_run(self, sequence: EmbeddedSequence, running: SequenceOf[EmbeddedSequence]) -> bool:
-        """Whether a sequence may run beside others; its adapter's weights are there then.
-
-        If they cannot be read, the sequence fails, and `take_refused` gives it.
-        """
+        """Whether a sequence may run beside others; its adapter's weights are there then, or it fails."""
         used = {one.adapter for one in running} - {0}
         if not sequence.adapter or sequence.adapter in used:
             return True
-        if sequence.is_finished or len(used) >= self._limits.max_in_batch:
+        if sequence.is_finished or len(used) >= self._loader.limits.max_in_batch:
             return False
         try:
             self.used_by(sequence)
         except LmiError as error:
             log.error("the adapter of request %d cannot be used: %s", sequence.id, error)
             sequence.fail(error.message, _kind_of(error), error.field)
-            self._refused.append(sequence)
             return False
         self._resident.move_to_end(sequence.adapter)  # the one used longest ago is the first
         self._evict(used | {sequence.adapter})
         return True
 
-    def take_refused(self) -> list[EmbeddedSequence]:
-        """The sequences that failed since the last call because their adapters could not be read."""
-        refused, self._refused = self._refused, []
-        return refused
-
     def _evict(self, used: set[int]) -> None:
         """Drop the weights that were used longest ago, as far as memory has a limit."""
-        num_over = len(self._resident) - (self._limits.max_in_memory or len(self._resident))
+        num_over = len(self._resident) - (self._loader.limits.max_in_memory or len(self._resident))
         idle = [one for one in self._resident.values() if one.number not in used and not one.is_pinned]
         for adapter in idle[: max(num_over, 0)]:
             self.drop_weights(adapter)

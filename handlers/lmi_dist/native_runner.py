@@ -37,22 +37,16 @@ class NativeRunner:
     ) -> None:
         assert facts.architecture is not None
         self.pooling = facts.pooling
-        limits = LoraLimits.of(config.options)
         self.program = load(
             facts, config, max_length, progress, lambda weight: library.pack(weight, _format(config, weight))
         )
         self._model = NativeModel(library, self.program, num_blocks, num_threads())
         self._num_wanted = 0  # rows of the last step
         self.adapters = None
-        if limits is not None:
-            sites = sites_of(facts.architecture)
+        if (limits := LoraLimits.of(config.options)) is not None:
+            sites, pack = sites_of(facts.architecture), partial(library.pack, format=F32)
             self.adapters = LoraLoader(
-                facts,
-                config,
-                limits,
-                sites,
-                self._model,
-                lambda: partial(library.pack, format=F32, arena=Arena(_ADAPTER_BYTES)),
+                facts, config, limits, sites, self._model, lambda: partial(pack, arena=Arena(_ADAPTER_BYTES))
             )
         self.vocab_size, self.context_length = facts.vocab_size, facts.context_length
         linears = [one for one in self.program.operations if isinstance(one, Linear)]

@@ -39,7 +39,8 @@ class Batch:
     """The plan of one step, and the sequence of each chunk and its first row of the logits, parallel to `plan.chunks`.
 
     `followers` maps each sequence whose prompt is complete in this step to those that get a copy of it and draw from
-    its logits. The decodes of a search are rows of its beams. The `failed` found no room in the whole cache.
+    its logits. The decodes of a search are rows of its beams. The `failed` found no room in the whole cache, or may
+    not run at all.
     """
 
     plan: Plan
@@ -70,7 +71,7 @@ class Scheduler:
         pace: Pace,
         *,
         drafts: bool = False,  # whether decodes may have drafts; without an invariant model answers would change
-        may_run: MayRun | None = None,  # whether a sequence may run beside others: nothing overtakes one that may not
+        may_run: MayRun | None = None,  # whether a sequence may run beside others, or fails; nothing overtakes one
         num_express: int = 0,  # the slots that only express requests get
     ) -> None:
         self._may_run, self._num_express = may_run, num_express
@@ -309,6 +310,8 @@ class Scheduler:
         if not self.cache.can_allocate(num_tokens, shared, num_later=num_later, num_kept=num_kept, num_slots=num_slots):
             return False
         if self._may_run is not None and not self._may_run(sequence, self.running):
+            if sequence.error is not None:
+                self._failed.append(sequence)
             return False
         sequence.slot = self.cache.allocate(num_tokens, shared, num_later=num_later)
         if width > 1:
