@@ -289,7 +289,7 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
             alloc_new_blocks=cache.num_new_blocks,
             reused_blocks=cache.num_reused_blocks,
             missed_blocks=cache.num_missed_blocks,
-            cache_hit_rate=cache.hit_rate,
+            cache_hit_rate=cache.num_reused_blocks / (cache.num_reused_blocks + cache.num_missed_blocks or 1),
         )
 
     def _close(self) -> None:

@@ -77,11 +77,6 @@ class KvCache:
         return self.num_blocks - self.num_free_blocks
 
     @property
-    def hit_rate(self) -> float:
-        """The share of the prompts' blocks that were reused so far."""
-        return self.num_reused_blocks / (self.num_reused_blocks + self.num_missed_blocks or 1)
-
-    @property
     def copies(self) -> list[tuple[int, int]]:
         """From block, to block: what the next step has to copy first."""
         return list(self._copies.values())

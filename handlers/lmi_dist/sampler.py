@@ -11,6 +11,7 @@ them, as in transformers' beam search. The search adds up what is left.
 """
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice, repeat
 from typing import NamedTuple, Self, TypeAlias
@@ -73,8 +74,10 @@ class Sampler:
 
     def __init__(self, vocab_size: int, post_processors: PostProcessors | None = None, num_threads: int = 1) -> None:
         self.vocab_size = vocab_size
-        self.choose = best_choose(vocab_size, num_threads)
         self._post_processors = post_processors
+        self.choose: Choose = plain_sampling.choose
+        with suppress(NotAvailable):
+            self.choose = NativeSampler(load(), vocab_size, num_threads)
 
     def sample(self, logits: Floats, rows: list[int], sequences: list[EmbeddedSequence]) -> list[Draw | None]:
         """Draw the next token of each sequence from its row of `logits`, (num_logits, vocab).
@@ -136,11 +139,7 @@ class Sampler:
         if guided:
             sampling.masks = fill_masks(sequences, guided, self.vocab_size)
             wishes["mask"][guided] = guided
-        ruled = [
-            RuledRow(place, sequences[place], state.rules)
-            for place, state in enumerate(states)
-            if state.rules is not None
-        ]
+        ruled = [RuledRow(place, sequences[place], one.rules) for place, one in enumerate(states) if one.rules]
         if ruled:
             add_rules(sampling, ruled)
         return self.choose(sampling)
@@ -160,14 +159,6 @@ class Sampler:
         )
         sequence.sampler_state = state = SamplerState(wish.tobytes(), num_top, rules)
         return state
-
-
-def best_choose(vocab_size: int, num_threads: int) -> Choose:
-    """What fulfils wishes on this machine."""
-    try:
-        return NativeSampler(load(), vocab_size, num_threads)
-    except NotAvailable:
-        return plain_sampling.choose
 
 
 def filters_of(config: SamplingConfig, vocab_size: int) -> dict[str, float]:
@@ -201,34 +192,22 @@ def _top(left: Iterator[AnyCandidate], num: int) -> list[TokenLogProb]:
     return [TokenLogProb(token_id, log_prob) for token_id, _, log_prob in islice(left, num)]
 
 
-def prompt_log_probs(choose: Choose, logits: Floats, token_ids: list[int], num_top: int) -> list[PromptLogProb] | None:
-    """Log-probs of prompt tokens, each from the row of `logits` (num_tokens, vocab) of the position before it.
-
-    Returns None if one of them is not a number.
-    """
-    if not token_ids:
-        return []
-    num, num_top = len(token_ids), min(num_top, logits.shape[1])
-    wishes = new_wishes(num, row=np.arange(num), token_id=token_ids, num_top=num_top, wants_log_prob=1)
-    choices, best = choose(Sampling(logits, wishes))
-    if (choices["status"] != CHOSEN).any():
-        return None
-    left = iter(best.tolist())
-    return [PromptLogProb(log_prob, _top(left, num_top)) for log_prob in choices["log_prob"].tolist()]
-
-
 def note_prompt(choose: Choose, sequence: Sequence, chunk: Chunk, logits: Floats) -> bool:
     """Keep the log-probs of the prompt tokens that follow each position of the chunk.
 
-    `logits` is (chunk length, vocab). Returns False if they are not numbers.
+    `logits` is (chunk length, vocab). Returns False, and keeps none, if one of them is not a number.
     """
     next_ids = sequence.token_ids[chunk.start + 1 : min(chunk.end + 1, sequence.num_prompt_tokens)]
-    num_top = sequence.request.output_config.num_prompt_log_probs or 0
-    log_probs = prompt_log_probs(choose, logits, next_ids, num_top)
-    if log_probs is None:
-        return False
-    known = sequence.prompt_log_probs or [PromptLogProb(None)]  # nothing comes before the first token
-    sequence.prompt_log_probs = known[: chunk.start + 1] + log_probs
+    known = (sequence.prompt_log_probs or [PromptLogProb(None)])[: chunk.start + 1]  # nothing is before the first token
+    if next_ids:
+        num, num_top = len(next_ids), min(sequence.request.output_config.num_prompt_log_probs or 0, logits.shape[1])
+        wishes = new_wishes(num, row=np.arange(num), token_id=next_ids, num_top=num_top, wants_log_prob=1)
+        choices, best = choose(Sampling(logits, wishes))
+        if (choices["status"] != CHOSEN).any():
+            return False
+        left = iter(best.tolist())
+        known += [PromptLogProb(log_prob, _top(left, num_top)) for log_prob in choices["log_prob"].tolist()]
+    sequence.prompt_log_probs = known
     return True
 
 

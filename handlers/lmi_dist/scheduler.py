@@ -175,9 +175,8 @@ class Scheduler:
         """Leave what a sequence has computed in the cache, for as long as its request says."""
         assert sequence.slot is not None
         config, size = sequence.request.kv_cache_retention_config, self.cache.tokens_per_block
-        last, has_rows = None, sequence.search is not None and not sequence.is_prefilling
-        if not has_rows:  # the blocks of rows are in the tree as soon as they are full
-            last = self._store(sequence)
+        has_rows = sequence.search is not None and not sequence.is_prefilling
+        last = None if has_rows else self._store(sequence)  # blocks of rows are in the tree as soon as they are full
         if config is None:
             return
         for slot in sequence.slots if has_rows else [sequence.slot]:
@@ -347,9 +346,11 @@ class Scheduler:
 
     def _reuse(self, sequence: EmbeddedSequence, num_tokens: int) -> None:
         """Note that the first `num_tokens` of a sequence need not be computed. Only whole parts count as cached."""
-        num_parts = num_tokens // TOKENS_PER_PART - sequence.num_computed // TOKENS_PER_PART
         self._num_reused_tokens += num_tokens - sequence.num_computed
-        sequence.reuse(num_tokens, num_parts * TOKENS_PER_PART)
+        if sequence.num_generated == 0:
+            num_parts = num_tokens // TOKENS_PER_PART - sequence.num_computed // TOKENS_PER_PART
+            sequence.count_cached(sequence.num_cached_tokens + num_parts * TOKENS_PER_PART)
+        sequence.num_computed = num_tokens
 
 
 def _rank(sequence: EmbeddedSequence) -> tuple[float, int, int]:

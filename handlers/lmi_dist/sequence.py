@@ -62,12 +62,6 @@ class EmbeddedSequence(Sequence):
         has_begun = self.captured is not None and self.captured.has_begun and self.num_generated == 0
         return not (self.lacks_prompt_log_probs or self.is_pooled_whole or has_begun)
 
-    def reuse(self, num_tokens: int, num_cached: int) -> None:
-        """Take keys and values of the first `num_tokens` from the cache. `num_cached` more are told to the client."""
-        if self.num_generated == 0:
-            self.count_cached(self.num_cached_tokens + num_cached)
-        self.num_computed = num_tokens
-
     def check_room(self, cache: KvCache) -> None:
         """Fail a search that could not even begin: each beam needs one block beside the full blocks of the prompt."""
         if self.search is None:

@@ -20,7 +20,7 @@ from handlers.base.token_sequence import sequences_of
 from handlers.lmi_dist import Executor
 from handlers.lmi_dist.native.sampling import Sampling, new_wishes
 from handlers.lmi_dist.runner import Plan
-from handlers.lmi_dist.sampler import best_choose
+from handlers.lmi_dist.sampler import Sampler
 from handlers.lmi_dist.sequence import EmbeddedSequence
 from lmi.errors import InvalidParameter
 from lmi.executor import (
@@ -116,7 +116,7 @@ def alone(request: Request, runner: FakeRunner) -> EmbeddedSequence:
 def candidates(runner: FakeRunner, states: list[list[int]], num: int) -> list[list[Candidate]]:
     """The best tokens after each of these beginnings."""
     wishes = new_wishes(len(states), row=range(len(states)), num_candidates=num)
-    answers = best_choose(runner.vocab_size, 1)(Sampling(np.stack([runner.logits(one) for one in states]), wishes))
+    answers = Sampler(runner.vocab_size).choose(Sampling(np.stack([runner.logits(one) for one in states]), wishes))
     rows = answers.best.reshape(len(states), num).tolist()
     return [[Candidate(*one) for one in row] for row in rows]
 

@@ -25,7 +25,8 @@ from handlers.lmi_dist import plain_sampling
 from handlers.lmi_dist.logits_rules import LogitsRules, RuledRow, add_rules, new_rules
 from handlers.lmi_dist.native.sampling import Floats, Fulfilled, Sampling, new_wishes
 from handlers.lmi_dist.plain_sampling import uniform
-from handlers.lmi_dist.sampler import Sampler, filters_of, prompt_log_probs
+from handlers.lmi_dist.runner import Chunk
+from handlers.lmi_dist.sampler import Sampler, filters_of, note_prompt
 from handlers.lmi_dist.sequence import EmbeddedSequence
 from lmi.executor import (
     MAX_PENALTY,
@@ -391,17 +392,27 @@ def test_log_probs_come_only_where_they_are_asked_for() -> None:
 
 
 def test_prompt_log_probs_are_those_of_the_next_tokens() -> None:
-    logits, choose = random_logits(4, 50), Sampler(50).choose
-    [*notes] = prompt_log_probs(choose, logits, [5, 6, 7, 8], num_top=2) or []
+    logits, choose, chunk = random_logits(4, 50), Sampler(50).choose, Chunk(0, 0, [4, 5, 6, 7])
+    config = OutputConfig(num_prompt_log_probs=2)
+    one = sequence(SamplingConfig(), (4, 5, 6, 7, 8), output_config=config)
+    assert note_prompt(choose, one, chunk, logits)
     expected = torch.tensor(logits).log_softmax(-1)
     own = [expected[row, row + 5].item() for row in range(4)]
-    assert [note.log_prob for note in notes] == pytest.approx(own, abs=1e-6)
+    first, *notes = one.prompt_log_probs
+    assert first.log_prob is None and [note.log_prob for note in notes] == pytest.approx(own, abs=1e-6)
     assert all(
         [one.token_id for one in note.top] == expected[row].topk(2).indices.tolist() for row, note in enumerate(notes)
     )
-    assert [note.top for note in prompt_log_probs(choose, logits, [5, 6, 7, 8], num_top=0) or []] == [[]] * 4
+    bare = sequence(SamplingConfig(), (4, 5, 6, 7, 8), output_config=OutputConfig(num_prompt_log_probs=0))
+    assert note_prompt(choose, bare, chunk, logits) and [note.top for note in bare.prompt_log_probs] == [[]] * 5
     logits[2, 30] = math.nan
-    assert prompt_log_probs(choose, logits, [5, 6, 7, 8], num_top=2) is None
+    assert not note_prompt(choose, sequence(SamplingConfig(), (4, 5, 6, 7, 8), output_config=config), chunk, logits)
+
+
+def test_a_prompt_of_one_token_has_one_log_prob_which_is_none() -> None:
+    one = sequence(SamplingConfig(), (4,), output_config=OutputConfig(num_prompt_log_probs=2))
+    assert note_prompt(Sampler(50).choose, one, Chunk(0, 0, [4]), random_logits(1, 50))
+    assert [note.log_prob for note in one.prompt_log_probs] == [None]
 
 
 @pytest.mark.parametrize("poison", [math.nan, math.inf])
