@@ -195,7 +195,7 @@ class ModuleAdapters:
         sites = []
         for site, (path, linear) in enumerate(self._linears):
             num_in, num_out = linear.in_features, linear.out_features
-            module = Module(path, num_in, num_out, (Piece(0, num_out, 0),))
+            module = Module(path, num_in, (Piece(0, num_out, 0),))
             sites.append(Site(num_in, num_out, (module,) if self._is_regular.get(site, False) else ()))
         return tuple(sites)
 

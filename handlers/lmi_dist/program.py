@@ -7,7 +7,7 @@ are neighbours.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Generic, TypeAlias
 
@@ -44,23 +44,6 @@ def in_float32(array: Array) -> Array:
     return array if array.dtype == BFLOAT16 else np.ascontiguousarray(as_float32(array))
 
 
-def load(
-    facts: ModelFacts,
-    config: EngineConfig,
-    max_length: int,
-    progress: Progress,
-    pack: Pack[Packed],
-    place: Place = in_float32,
-) -> Program[Packed]:
-    """The program of a checkpoint, with room for adapters where the options enable them."""
-    assert facts.architecture is not None
-    outputs = declared_names(config, hidden_names(facts.num_layers))
-    checkpoint = Checkpoint(facts.path, allow_pickle=config.allow_pickle, progress=progress)  # refuses pickles
-    has_head, limits = facts.pooling is None, LoraLimits.of(config.options)
-    program = build(facts.architecture, checkpoint, pack, max_length, place, outputs, has_head=has_head)
-    return program if limits is None else adapted(program, limits.max_rank)
-
-
 @dataclass(frozen=True, slots=True)
 class _Rows:
     """The buffers that have the same tokens as rows."""
@@ -74,28 +57,30 @@ class _Rows:
 _ALL, _QKV, _WANTED, _GATHERED = _Rows(0, 1, 2, 3), 4, _Rows(5, 6, 7, 8), 9  # from _GATHERED on: outputs, then logits
 
 
-def build(
-    architecture: Architecture,
-    checkpoint: Checkpoint,
-    pack: Pack[Packed],
+def load(
+    facts: ModelFacts,
+    config: EngineConfig,
     max_length: int,
+    progress: Progress,
+    pack: Pack[Packed],
     place: Place = in_float32,
-    outputs: Collection[str] = (),
-    *,
-    has_head: bool = True,
 ) -> Program[Packed]:
-    """Read every tensor once, in the order of the operations, and pack or place it before the next one is read.
+    """The program of a checkpoint, with room for adapters where the options enable them.
 
-    `outputs` are the names of those that each step gives beside the logits; a hidden state that the layers write over
-    is gathered for the wanted rows. Without a head the states behind the last norm stand in the place of the logits.
+    Every tensor is read once, in the order of the operations, and packed or placed before the next one is read. A
+    declared output that the layers write over is gathered for the wanted rows. An embedding model has no head: the
+    states behind the last norm stand in the place of the logits.
     """
-    a = architecture
+    assert facts.architecture is not None
+    a, has_head, limits = facts.architecture, facts.pooling is None, LoraLimits.of(config.options)
+    outputs = declared_names(config, hidden_names(a.num_layers))
+    checkpoint = Checkpoint(facts.path, allow_pickle=config.allow_pickle, progress=progress)  # refuses pickles
+    reader = _Reader(a, checkpoint, pack, max_length, place)
     # The last operations leave some outputs as they are. The others have buffers of their own.
     kept = {HIDDEN_STATES: _WANTED.h if "norm" in a.names else _WANTED.x, layer_name(a.num_layers - 1): _WANTED.x}
     gathered = [name for name in hidden_names(a.num_layers) if name in outputs and name not in kept]
     kept |= {name: buffer for buffer, name in enumerate(gathered, start=_GATHERED)}
     logits = _GATHERED + len(gathered)
-    reader = _Reader(a, checkpoint, pack, max_length, place)
     operations: list[Operation[Packed]] = [reader.embed(_ALL.x)]
     for layer in range(a.num_layers):
         operations += _layer(reader, layer)
@@ -104,7 +89,7 @@ def build(
     operations += _head(reader, logits) if has_head else [reader.norm("norm", _WANTED.x, logits)]
     row = (a.hidden_size, a.hidden_size, a.num_heads * a.head_dim, a.intermediate_size)
     width = a.vocab_size if has_head else a.hidden_size
-    return Program(
+    program = Program(
         operations=tuple(operations),
         widths=(*row, sum(_qkv_widths(a)), *row, *[a.hidden_size] * len(gathered), width),
         wanted=frozenset(range(_WANTED.x, logits + 1)),
@@ -116,6 +101,7 @@ def build(
         vocab_size=a.vocab_size,
         max_length=max_length,
     )
+    return program if limits is None else adapted(program, limits.max_rank)
 
 
 def _layer(reader: _Reader[Packed], layer: int) -> Iterator[Operation[Packed]]:
@@ -233,16 +219,9 @@ class _Reader(Generic[Packed]):
 
         weight, gate = rows(0, False), rows(0, True)
         assert weight is not None
-        return Linear(
-            input,
-            output,
-            self._pack(weight),
-            self._placed(rows(1, False)),
-            None if gate is None else self._pack(gate),
-            self._placed(rows(1, True)),
-            activation,
-            adds,
-        )
+        packed, packed_gate = self._pack(weight), None if gate is None else self._pack(gate)
+        bias, gate_bias = (self._placed(rows(1, is_gate)) for is_gate in (False, True))
+        return Linear(input, output, packed, bias, packed_gate, gate_bias, activation, adds)
 
     def _weight_and_bias(self, module: Module) -> tuple[Array, Array | None]:
         a, shape = self.architecture, (module.num_out, module.num_in)
@@ -301,9 +280,12 @@ class Module:
 
     path: str
     num_in: int
-    num_out: int
     pieces: tuple[Piece, ...]
     has_bias: bool = False
+
+    @property
+    def num_out(self) -> int:
+        return sum(piece.num for piece in self.pieces)
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,7 +299,9 @@ def sites_of(architecture: Architecture) -> tuple[Site, ...]:
     a = architecture
     path, shape = a.names["head"], (a.hidden_size, a.vocab_size)
     # The head cannot be changed where its weight is joined with a projection.
-    head = Site(*shape, () if "project_out" in a.names else (Module(path, *shape, (Piece(0, a.vocab_size, 0),)),))
+    head = Site(
+        *shape, () if "project_out" in a.names else (Module(path, a.hidden_size, (Piece(0, a.vocab_size, 0),)),)
+    )
     return (*(site for layer in range(a.num_layers) for site in _sites_of_layer(a, layer)), head)
 
 
@@ -327,21 +311,9 @@ def _sites_of_layer(a: Architecture, layer: int) -> tuple[Site, Site, Site, Site
     inner, size = a.intermediate_size, a.hidden_size
 
     def site(num_in: int, num_out: int, **modules: list[Piece]) -> Site:
-        return Site(
-            num_in,
-            num_out,
-            tuple(
-                Module(
-                    a.names[name].format(layer),
-                    num_in,
-                    sum(piece.num for piece in pieces),
-                    tuple(pieces),
-                    name in a.biases,
-                )
-                for name, pieces in modules.items()
-                if name in a.names
-            ),
-        )
+        paths = {name: a.names[name].format(layer) for name in modules if name in a.names}
+        own = [Module(path, num_in, tuple(modules[name]), name in a.biases) for name, path in paths.items()]
+        return Site(num_in, num_out, tuple(own))
 
     qkv = {"q": [Piece(0, q, 0)], "k": [Piece(0, k, q)], "v": [Piece(0, v, q + k)], "qkv": [Piece(0, q + k + v, 0)]}
     gate = Piece(0, inner, 0, is_gate=True)

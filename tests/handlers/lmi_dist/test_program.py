@@ -12,9 +12,10 @@ from transformers import AutoModelForCausalLM
 
 from handlers.lmi_dist.facts import read_facts
 from handlers.lmi_dist.operations import Attend, Embed, Gather, Linear
-from handlers.lmi_dist.program import build
-from handlers.lmi_dist.weights import BFLOAT16, Array, Checkpoint
+from handlers.lmi_dist.program import load
+from handlers.lmi_dist.weights import BFLOAT16, Array
 from lmi.errors import ModelUnusable
+from lmi.settings.config import EngineConfig
 from tests.handlers.lmi_dist.whole_sequence import read_program, run
 from tests.tiny_models import FAMILIES, VOCAB_SIZE, tiny_model
 
@@ -57,8 +58,7 @@ def test_weights_are_packed_as_they_are_in_the_file_each_once(tmp_path: Path) ->
     tensors = {name: tensor.bfloat16() for name, tensor in load_file(folder / "model.safetensors").items()}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     facts, packed = read_facts(str(folder)), list[Array]()
-    assert facts.architecture is not None
-    program = build(facts.architecture, Checkpoint(str(folder)), packed.append, 400)
+    program = load(facts, EngineConfig(), 400, lambda *_: None, packed.append)
     assert len(packed) == 1 + facts.num_layers * 5  # head; qkv, o, up, gate, down
     assert {one.dtype for one in packed} == {BFLOAT16}
     embed, qkv = program.operations[0], program.operations[2]

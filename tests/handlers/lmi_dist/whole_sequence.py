@@ -9,8 +9,9 @@ from torch.nn import functional
 from handlers.lmi_dist.facts import read_facts
 from handlers.lmi_dist.operations import Attend, Cap, Embed, Gather, Linear, Norm, Program
 from handlers.lmi_dist.placement import to_tensor
-from handlers.lmi_dist.program import build
-from handlers.lmi_dist.weights import Checkpoint, as_float32
+from handlers.lmi_dist.program import load
+from handlers.lmi_dist.weights import as_float32
+from lmi.settings.config import EngineConfig
 
 ACTIVATIONS = {
     "none": lambda x: x,
@@ -23,10 +24,9 @@ ACTIVATIONS = {
 
 def read_program(path: str, max_length: int) -> Program[Tensor]:
     """The program of a folder, its weights as they are in the file."""
-    facts = read_facts(path)
-    assert facts.architecture is not None
-    return build(
-        facts.architecture, Checkpoint(path), to_tensor, max_length, lambda array, **_: to_tensor(as_float32(array))
+    config = EngineConfig()
+    return load(
+        read_facts(path), config, max_length, lambda *_: None, to_tensor, lambda array: to_tensor(as_float32(array))
     )
 
 
