@@ -9,7 +9,6 @@ import math
 import mmap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,15 +21,6 @@ from handlers.lmi_dist.runner import Chunk, Plan
 _MAP_NORESERVE = 0x4000  # Linux: slots may be longer in sum than the memory; Python 3.11 has no name for it
 # The cost of one more call, as the bytes of keys and values read in that time. A group is split where that saves more.
 _SPLIT_BYTES = 400_000
-
-
-class Span(NamedTuple):
-    """Slots [first_slot, last_slot) and, in each of them, positions [start, end)."""
-
-    first_slot: int
-    last_slot: int
-    start: int
-    end: int
 
 
 class KvSlots:
@@ -90,9 +80,10 @@ class KvSlots:
 
 @dataclass(slots=True)
 class AttentionCall:
-    """One call of the kernel: the last `num_queries` tokens of a chunk, or of the chunk in each slot of the span."""
+    """One call of the kernel: the last `num_queries` tokens of a chunk, or of the chunk in each of the slots."""
 
-    span: Span
+    slots: range
+    positions: range  # in each of them
     first: int  # the rows of the queries, and of their answers
     last: int
     num_queries: int
@@ -134,8 +125,8 @@ class Attention:
 
     def _answer(self, call: AttentionCall, layer: int, queries: Tensor, scale: float, softcap: float | None) -> Tensor:
         """The answers of the rows of one call: (last - first, heads * head_dim)."""
-        span = call.span
-        part = (slice(span.first_slot, span.last_slot), slice(None), slice(span.start, span.end))
+        slots, positions = (slice(one.start, one.stop) for one in (call.slots, call.positions))
+        part = (slots, slice(None), positions)
         keys, values = (half[part] for half in self._kv.layers[layer])  # (slots, kv_heads, positions, head_dim)
         if call.num_queries > 1:
             heads = queries[call.first : call.last].transpose(0, 1)[None]  # (1, heads, queries, head_dim)
@@ -175,24 +166,25 @@ class Attention:
 
     def _call(self, chunks: Sequence[Chunk], num_queries: int, first: int, window: int | None) -> AttentionCall:
         """The call for the last tokens of each chunk, whose rows begin at `first`."""
-        slots, ends = [chunk.slot for chunk in chunks], [chunk.end for chunk in chunks]
-        start = 0 if window is None else max(0, min(ends) - num_queries + 1 - window)
-        span = Span(slots[0], slots[-1] + 1, start, max(ends))
-        is_causal = start == 0 and 1 < num_queries == span.end <= (window or span.end)
-        call = AttentionCall(span, first, first + len(chunks) * num_queries, num_queries, is_causal)
-        if not is_causal and (num_queries > 1 or min(ends) < span.end):
-            call.mask = self._mask(span, dict(zip(slots, ends, strict=True)), num_queries, window)
-        if span.last_slot - span.first_slot > len(chunks):
-            rows = {slot: first + index for index, slot in enumerate(slots)}
-            call.queries = self._indices(rows.get(slot, first) for slot in range(span.first_slot, span.last_slot))
-            call.answers = self._indices(slot - span.first_slot for slot in slots)
+        ends = {chunk.slot: chunk.end for chunk in chunks}
+        start = 0 if window is None else max(0, min(ends.values()) - num_queries + 1 - window)
+        slots, end = range(chunks[0].slot, chunks[-1].slot + 1), max(ends.values())
+        is_causal = start == 0 and 1 < num_queries == end <= (window or end)
+        last = first + len(chunks) * num_queries
+        call = AttentionCall(slots, range(start, end), first, last, num_queries, is_causal)
+        if not is_causal and (num_queries > 1 or min(ends.values()) < end):
+            call.mask = self._mask(call, ends, window)
+        if len(slots) > len(chunks):
+            rows = {slot: first + index for index, slot in enumerate(ends)}
+            call.queries = self._indices(rows.get(slot, first) for slot in slots)
+            call.answers = self._indices(slot - slots.start for slot in ends)
         return call
 
-    def _mask(self, span: Span, ends: dict[int, int], num_queries: int, window: int | None) -> Tensor:
+    def _mask(self, call: AttentionCall, ends: dict[int, int], window: int | None) -> Tensor:
         """The mask of the last queries of each slot: (slots, 1, queries, positions)."""
-        last = self._indices(ends.get(slot, span.end) for slot in range(span.first_slot, span.last_slot))
-        queries = (last[:, None] + torch.arange(-num_queries, 0, device=self._kv.device))[:, None, :, None]
-        positions = torch.arange(span.start, span.end, device=self._kv.device)
+        last = self._indices(ends.get(slot, call.positions.stop) for slot in call.slots)
+        queries = (last[:, None] + torch.arange(-call.num_queries, 0, device=self._kv.device))[:, None, :, None]
+        positions = torch.arange(call.positions.start, call.positions.stop, device=self._kv.device)
         is_hidden = positions > queries
         if window is not None:
             is_hidden |= positions <= queries - window

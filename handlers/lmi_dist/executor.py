@@ -16,6 +16,7 @@ import msgspec
 from handlers.base.configuration import AnyConfig, both
 from handlers.base.stepped import Step, SteppedExecutor
 from handlers.guides.compiler import compile_limit_s
+from handlers.guides.process import Start
 from handlers.lmi_dist.about import MAX_PREFILL_TOKENS, own_options
 from handlers.lmi_dist.captured import take_draws, take_prompt
 from handlers.lmi_dist.guides import Guides
@@ -94,16 +95,10 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
         folder = None  # of a server's model: guides may read its tokenizer
         if isinstance(model, str | os.PathLike) and isinstance(config, EngineConfig):
             folder = os.fspath(model)
-        self._guides = Guides(
-            settings.guided_decoding_config,
-            folder,
-            self._runner.vocab_size,
-            compile_limit_s(options.step_timeout_s),
-            is_compact=own_options(options.options).get("disable_any_whitespace", True),
-        )
-        self._info = describe(
-            self._runner, limits, settings, why_no_guides=self._guides.why_none, post_processors=processors
-        )
+        is_compact = own_options(options.options).get("disable_any_whitespace", True)
+        start = Start(self._runner.vocab_size, compile_limit_s(options.step_timeout_s), is_compact)
+        self._guides = Guides(settings.guided_decoding_config, folder, start)
+        self._info = describe(self._runner, limits, settings, self._guides.why_none, processors)
         self._start()
 
     # One step.

@@ -108,22 +108,14 @@ def fill_masks(sequences: list[EmbeddedSequence], rows: list[int], vocab_size: i
 
 
 class Guides(Waiting[EmbeddedSequence, Compiled]):
-    def __init__(
-        self,
-        config: GuidedDecodingConfig | None,
-        folder: str | None,
-        vocab_size: int,
-        max_compile_s: float,
-        *,
-        is_compact: bool,
-    ) -> None:
+    def __init__(self, config: GuidedDecodingConfig | None, folder: str | None, start: Start) -> None:
         """Without a config it is that of the model's folder, where a server runs. It is read with the first guide."""
         super().__init__()
         path, self.why_none = Path(folder or "."), "no GuidedDecodingConfig was given"
         if config is not None or folder is not None:
             self.why_none = why_no_guides(path if config is None else None)  # "" if there are guides
         read = partial(read_config, path) if config is None else lambda: config
-        self._compiler = GuideCompiler(read, Start(vocab_size, max_compile_s, is_compact))
+        self._compiler = GuideCompiler(read, start)
         self.outcomes = GuideOutcomes(self._compiler, self._compiler.compile, MAX_KEPT, MAX_KEPT_CHARS)
         self._follower = ThreadPoolExecutor(1, thread_name_prefix="masks")
 

@@ -192,12 +192,7 @@ def _load_torch(facts: ModelFacts, device: str, config: EngineConfig, progress: 
 
 
 def describe(
-    runner: Runner,
-    limits: Limits,
-    settings: ExecutorConfig,
-    *,
-    why_no_guides: str,
-    post_processors: PostProcessors | None = None,
+    runner: Runner, limits: Limits, settings: ExecutorConfig, why_no_guides: str, post_processors: PostProcessors | None
 ) -> EngineInfo:
     return EngineInfo(
         name="lmi-dist",

@@ -66,7 +66,7 @@ def test_one_slot_of_4096_among_63_short_slots_is_split_off_and_changes_nothing(
     decodes = [Chunk(slot, end, [slot]) for slot, end in enumerate(ends)]
     together = forward(runner, Plan(decodes, []))
     calls = list(Attention(runner.slots, Plan(decodes, []), torch.empty(0))._plan_calls(None, False))
-    assert [(call.last - call.first, call.span.end) for call in calls] == [(31, 41), (1, 4097), (32, 41)]
+    assert [(call.last - call.first, call.positions.stop) for call in calls] == [(31, 41), (1, 4097), (32, 41)]
     for slot in (0, 30, 31, 32, 63):
         torch.testing.assert_close(forward(runner, Plan([decodes[slot]], []))[0], together[slot], **CLOSE)
 
