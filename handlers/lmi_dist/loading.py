@@ -73,18 +73,13 @@ class Limits:
 
 
 def choose_limits(
-    config: EngineConfig,
-    context_length: int,
-    tokens_per_block: int,
-    *,
-    token_bytes: int,
-    memory_bytes: int | None = None,
-    is_lazy: bool = True,
+    config: EngineConfig, context_length: int, tokens_per_block: int, token_bytes: int, device_bytes: int | None = None
 ) -> Limits:
     """The limits of the configuration, lowered to what the model and the memory allow.
 
-    `token_bytes` is the size of the keys and values of one token. `is_lazy` says that a slot costs memory only where it
-    was written. A sequence is never longer than the whole cache: otherwise it could wait without end.
+    `token_bytes` is the size of the keys and values of one token. `device_bytes` is the memory of an accelerator, where
+    a slot costs all of its memory at once; in that of the machine it costs only what was written. A sequence is never
+    longer than the whole cache: otherwise it could wait without end.
     """
     max_length = min(config.max_sequence_length or context_length, context_length)
     if max_length < (config.max_sequence_length or 0):
@@ -94,7 +89,7 @@ def choose_limits(
             context_length,
         )
     num_slots = config.max_num_sequences or MAX_NUM_SEQUENCES
-    memory_bytes = memory_bytes or linux.memory_bytes()
+    memory_bytes = device_bytes or linux.memory_bytes()
     budget = config.max_kv_cache_tokens or default_budget(num_slots, max_length, token_bytes, memory_bytes)
     num_cache_tokens = max(budget // tokens_per_block, 1) * tokens_per_block
     if num_cache_tokens < max_length:
@@ -104,9 +99,10 @@ def choose_limits(
             max_length,
         )
         max_length = num_cache_tokens
-    if not is_lazy:
-        num_slots = max(1, min(num_slots, max(num_cache_tokens, memory_bytes // 4 // token_bytes) // max_length))
-    return Limits(num_slots, max_length, num_cache_tokens, num_slots // SLOTS_PER_EXPRESS_PLACE if is_lazy else 0)
+    if device_bytes is None:
+        return Limits(num_slots, max_length, num_cache_tokens, num_slots // SLOTS_PER_EXPRESS_PLACE)
+    num_slots = max(1, min(num_slots, max(num_cache_tokens, device_bytes // 4 // token_bytes) // max_length))
+    return Limits(num_slots, max_length, num_cache_tokens)
 
 
 def load(model: Model, config: EngineConfig, progress: Progress) -> tuple[Runner, Limits]:
@@ -176,15 +172,9 @@ def _load_torch(facts: ModelFacts, device: str, config: EngineConfig, progress: 
     from handlers.lmi_dist.placement import choose_placement
 
     placement = choose_placement(config, device, facts.dtype)
-    is_cuda = placement.device.type == "cuda"
-    limits = choose_limits(
-        config,
-        facts.context_length,
-        ModelRunner.tokens_per_block,
-        token_bytes=facts.kv_bytes_per_token(placement.dtype.itemsize),
-        memory_bytes=torch.cuda.mem_get_info()[1] if is_cuda else None,
-        is_lazy=not is_cuda,
-    )
+    device_bytes = torch.cuda.mem_get_info()[1] if placement.device.type == "cuda" else None
+    token_bytes = facts.kv_bytes_per_token(placement.dtype.itemsize)
+    limits = choose_limits(config, facts.context_length, ModelRunner.tokens_per_block, token_bytes, device_bytes)
     runner = ModelRunner(
         facts, placement, config, num_slots=limits.num_all_slots, max_length=limits.max_length, progress=progress
     )

@@ -218,8 +218,8 @@ class LoraLoader(Generic[Packed]):
         checkpoint = Checkpoint(self.facts.path, allow_pickle=self.config.allow_pickle)
         names = [name, name.partition(".")[2]]  # a checkpoint of the model without its head lacks the first word
         if self.facts.is_tied and name == _HEAD:
-            names += [one for one in checkpoint.names if one.endswith(_TABLES)]
-        return next((checkpoint.read(one) for one in names if one in checkpoint), None)
+            names += [one for one in checkpoint.files if one.endswith(_TABLES)]
+        return next((checkpoint.read(one) for one in names if one in checkpoint.files), None)
 
 
 AnyLoader: TypeAlias = LoraLoader[Any]

@@ -162,7 +162,7 @@ class _Reader(Generic[Packed]):
         self._checkpoint, self._pack, self._max_length, self._place = checkpoint, pack, max_length, place
         name = a.names["embedding"] + ".weight"
         # A checkpoint of the model without its head lacks the first word of each name.
-        self._has_prefix = name in checkpoint or name.partition(".")[2] not in checkpoint
+        self._has_prefix = name in checkpoint.files or name.partition(".")[2] not in checkpoint.files
         self._embedding = self._take(a.names["embedding"], a.vocab_size, a.embedding_size or a.hidden_size)
         self._rotations = {one: place(one.rotations(max_length)) for one in set(a.rotaries) if one is not None}
 

@@ -8,7 +8,7 @@ cause.
 import json
 import math
 import mmap
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -74,33 +74,26 @@ class Checkpoint:
         self._num_taken = 0
         self.folder = Path(path)
         self._tables = _tables(self.folder, allow_pickle)
-        self._files = {name: file for file, table in self._tables.items() for name in table}
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._files
-
-    @property
-    def names(self) -> Collection[str]:
-        return self._files.keys()
+        self.files = {name: file for file, table in self._tables.items() for name in table}  # of each tensor
 
     def take(self, name: str, shape: Iterable[int]) -> Array:
         """Read the tensor `name`, whose shape must be `shape`. Raises ModelUnusable.
 
         Take each tensor once.
         """
-        file = self._files.get(name)
+        file = self.files.get(name)
         if file is None:
             raise ModelUnusable(f"{self.folder}: tensor {name} is missing from its weight files")
         array = self.read(name)
         if array.shape != tuple(shape):
             raise ModelUnusable(f"{file}: tensor {name} has shape {array.shape}, config.json needs {tuple(shape)}")
         self._num_taken += 1
-        self._progress("weights", min(1.0, self._num_taken / len(self._files)))
+        self._progress("weights", min(1.0, self._num_taken / len(self.files)))
         return array
 
     def read(self, name: str) -> Array:
         """Read a tensor that is there, in the shape and dtype of its file."""
-        file = self._files[name]
+        file = self.files[name]
         try:
             return self._tables[file][name]
         except ValueError as error:

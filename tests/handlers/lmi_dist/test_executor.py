@@ -606,9 +606,9 @@ def test_naming_the_package_does_not_import_torch() -> None:
     ],
 )
 def test_limits_come_from_configuration_context_and_memory(config: EngineConfig, is_lazy: bool, limits: Limits) -> None:
-    """A quarter of this memory holds 50 sequences of the whole context."""
-    memory_bytes = 4 * 50 * 4096 * 100
-    assert choose_limits(config, 4096, 16, token_bytes=100, memory_bytes=memory_bytes, is_lazy=is_lazy) == limits
+    """A quarter of this accelerator's memory holds 50 sequences of the whole context."""
+    device_bytes = None if is_lazy else 4 * 50 * 4096 * 100
+    assert choose_limits(config, 4096, 16, token_bytes=100, device_bytes=device_bytes) == limits
 
 
 def test_a_context_that_the_model_does_not_have_is_told(caplog: pytest.LogCaptureFixture) -> None:
