@@ -326,13 +326,11 @@ def _check_shapes(file: Path, values: Mapping[str, Any]) -> None:
         return
     num_kv_heads = values.get("num_key_value_heads", num_heads)
     if values.get("head_dim") is None and hidden_size % num_heads:
-        raise ModelUnusable(
-            f"{file}: the hidden size ({hidden_size}) is not a multiple of the number of attention heads ({num_heads})"
-        )
+        why = f"the hidden size ({hidden_size}) is not a multiple of the number of attention heads ({num_heads})"
+        raise ModelUnusable(f"{file}: {why}")
     if num_heads % num_kv_heads:
-        raise ModelUnusable(
-            f"{file}: num_attention_heads ({num_heads}) is not a multiple of num_key_value_heads ({num_kv_heads})"
-        )
+        why = f"num_attention_heads ({num_heads}) is not a multiple of num_key_value_heads ({num_kv_heads})"
+        raise ModelUnusable(f"{file}: {why}")
     rope = values.get("rope_parameters", {})
     if rope.get("rope_type") == "longrope":
         head_dim = values.get("head_dim") or hidden_size // num_heads

@@ -33,7 +33,6 @@ class TokenHistory:
                 self._index(token_id)
 
     def fork(self) -> TokenHistory:
-        """The same history for another sequence with the same tokens."""
         forked = copy(self)
         forked.token_ids, forked.counts = self.token_ids[:], self.counts[:]
         forked._indices = self._indices.copy()
@@ -99,7 +98,6 @@ class LogitsRules:
     repeats: Repeats | None = None  # n-grams that must not come again
 
     def fork(self) -> LogitsRules:
-        """The same rules for another sequence with the same tokens."""
         return replace(self, history=self.history and self.history.fork(), repeats=self.repeats and self.repeats.fork())
 
     def next_banned_ids(self, sequence: EmbeddedSequence) -> list[int]:

@@ -38,9 +38,8 @@ class ModelRunner:
         progress: Progress = lambda stage, share: None,
     ) -> None:
         if config.quantize is not None:
-            raise BadConfiguration(
-                f"option.quantize={config.quantize}: only the native kernels have it, and torch runs"
-            )
+            why = "only the native kernels have it, and torch runs"
+            raise BadConfiguration(f"option.quantize={config.quantize}: {why}")
         self.vocab_size, self.context_length = facts.vocab_size, facts.context_length
         self.dtype, self.device = str(placement.dtype).removeprefix("torch."), str(placement.device)
         self._device, self.pooling = placement.device, facts.pooling

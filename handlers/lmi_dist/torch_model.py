@@ -54,7 +54,6 @@ class TorchModel:
         self._adapters: dict[int, Adapter[Tensor]] = {}
 
     def put_adapter(self, number: int, adapter: Adapter[Tensor]) -> None:
-        """Let steps use an adapter by its number."""
         self._adapters[number] = adapter
 
     def drop_adapter(self, number: int) -> None:
@@ -71,7 +70,12 @@ class TorchModel:
                     buffers[output] = x if positions is None else x + positions.index_select(0, step.positions)
                 case Norm(output=output) | Linear(output=output):
                     x = buffers[operation.input]
-                    y = _normalise(operation, x) if isinstance(operation, Norm) else self._multiply(operation, x, step)
+                    if isinstance(operation, Linear):
+                        y = self._multiply(operation, x, step)
+                    elif operation.is_centred:
+                        y = functional.layer_norm(x, x.shape[1:], operation.weight, operation.bias, operation.eps)
+                    else:
+                        y = functional.rms_norm(x, x.shape[1:], operation.weight, operation.eps)
                     buffers[output] = buffers[output].add_(y) if operation.adds else y
                 case Attend():
                     heads = buffers[operation.input].unflatten(1, (-1, self._program.head_dim))
@@ -122,13 +126,6 @@ class TorchModel:
             queries = queries.index_select(0, step.wanted)
         scale, softcap, window = operation.scale, operation.softcap, operation.window
         return step.attention(operation.layer, queries, scale, softcap, window, operation.is_wanted)
-
-
-def _normalise(operation: Norm, x: Tensor) -> Tensor:
-    """(rows, width) to the same shape."""
-    if operation.is_centred:
-        return functional.layer_norm(x, x.shape[1:], operation.weight, operation.bias, operation.eps)
-    return functional.rms_norm(x, x.shape[1:], operation.weight, operation.eps)
 
 
 def _multiply_adapted(operation: Linear[Weight], x: Tensor, low: list[tuple[Tensor, LowRank[Tensor]]]) -> Tensor:
