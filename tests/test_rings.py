@@ -105,10 +105,10 @@ STILL = {
     "lmi.server.routes.invocations": {"lines"},
 }
 # Lines of Python. A room may shrink freely. To grow, it changes its row in the same commit, which says why.
-MAX_LINES_OF_THE_HOUSE = 11_640
+MAX_LINES_OF_THE_HOUSE = 11_540
 MAX_LINES = {
     "lmi/adapters": 890,
-    "lmi/apis": 5180,
+    "lmi/apis": 5150,
     "lmi/chats": 910,
     "lmi/client": 1000,
     "lmi/description": 440,
@@ -119,7 +119,7 @@ MAX_LINES = {
     "lmi/models": 1130,
     "lmi/server": 2430,
     "lmi/sessions": 350,
-    "lmi/settings": 2700,
+    "lmi/settings": 2690,
     "lmi/shared": 1230,
     "lmi/sources": 1740,
     "lmi/supervisor": 1690,
@@ -128,7 +128,7 @@ MAX_LINES = {
     "handlers/base": 1570,
     "handlers/driven": 770,
     "handlers/guides": 1760,
-    "handlers/lmi_dist": 6410,
+    "handlers/lmi_dist": 6270,
     "handlers/lmi_trtllm": 1940,
     "handlers/lmi_vllm": 1750,
 }
