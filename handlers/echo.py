@@ -8,8 +8,6 @@ when a prompt holds them: `echo_fault_token` (the step raises), `echo_hang_token
 `echo_die_token` (the process exits).
 """
 
-from __future__ import annotations
-
 import json
 import os
 import time
@@ -30,7 +28,7 @@ VOCAB_SIZE = 1 << 20  # if no config.json names one
 CONTEXT_LENGTH = 4096
 
 
-def load(config: EngineConfig, model_path: str, progress: Progress) -> EchoExecutor:
+def load(config: EngineConfig, model_path: str, progress: Progress) -> "EchoExecutor":
     """Entry point of the handler `echo`. It reads only config.json from the model folder, if it is there."""
     executor = EchoExecutor(config, model_path)
     progress("ready", 1.0)

@@ -3,8 +3,6 @@
 Where a word is needed it is that of the LMI API.
 """
 
-from __future__ import annotations
-
 import enum
 import math
 from collections.abc import Mapping, Sequence
@@ -176,7 +174,7 @@ class Token(msgspec.Struct, gc=False):
     text: str
     log_prob: float | None = None
     is_special: bool = False
-    top: list[Token] | None = None
+    top: "list[Token] | None" = None
     raw_text: str | None = None
 
     @property

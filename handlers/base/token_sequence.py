@@ -4,8 +4,6 @@ The sequences of one request share a `Group`: each ends by itself, and all fail 
 and knows nothing of scheduling rules, models or text: `sequence.py` has what engines with a model add.
 """
 
-from __future__ import annotations
-
 import secrets
 import time
 from dataclasses import dataclass, field
@@ -33,7 +31,7 @@ class Group:
     """The sequences of one request, and how many last Responses it still owes. The one that leaves 0 is final."""
 
     num_owed: int
-    sequences: list[TokenSequence] = field(default_factory=list)
+    sequences: "list[TokenSequence]" = field(default_factory=list)
 
 
 @dataclass(slots=True, eq=False)

@@ -1,7 +1,5 @@
 """llguidance's forms of a guide and of a vocabulary, and the matchers that follow a guide within the limits of all."""
 
-from __future__ import annotations
-
 import json
 import re
 import time
@@ -32,7 +30,7 @@ MAX_MASK_S = 0.05  # of processor time
 NUM_TRIED = 4  # masks
 TOO_SLOW = f"to follow it takes more than {MAX_MASK_S * 1000:g} ms for a token"
 SPACES = r"[\x20\x0A\x0D\x09]{1,16}"  # between two values of JSON: a model that goes on writing spaces would never end
-JSON_OPTIONS: JsonCompileOptions = {
+JSON_OPTIONS: "JsonCompileOptions" = {
     "item_separator": ",",
     "key_separator": ":",
     "coerce_one_of": False,
@@ -50,7 +48,7 @@ LIMITS = LLParserLimits(
 )
 
 
-def new_compile(start: Start) -> Callable[[GuidedDecodingParams], str]:
+def new_compile(start: "Start") -> Callable[[GuidedDecodingParams], str]:
     return partial(text_of, new_tokenizer(start.config, start.vocab_size), is_compact=start.is_compact)
 
 

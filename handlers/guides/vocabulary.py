@@ -1,7 +1,5 @@
 """The vocabulary that guided decoding needs: what each token writes, and which tokens may end an answer."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 from collections.abc import Iterable, Mapping
@@ -72,13 +70,13 @@ class Vocabulary:
         bits[list(token_ids)] = True
         return np.packbits(bits, bitorder="little").view(np.int32)
 
-    def mask_from(self, matcher: LLMatcher) -> Mask:
+    def mask_from(self, matcher: "LLMatcher") -> Mask:
         """The tokens that may come next, up to the next call. llguidance's own end ids are among them at an end."""
         matcher.unsafe_compute_mask_ptr(self._row.ctypes.data, self._row.nbytes)
         return self._row[: -(-self.size // WORD_BITS)]
 
 
-def _add_tokens(tokenizer: Tokenizer, listed: Mapping[str, Mapping[str, Any]]) -> None:
+def _add_tokens(tokenizer: "Tokenizer", listed: Mapping[str, Mapping[str, Any]]) -> None:
     """Add the tokens that only tokenizer_config.json has."""
     from tokenizers import AddedToken
 

@@ -3,8 +3,6 @@
 This module imports none of the engine's libraries.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,7 +50,7 @@ class LoraLimits:
     max_in_memory: int | None = None  # adapters whose weights stay; None: all that are loaded
 
     @staticmethod
-    def of(options: Mapping[str, str]) -> LoraLimits | None:
+    def of(options: Mapping[str, str]) -> "LoraLimits | None":
         """The limits that the options of an engine give, or None if they do not enable adapters."""
         values = own_options(options)
         if not values.get("enable_lora"):

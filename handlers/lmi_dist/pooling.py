@@ -5,8 +5,6 @@ folder of Pooling), or if its class has no head, as MistralModel. Then, as in vL
 last token, normalised. Sums are in float64 and in the order of the tokens, so it does not depend on cuts of the prompt.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,7 +39,7 @@ class Pooling:
     embeddings: Embeddings
     max_length: int  # tokens: those that the model was trained for, or its context
 
-    def take(self, batch: Batch, states: Array) -> list[EmbeddedSequence]:
+    def take(self, batch: "Batch", states: Array) -> list[EmbeddedSequence]:
         """Pool the states (num_wanted, size) of a step. Returns the sequences that have their embedding or an error.
 
         Sequences change only after all is computed, so that a step that ran out of memory can be repeated.

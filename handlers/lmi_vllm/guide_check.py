@@ -4,8 +4,6 @@ By default vLLM takes the backend that its first guide needed, so both are tried
 is left to vLLM, which may know another way and says best what is wrong.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -22,7 +20,7 @@ XGRAMMAR, GUIDANCE = "xgrammar", "guidance"
 BACKENDS = {"auto": (XGRAMMAR, GUIDANCE), XGRAMMAR: (XGRAMMAR,), GUIDANCE: (GUIDANCE,)}  # by vLLM's option
 
 
-def new_compile(start: Start) -> Callable[[GuidedDecodingParams], str]:
+def new_compile(start: "Start") -> Callable[[GuidedDecodingParams], str]:
     """The config's `tokenizer_str` is xgrammar's form of the vocabulary."""
     backends: list[Callable[[GuidedDecodingParams], None]] = []
     if XGRAMMAR in start.backends:

@@ -4,8 +4,6 @@ When an engine is lost, its requests end with `EngineLost`; who has seen no Resu
 that is closed before its end cancels its request.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
@@ -27,7 +25,7 @@ Outcomes = Mapping[str, AdapterOutcome]  # of the entries in the folder of adapt
 class ResponseStream:
     """The Responses of one request, in order, which `forward` passes on. Always close it."""
 
-    def __init__(self, connection: EngineConnection, request_id: int, num_tokens: int) -> None:
+    def __init__(self, connection: "EngineConnection", request_id: int, num_tokens: int) -> None:
         self.num_tokens = num_tokens  # of the prompt and the longest possible answer: the engine's load
         self.has_begun = False  # a Result has come
         self.connection = connection

@@ -4,8 +4,6 @@ Requests arrive on the event loop of the worker. The thread that makes the Respo
 breaks the protocol or stops reading, only its connection closes.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import threading
@@ -33,7 +31,7 @@ log = logging.getLogger(__name__)
 class FrontEndEntry(QueueEntry):
     """A request of one connection."""
 
-    connection: FrontEndConnection
+    connection: "FrontEndConnection"
     request_id: int  # the front end's
     request: Request
     engine_id: int | None = None  # the executor's, once it has the request
@@ -71,7 +69,7 @@ class Dispatcher:
         with self._lock:
             return len(self._entries) + self._queue.num_waiting
 
-    def submit(self, connection: FrontEndConnection, message: messages.Submit) -> None:
+    def submit(self, connection: "FrontEndConnection", message: messages.Submit) -> None:
         now, request, origin = time.monotonic(), message.request, message.origin
         entry = FrontEndEntry(
             client=origin.client,

@@ -5,8 +5,6 @@ chunks are kept, because a streamed response has one record in each, and so is w
 drops that, and needs 1.8 times the CPU for a request.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Iterable
@@ -57,7 +55,7 @@ class Container:
     @asynccontextmanager
     async def call(
         self, method: str, path: str, headers: Iterable[Header] = (), body: bytes = b"", timeout_s: float = 60.0
-    ) -> AsyncIterator[ContainerResponse]:
+    ) -> "AsyncIterator[ContainerResponse]":
         """Send a request, and yield its response when the head has come. Leaving the block closes the connection.
 
         Host and Content-Length are added. Raises Unreachable or OutOfTime. `timeout_s` counts to the response's end.

@@ -4,14 +4,12 @@ A connection pauses after each piece of a large body. If all of them read on in 
 would take the longer the more there are, and the loop accepts one new connection in a turn. So one reads on in a turn.
 """
 
-from __future__ import annotations
-
 import asyncio
 from weakref import WeakKeyDictionary
 
 from uvicorn.protocols.http.flow_control import FlowControl
 
-_waiting: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[FairFlow, None]] = WeakKeyDictionary()
+_waiting: "WeakKeyDictionary[asyncio.AbstractEventLoop, dict[FairFlow, None]]" = WeakKeyDictionary()
 
 
 class FairFlow(FlowControl):

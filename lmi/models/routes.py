@@ -4,8 +4,6 @@ A server with one model describes that one as the reference does, and loads and 
 routes for /openapi.json.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -124,7 +122,7 @@ def _started(pid: int) -> str | None:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def _registry(models: Models) -> ModelRegistry:
+def _registry(models: Models) -> "ModelRegistry":
     if not isinstance(models, SeveralModels):
         raise HTTPException(404, HOW)
     if not models.front_end.config.management:

@@ -4,8 +4,6 @@ Line ends, escape sequences and invisible characters are escaped, so that no cli
 terminal. No process waits for the log's reader: a line without room is dropped and counted, and the next has the count.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import re
@@ -91,7 +89,7 @@ def escape(text: str) -> str:
 class LineHandler(logging.Handler):
     """Writes each line at once, so that the lines of several processes do not mix. It does not wait for a reader."""
 
-    def __init__(self, formatter: LineFormatter, fd: int = STDERR, line_start: bytes = b"") -> None:
+    def __init__(self, formatter: "LineFormatter", fd: int = STDERR, line_start: bytes = b"") -> None:
         super().__init__()
         self.formatter: LineFormatter = formatter
         self.sink = Sink(fd)

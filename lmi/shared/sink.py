@@ -5,8 +5,6 @@ time, not blocking, and its children inherit these. Sources: pipe(7), open(2), s
 room in a pipe.
 """
 
-from __future__ import annotations
-
 import fcntl
 import io
 import os
@@ -182,7 +180,7 @@ class _File(io.FileIO):
         super().__init__(fd, "w", closefd=False)
         self._sink = Sink(fd)
 
-    def write(self, data: ReadableBuffer, /) -> int:
+    def write(self, data: "ReadableBuffer", /) -> int:
         whole = bytes(data)
         self._sink.write(whole)
         return len(whole)

@@ -1,7 +1,5 @@
 """A bucket of S3 through boto3, with errors that say what is wrong and who can mend it."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re
@@ -125,7 +123,7 @@ class Bucket:
             listeners = [_Subscriber(each, progress) for each in wanted]
             run_all([partial(self._fetch, folder, manager, each) for each in listeners], progress)
 
-    def _fetch(self, folder: Path, manager: TransferManager, listener: _Subscriber) -> None:
+    def _fetch(self, folder: Path, manager: TransferManager, listener: "_Subscriber") -> None:
         each, new = listener.wanted, folder / f"{listener.wanted.id}.new"
         try:
             with explained(f"s3://{self.name}/{each.key}", read_key=each.key):

@@ -5,8 +5,6 @@ failure there. It removes the request when it waits no longer. The supervisor lo
 loop and waits for nobody.
 """
 
-from __future__ import annotations
-
 import logging
 import shutil
 import signal
@@ -36,7 +34,7 @@ class FetchProcesses:
         self._folder, self._config = runtime.fetches(), runtime.config
         self._fetches: dict[Path, Fetch] = {}  # the oldest first
 
-    def __iter__(self) -> Iterator[Fetch]:
+    def __iter__(self) -> "Iterator[Fetch]":
         return iter([fetch for fetch in self._fetches.values() if fetch.is_open][:MAX_AT_ONCE])
 
     def look(self) -> None:

@@ -3,8 +3,6 @@
 The calls of a lost worker end with `EngineLost`. A call that is closed before its end sends Drop. Nothing is retried.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from itertools import count
@@ -19,7 +17,7 @@ from lmi.user_code.messages import End, Head, ToFrontEnd, ToWorker
 class Call:
     """One call. Its messages are taken in order. Always `close` it."""
 
-    def __init__(self, connection: WorkerConnection, call_id: int) -> None:
+    def __init__(self, connection: "WorkerConnection", call_id: int) -> None:
         self._id = call_id
         self._connection = connection
         self.inbox: asyncio.Queue[ToFrontEnd] = asyncio.Queue()
