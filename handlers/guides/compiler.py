@@ -1,5 +1,7 @@
 """The engine's end of the process that compiles guides."""
 
+from __future__ import annotations
+
 import logging
 import os
 import socket
@@ -48,7 +50,7 @@ def compile_limit_s(step_timeout_s: float) -> float:
 class Compiled:
     """A guide that sequences can follow, each with a copy of the matcher. `vocabulary` is the engine's."""
 
-    matcher: "LLMatcher"
+    matcher: LLMatcher
     vocabulary: Vocabulary
     is_spent: bool = False  # a copy has failed, and others may because of the states that they share
 
@@ -218,7 +220,7 @@ class GuideCompiler:
         return _Process(popen, ours, time.monotonic())
 
 
-def _new_template(vocabulary: Vocabulary, text: str) -> "LLMatcher":
+def _new_template(vocabulary: Vocabulary, text: str) -> LLMatcher:
     """What the copies of a guide share. With its first mask it knows what each of them needs first."""
     from handlers.guides.text import new_matcher
 
