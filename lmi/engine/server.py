@@ -110,10 +110,11 @@ class Dispatcher:
             try:
                 entry.engine_id = self._executor.enqueue_request(request)
             except Exception as error:
-                if not isinstance(error, LmiError | ValueError | RuntimeError):
+                has_stopped = not self._executor.can_enqueue_requests()
+                if not has_stopped and not isinstance(error, LmiError | ValueError):
                     log.exception("the engine did not take a request")
                 self._end(entry, now)
-                entry.refuse(error)
+                entry.refuse(EngineLost("this engine has stopped") if has_stopped else error)  # another one may get it
                 continue
             if not self._entries:
                 self._record.step_s = self._stepped_s = now  # the idle time before does not count as a hang

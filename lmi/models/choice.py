@@ -148,23 +148,25 @@ class SeveralModels(Models):
     # What is here.
 
     async def follow(self) -> None:
-        """Follow every change of the folder."""
-        await until_done(self._follow)
-
-    async def _follow(self) -> None:
-        """Load each model that is ready in a task of its own, so that none waits for one that cannot be used."""
+        """Follow every change of the folder. A model that is ready loads in a task of its own, so that none waits."""
         seen: Version | None = None
         tasks: dict[str, asyncio.Task[None]] = {}  # by the model's folder
+
+        async def look() -> None:
+            nonlocal seen
+            if (version := self.folder.version()) == seen:
+                return
+            self.let_go()
+            ready = {entry.folder: entry for entry in self._ready()}
+            for folder in tasks.keys() - ready.keys():
+                tasks.pop(folder).cancel()
+            for folder in ready.keys() - tasks.keys():
+                tasks[folder] = asyncio.create_task(until_done(partial(self._bring, ready[folder])))
+            seen = version
+
         try:
             while True:
-                if (version := self.folder.version()) != seen:
-                    self.let_go()
-                    ready = {entry.folder: entry for entry in self._ready()}
-                    for folder in tasks.keys() - ready.keys():
-                        tasks.pop(folder).cancel()
-                    for folder in ready.keys() - tasks.keys():
-                        tasks[folder] = asyncio.create_task(until_done(partial(self._bring, ready[folder])))
-                    seen = version
+                await until_done(look)
                 await asyncio.sleep(WATCH_S)
         finally:
             for task in tasks.values():

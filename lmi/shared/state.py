@@ -180,14 +180,14 @@ LENGTH_BOUNDS = tuple(digit * 10**power for power in range(6) for digit in (1, 2
 
 
 class Phase(enum.IntEnum):
-    """The phase that a process is in. FAILED is final."""
+    """The phase that a process is in."""
 
     STARTING = 0
     LOADING = 1
     READY = 2
     DRAINING = 3
     LOST = 4  # died or hung; a restart is on its way
-    FAILED = 5
+    FAILED = 5  # final, but for one of several engines, which is tried again
 
 
 class SupervisorRecord(Record):

@@ -65,3 +65,16 @@ def test_an_engine_that_ends_refuses_as_one_that_was_lost_so_that_another_gets_t
 
     with EchoExecutor() as executor:
         asyncio.run(submit(executor))
+
+
+def test_an_engine_that_has_stopped_by_itself_refuses_as_one_that_was_lost(tmp_path: Path) -> None:
+    async def submit(executor: EchoExecutor) -> None:
+        dispatcher = Dispatcher(executor, Block.create(tmp_path / "block", 1, 1).engines[0])
+        executor.shutdown()
+        connection = Told(dispatcher)
+        dispatcher.submit(connection, Submit(0, Request((1, 2), 4), Origin()))
+        [refused] = connection.messages
+        assert isinstance(refused, Refused) and isinstance(from_info(refused.error), EngineLost)
+
+    with EchoExecutor() as executor:
+        asyncio.run(submit(executor))
