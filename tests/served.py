@@ -102,8 +102,8 @@ class Server(Container):
         return all(metrics[f"lmi_{name}"] == 0 for name in GAUGES)
 
     def log_lines(self) -> list[dict[str, Any]]:
-        """Every line that the server wrote; each must be a JSON object."""
-        return [json.loads(line) for line in self.log.read_bytes().split(b"\n") if line]
+        """Every whole line that the server wrote; each must be a JSON object."""
+        return [json.loads(line) for line in self.log.read_bytes().split(b"\n")[:-1] if line]
 
 
 @contextmanager
