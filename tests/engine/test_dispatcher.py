@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
+
+import pytest
 
 from handlers.echo import EchoExecutor
 from lmi.engine.messages import Refused, Submit, ToFrontEnd
@@ -54,23 +57,21 @@ class Told(FrontEndConnection):
         self.messages.append(message)
 
 
-def test_an_engine_that_ends_refuses_as_one_that_was_lost_so_that_another_gets_the_request(tmp_path: Path) -> None:
+def end(executor: EchoExecutor, dispatcher: Dispatcher) -> None:
+    dispatcher.is_closing = True
+
+
+def stop_by_itself(executor: EchoExecutor, dispatcher: Dispatcher) -> None:
+    executor.shutdown()
+
+
+@pytest.mark.parametrize("leave", [end, stop_by_itself])
+def test_an_engine_that_ends_refuses_as_one_that_was_lost_so_that_another_gets_the_request(
+    tmp_path: Path, leave: Callable[[EchoExecutor, Dispatcher], None]
+) -> None:
     async def submit(executor: EchoExecutor) -> None:
         dispatcher = Dispatcher(executor, Block.create(tmp_path / "block", 1, 1).engines[0])
-        dispatcher.is_closing = True
-        connection = Told(dispatcher)
-        dispatcher.submit(connection, Submit(0, Request((1, 2), 4), Origin()))
-        [refused] = connection.messages
-        assert isinstance(refused, Refused) and isinstance(from_info(refused.error), EngineLost)
-
-    with EchoExecutor() as executor:
-        asyncio.run(submit(executor))
-
-
-def test_an_engine_that_has_stopped_by_itself_refuses_as_one_that_was_lost(tmp_path: Path) -> None:
-    async def submit(executor: EchoExecutor) -> None:
-        dispatcher = Dispatcher(executor, Block.create(tmp_path / "block", 1, 1).engines[0])
-        executor.shutdown()
+        leave(executor, dispatcher)
         connection = Told(dispatcher)
         dispatcher.submit(connection, Submit(0, Request((1, 2), 4), Origin()))
         [refused] = connection.messages
