@@ -39,7 +39,7 @@ import msgspec
 import uvicorn
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from lmi.adapters.folder import Adapter
+from lmi.adapters.files import Adapter
 from lmi.adapters.keeper import AdapterKeeper
 from lmi.adapters.registry import AdapterRegistry
 from lmi.engine.client import Engines

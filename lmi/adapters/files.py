@@ -1,7 +1,8 @@
-"""Looks at the folders of LoRA adapters, but never into weights: which lie beside the model, and which can be used."""
+"""LoRA adapters: those that every engine of a model should have, and the files of each, without a look into weights."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -10,8 +11,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from lmi.errors import InvalidParameter, ModelUnusable, SecurityRefused
+from lmi.runtime import Runtime
 from lmi.settings.kinds import is_true
-from lmi.shared.desired_state import check_name
+from lmi.shared.desired_state import Entry, Folder, State, check_name, key
 
 if TYPE_CHECKING:
     from lmi.settings.config import Config
@@ -22,6 +24,34 @@ FOLDER = "adapters"  # beside the model or serving.properties, with one folder f
 OPTION = "option.enable_lora"
 CONFIG, WEIGHTS, PICKLED = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
 MAX_CONFIG_BYTES = 1 << 20
+
+
+class Adapter(Entry, frozen=True, kw_only=True):
+    """A LoRA adapter that every engine should have.
+
+    `path` is the local folder of its files, and `src` the source that was named. A static one lies beside the model.
+    `stamp` tells an entry from those that its name had before.
+    """
+
+    path: str
+    stamp: int = msgspec.field(default_factory=time.monotonic_ns)
+    src: str = ""
+    preload: bool = True
+    is_pinned: bool = False
+    is_static: bool = False
+
+
+def adapters_of(runtime: Runtime) -> Folder[Adapter]:
+    """Return the folder of the model's adapters that should be loaded."""
+    return Folder(runtime.path / "adapters" / key(runtime.config.model.name), Adapter)
+
+
+def register_beside(runtime: Runtime) -> None:
+    """Register the adapters that lie beside the model, so that every engine loads them before it is ready."""
+    folder = adapters_of(runtime)
+    for name, path in runtime.config.model.adapters.items():
+        src = "/".join(Path(path).parts[-2:])  # as the model's author knows it
+        folder.add(Adapter(name=name, path=path, src=src, is_static=True, state=State.READY))
 
 
 def is_enabled(options: Mapping[str, str]) -> bool:

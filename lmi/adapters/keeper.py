@@ -10,7 +10,7 @@ import math
 import time
 from contextlib import suppress
 
-from lmi.adapters.folder import Adapter
+from lmi.adapters.files import Adapter
 from lmi.engine.messages import AdapterOutcome, refusal
 from lmi.engine.server import Dispatcher
 from lmi.errors import ErrorInfo, LmiError, ModelUnusable, cause_line, from_info

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from lmi import errors
-from lmi.adapters.folder import Adapter
+from lmi.adapters.files import Adapter
 from lmi.engine.client import EngineConnection, Engines, Outcomes
 from lmi.engine.messages import LOOK
 from lmi.errors import LmiError, cause_line, from_info, without_paths

@@ -13,8 +13,7 @@ from starlette.exceptions import HTTPException
 
 from lmi import errors
 from lmi.adapters.choice import ALIAS, alias
-from lmi.adapters.files import is_enabled
-from lmi.adapters.folder import Adapter
+from lmi.adapters.files import Adapter, is_enabled
 from lmi.adapters.registry import AdapterRegistry, AdapterUnusable, NameTaken, NotRegistered, check_free
 from lmi.apis.base.readers import JSON_SCHEMAS, Reader, boolean, read_object, refused, text
 from lmi.apis.openai.api import OPENAI_CHAT

@@ -14,7 +14,7 @@ from operator import attrgetter
 from typing import cast
 
 import lmi.shared.log
-from lmi.adapters.folder import adapters_of
+from lmi.adapters.files import adapters_of
 from lmi.adapters.keeper import AdapterKeeper
 from lmi.engine.overload import LearningQueue
 from lmi.engine.progress import shown

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import msgspec
 
-from lmi.adapters.folder import register_beside
+from lmi.adapters.files import register_beside
 from lmi.runtime import Runtime, ServerRuntime
 from lmi.settings.config import Config
 from lmi.shared.desired_state import Entry, Folder, State, is_abandoned

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Self
 
-from lmi.adapters.folder import adapters_of
+from lmi.adapters.files import adapters_of
 from lmi.adapters.registry import AdapterRegistry
 from lmi.engine.client import Engines
 from lmi.engine.prefixes import PrefixEngines

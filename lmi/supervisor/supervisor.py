@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 
-from lmi.adapters.folder import register_beside
+from lmi.adapters.files import register_beside
 from lmi.errors import StartError
 from lmi.gateway import local_url
 from lmi.http.listener import bind

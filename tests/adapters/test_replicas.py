@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from lmi.adapters.folder import Adapter, adapters_of, register_beside
+from lmi.adapters.files import Adapter, adapters_of, register_beside
 from lmi.adapters.keeper import AdapterKeeper
 from lmi.adapters.registry import AdapterRegistry, AdapterUnusable, NameTaken, NotRegistered
 from lmi.engine.client import Engines, ResponseStream

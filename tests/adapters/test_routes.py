@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 import pytest
 
-from lmi.adapters.folder import Adapter
+from lmi.adapters.files import Adapter
 from lmi.executor import Capabilities
 from lmi.http.exchange import ENDPOINT_NAME
 from lmi.shared.desired_state import Folder, State

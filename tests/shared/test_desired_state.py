@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from lmi.adapters.folder import Adapter
+from lmi.adapters.files import Adapter
 from lmi.errors import InvalidParameter
 from lmi.shared.desired_state import Folder, State
 
