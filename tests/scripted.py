@@ -76,7 +76,7 @@ from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig
 from lmi.shared.desired_state import Folder
 from lmi.shared.state import Block, Phase
 from lmi.text import tokenizer as lmi_tokenizer
-from lmi.user_code.client import UserCodeWorkers
+from lmi.user_code.calls import UserCodeWorkers
 from lmi.user_code.options import UserCodeConfig
 from lmi.user_code.runner import UserCode
 from lmi.user_code.worker import CallConnection, CodeThread

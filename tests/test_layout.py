@@ -166,7 +166,7 @@ ALWAYS = ENGINES | {"transformers", "numpy", "handlers"}
 CODE = {"lmi.user_code.runner"}  # which only the process of user code can run
 SERVING = {
     *("starlette", "uvicorn", "tokenizers", "jinja2", "lmi.server", "lmi.text", "lmi.apis"),
-    *("lmi.user_code.messages", "lmi.user_code.signatures"),  # all that serves imports one of them
+    "lmi.user_code.calls",  # all that serves imports it
 }
 CLIENTS = {"huggingface_hub", "httpx2", "boto3", "rich", "prometheus_client", "lmi.gateway.worker", "lmi.sources.job"}
 UNUSED_AT_START: dict[str, set[str]] = {

@@ -19,8 +19,7 @@ from lmi.settings.config import Config, ModelConfig
 from lmi.shared.state import Block, FrontEndRecord
 from lmi.text.tokenizer import Tokenizer
 from lmi.types import GenerationRequest
-from lmi.user_code.client import UserCodeWorkers
-from lmi.user_code.messages import ends
+from lmi.user_code.calls import UserCodeWorkers, ends
 
 
 @dataclass(slots=True)

@@ -21,7 +21,7 @@ from collections.abc import AsyncIterable, Awaitable, Callable, Generator, Itera
 from typing import TYPE_CHECKING, Any
 
 from lmi import types
-from lmi.user_code.messages import Feed, Open
+from lmi.user_code.calls import Feed, Open
 
 if TYPE_CHECKING:
     from djl_python.request_io import Token

@@ -20,8 +20,7 @@ from lmi.http.exchange import CUSTOM_ATTRIBUTES, Exchange
 from lmi.server.service import Service
 from lmi.settings.config import Config
 from lmi.types import Delta
-from lmi.user_code.client import Call
-from lmi.user_code.messages import Feed, Open, ReadInput, Respond, ToWorker
+from lmi.user_code.calls import Call, Feed, Open, ReadInput, Respond, ToWorker
 
 EVENT = b"data: "
 

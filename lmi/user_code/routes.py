@@ -17,9 +17,8 @@ from lmi.http.exchange import Exchange
 from lmi.server.respond import as_ascii
 from lmi.server.routes import invocations as of_engines
 from lmi.server.service import Service
-from lmi.user_code.client import Call
+from lmi.user_code.calls import Call, Handle
 from lmi.user_code.formatter import properties
-from lmi.user_code.messages import Handle
 
 
 async def invocations(exchange: Exchange, service: Service) -> None:

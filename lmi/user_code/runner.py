@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from lmi.user_code import answer
 from lmi.user_code.answer import ResponseAnswer, TokenAnswer, as_bytes, call, synchronous
-from lmi.user_code.messages import Head, Open
+from lmi.user_code.calls import Head, Open
 from lmi.user_code.options import UserCodeConfig, is_built_in
 
 if TYPE_CHECKING:

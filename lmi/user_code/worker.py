@@ -24,9 +24,9 @@ from lmi.settings.config import ModelConfig
 from lmi.shared import linux, slot_process
 from lmi.shared.log import follow
 from lmi.shared.state import EngineRecord, Phase
-from lmi.user_code import messages, runner
+from lmi.user_code import calls, runner
 from lmi.user_code.answer import TokenAnswer
-from lmi.user_code.messages import MAX_CHUNK_BYTES, WINDOW, End, Head, ToFrontEnd, Work
+from lmi.user_code.calls import MAX_CHUNK_BYTES, WINDOW, End, Head, ToFrontEnd, Work
 from lmi.user_code.options import UserCodeConfig
 from lmi.user_code.runner import UserCode
 
@@ -72,23 +72,23 @@ class Job:
     def _is_last(self, message: Work) -> bool:
         """Send what the code makes of the message. Returns whether the call ends with this message."""
         match message:
-            case messages.Handle():
+            case calls.Handle():
                 self._handle(message)
                 return True
-            case messages.ReadInput():
+            case calls.ReadInput():
                 self._request, body = self._user_code.read_input(message.properties, message.body)
                 self._send(body)
-            case messages.Respond():
+            case calls.Respond():
                 self._send(self._user_code.respond(message.body, self._request))
-            case messages.Open():
+            case calls.Open():
                 self._answers = self._user_code.answers(message, self._request, self._id)
                 self._send(Head(200, self._answers[0].media_type, {}, message.is_streaming))
-            case messages.Feed():
+            case calls.Feed():
                 self._send(self._answers[message.index].feed(message))
                 return all(each.is_over for each in self._answers)
         return False
 
-    def _handle(self, message: messages.Handle) -> None:
+    def _handle(self, message: calls.Handle) -> None:
         with closing(self._user_code.handle(message.properties, message.query, message.body)) as pieces:
             for piece in pieces:
                 if isinstance(piece, Head):
@@ -148,15 +148,15 @@ class CallConnection(Accepted):
         self._jobs: dict[int, Job] = {}
 
     def take(self, payload: bytes) -> None:
-        call_id, message = messages.decode_to_worker(payload)
+        call_id, message = calls.decode_to_worker(payload)
         job = self._jobs.get(call_id)
         if job is None:
-            if isinstance(message, messages.Taken | messages.Drop | messages.Feed):
+            if isinstance(message, calls.Taken | calls.Drop | calls.Feed):
                 return  # the call has ended
             job = self._jobs[call_id] = Job(call_id, self._user_code, partial(self._send_from_thread, call_id))
-        if isinstance(message, messages.Taken):
+        if isinstance(message, calls.Taken):
             job.room.release()
-        elif isinstance(message, messages.Drop):
+        elif isinstance(message, calls.Drop):
             del self._jobs[call_id]
             job.drop()
         else:
@@ -175,7 +175,7 @@ class CallConnection(Accepted):
         if isinstance(message, End):
             self._jobs.pop(call_id, None)
         try:
-            self.write(frame(messages.encode((call_id, message))))
+            self.write(frame(calls.encode((call_id, message))))
         except FrameTooLarge as error:
             self._send(call_id, End(UserCodeFailed(str(error)).info))
 
@@ -224,7 +224,7 @@ def load(code: UserCodeConfig, model: ModelConfig, record: EngineRecord) -> User
 def run(slot: int) -> int:
     """Load, serve, stop. Returns the exit code."""
     runtime = Runtime.from_environ()
-    socket, record = messages.ends(runtime.path, runtime.attach())[slot]
+    socket, record = calls.ends(runtime.path, runtime.attach())[slot]
     given, server = runtime.config.user_code, runtime.config.server
     assert given is not None
     sessions = {  # which djl_python's SessionManager reads

@@ -10,7 +10,7 @@ import pytest
 
 from lmi.types import Token
 from lmi.user_code.answer import TokenAnswer
-from lmi.user_code.messages import Feed, Open
+from lmi.user_code.calls import Feed, Open
 from lmi.user_code.options import UserCodeConfig
 from lmi.user_code.runner import UserCode
 from tests.user_code.written import model

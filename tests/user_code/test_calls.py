@@ -13,8 +13,7 @@ import pytest
 
 from lmi.errors import EngineLost, MalformedRequest, Unavailable, UserCodeFailed
 from lmi.shared.state import Block, Phase
-from lmi.user_code.client import Call, UserCodeWorkers
-from lmi.user_code.messages import MAX_CHUNK_BYTES, WINDOW, Feed, Handle, Head, Open
+from lmi.user_code.calls import MAX_CHUNK_BYTES, WINDOW, Call, Feed, Handle, Head, Open, UserCodeWorkers
 from lmi.user_code.worker import CallConnection, CodeThread
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from lmi.user_code.messages import Head
+from lmi.user_code.calls import Head
 from lmi.user_code.options import UserCodeConfig
 from lmi.user_code.runner import UserCode
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 
-from lmi.user_code.messages import Head
+from lmi.user_code.calls import Head
 from lmi.user_code.options import UserCodeConfig
 from lmi.user_code.runner import UserCode, is_multipart, read_parts
 from tests.user_code.written import model

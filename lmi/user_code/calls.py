@@ -1,0 +1,209 @@
+"""Calls of user code: the messages between a front end and its process, in msgpack, and the front end's end.
+
+A call is a request to `handle`, or a request with formatters, which run in one call, so that the second finds the
+object that the first made. The front end chooses its id, with which each message comes. A call ends with `End`, or
+`Drop` from the front end. The worker sends at most WINDOW chunks of `handle` more than were `Taken`, so a slow client
+slows the code. Any other bytes close the connection. Nothing is retried.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from lmi.errors import EngineLost, ErrorInfo, MalformedRequest, Unavailable, from_info
+from lmi.ipc import Connection, Connections, FrameTooLarge, frame
+from lmi.shared.state import Block, EngineRecord
+from lmi.types import Token
+
+WINDOW = 32  # chunks of one call that are sent and not taken yet
+MAX_CHUNK_BYTES = 1 << 20
+
+
+class _Message(msgspec.Struct, frozen=True, array_like=True):
+    pass
+
+
+class Handle(_Message, frozen=True, tag="handle"):
+    properties: dict[str, str]
+    query: dict[str, str]
+    body: bytes
+
+
+class ReadInput(_Message, frozen=True, tag="read_input"):
+    """Run the input formatter. One chunk comes back, the body that it made. The call stays open for an Open."""
+
+    properties: dict[str, str]
+    body: bytes
+
+
+class Open(_Message, frozen=True, tag="open"):
+    """Begin the answers, one for each prompt. A Head comes back, then one chunk for each Feed.
+
+    `fields` is the request's body without the prompt. `details` and `return_full_text` have their defaults applied.
+    """
+
+    prompts: list[str]
+    fields: dict[str, Any]
+    is_streaming: bool
+    details: bool
+    return_full_text: bool
+
+
+class Feed(_Message, frozen=True, tag="feed"):
+    """New tokens of the answer to the prompt at `index`. The call ends when each answer has a `finish_reason`.
+
+    Tokens have `top`, and there is `prefill`, if the request asked for them. `prefill` and the prompt's token ids come
+    with the first Feed of a prompt.
+    """
+
+    index: int
+    tokens: list[Token]
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    prompt_token_ids: list[int] | None = None
+    prefill: list[Token] | None = None
+
+
+class Respond(_Message, frozen=True, tag="respond"):
+    """Rewrite an object or chunk of another API's response, given as JSON. One chunk comes back."""
+
+    body: bytes
+
+
+class Taken(_Message, frozen=True, tag="taken"):
+    """The front end took one chunk."""
+
+
+class Drop(_Message, frozen=True, tag="drop"):
+    """The front end does not wait for the call any more."""
+
+
+class Head(_Message, frozen=True, tag="head"):
+    """Status and headers. `media_type` is "" if there is no body, or if the code names none."""
+
+    status: int
+    media_type: str
+    headers: dict[str, str]
+    is_streaming: bool = False  # send the chunks on as they arrive
+
+
+class End(_Message, frozen=True, tag="end"):
+    """Nothing follows. The error is what the code raised."""
+
+    error: ErrorInfo | None = None
+
+
+Work = Handle | ReadInput | Open | Feed | Respond  # what the code works on
+ToWorker = Work | Taken | Drop
+ToFrontEnd = Head | bytes | End  # bytes are a chunk of a body
+
+encode: Callable[[tuple[int, ToWorker | ToFrontEnd]], bytes] = msgspec.msgpack.Encoder().encode
+# They raise msgspec.DecodeError or ValidationError for any other bytes.
+decode_to_worker: Callable[[bytes], tuple[int, ToWorker]] = msgspec.msgpack.Decoder(tuple[int, ToWorker]).decode
+decode_to_front_end: Callable[[bytes], tuple[int, ToFrontEnd]] = msgspec.msgpack.Decoder(tuple[int, ToFrontEnd]).decode
+
+
+class Call:
+    """One call. Its messages are taken in order. Always `close` it."""
+
+    def __init__(self, connection: "WorkerConnection", call_id: int) -> None:
+        self._id = call_id
+        self._connection = connection
+        self.inbox: asyncio.Queue[ToFrontEnd] = asyncio.Queue()
+
+    def send(self, message: ToWorker) -> None:
+        """Send a message. Raises MalformedRequest if it does not fit in a frame."""
+        self._connection.send(self._id, message)
+
+    async def take(self) -> Head | bytes | None:
+        """Wait for the next message. Returns None after the last. Raises the LmiError that ended the call."""
+        item = await self.inbox.get()
+        if isinstance(item, End):
+            if item.error is not None:
+                raise from_info(item.error)
+            return None
+        if isinstance(item, bytes):
+            self.send(Taken())
+        return item
+
+    async def head(self) -> Head:
+        head = await self.take()
+        assert isinstance(head, Head)
+        return head
+
+    async def chunk(self) -> bytes:
+        chunk = await self.take()
+        assert isinstance(chunk, bytes)
+        return chunk
+
+    async def chunks(self) -> AsyncGenerator[bytes]:
+        """Yield every chunk up to the end of the call."""
+        while (chunk := await self.take()) is not None:
+            assert isinstance(chunk, bytes)
+            yield chunk
+
+    def close(self) -> None:
+        self._connection.drop(self._id)
+
+
+class WorkerConnection(Connection):
+    """One socket to one worker."""
+
+    other_end = "a user code worker"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._ids = count()
+        self.calls: dict[int, Call] = {}
+
+    def begin(self, first: ToWorker) -> Call:
+        call_id = next(self._ids)
+        self.send(call_id, first)
+        call = self.calls[call_id] = Call(self, call_id)
+        return call
+
+    def send(self, call_id: int, message: ToWorker) -> None:
+        try:
+            self.write(frame(encode((call_id, message))))
+        except FrameTooLarge as error:
+            raise MalformedRequest(f"the request does not fit on the way to the model's code: {error}") from None
+
+    def drop(self, call_id: int) -> None:
+        if self.calls.pop(call_id, None) is not None:
+            self.send(call_id, Drop())
+
+    def take(self, payload: bytes) -> None:
+        call_id, message = decode_to_front_end(payload)
+        call = (self.calls.pop if isinstance(message, End) else self.calls.get)(call_id, None)
+        if call is not None:  # else it was dropped a moment ago
+            call.inbox.put_nowait(message)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        super().connection_lost(error)
+        calls, self.calls = self.calls, {}
+        lost = EngineLost("the model's code was lost while it worked on this request")
+        for call in calls.values():
+            call.inbox.put_nowait(End(lost.info))
+
+
+def ends(folder: Path, block: Block) -> list[tuple[str, EngineRecord]]:
+    """Return the socket and the record of each process of user code. As the model it has the engines' records."""
+    return [(str(folder / f"code-{slot}.sock"), each) for slot, each in enumerate(block.formatters or block.engines)]
+
+
+class UserCodeWorkers(Connections[WorkerConnection]):
+    """The connections of one front end to every process of user code."""
+
+    def __init__(self, sockets: Sequence[str], records: Sequence[EngineRecord]) -> None:
+        super().__init__(WorkerConnection, sockets, records)
+
+    async def begin(self, first: ToWorker) -> Call:
+        """Begin a call with this message. Raises Unavailable if no worker is connected."""
+        await self.wait_for(lambda: self.alive)
+        if not self.alive:
+            raise Unavailable("the model's code is not ready: " + self.describe())
+        return min(self.alive, key=lambda connection: len(connection.calls)).begin(first)
