@@ -1,7 +1,5 @@
 """Outputs of asynchronous handlers: a whole answer, and the pieces of a streamed answer."""
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping

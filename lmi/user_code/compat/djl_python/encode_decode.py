@@ -1,7 +1,5 @@
 """Decode a body and encode a prediction, by content type."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from djl_python.inputs import Input

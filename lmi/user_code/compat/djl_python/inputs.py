@@ -4,8 +4,6 @@ The first Input, at load, has no content; its properties are the options of the 
 objects of numpy and PIL import them.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import json
@@ -53,7 +51,7 @@ class Input:
     def get_batch_size(self) -> int:
         return 1
 
-    def get_batches(self) -> list[Input]:
+    def get_batches(self) -> "list[Input]":
         """Return the only request. A batch is always one request here, even in the first call, without content."""
         return [self]
 

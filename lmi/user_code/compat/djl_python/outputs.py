@@ -1,11 +1,9 @@
 """The result of `handle`: a status, properties (headers of the response) and content, whole or as a stream."""
 
-from __future__ import annotations
-
 import io
 import json
 from collections.abc import AsyncIterable, Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Self
 
 from djl_python.pair_list import PairList
 
@@ -36,11 +34,11 @@ class Output:
         self.media_type: str | None = None  # of the first thing added, if no property names one
         self.is_last = False  # ends the answer, even if the generator would yield more
 
-    def set_code(self, code: int) -> Output:
+    def set_code(self, code: int) -> Self:
         self.code = code
         return self
 
-    def set_message(self, message: str) -> Output:
+    def set_message(self, message: str) -> Self:
         self.message = message
         return self
 
@@ -50,7 +48,7 @@ class Output:
     def get_property(self, key: str) -> str | None:
         return self.properties.get(key)
 
-    def add_property(self, key: str, value: Any) -> Output:
+    def add_property(self, key: str, value: Any) -> Self:
         self.properties[key] = value
         return self
 
@@ -65,13 +63,13 @@ class Output:
         record.code = int(data.get("code") or 424) if data.get("error") else None
         return record
 
-    def error(self, error: str, code: int = 424, message: str = "invoke handler failure") -> Output:
+    def error(self, error: str, code: int = 424, message: str = "invoke handler failure") -> Self:
         """Turn this into the answer to a failed request."""
         self.code, self.message = code, message
         self.content = PairList()
         return self.add_as_json({"code": code, "message": message, "error": error})
 
-    def add(self, value: Any, key: str | None = None, batch_index: int | None = None) -> Output:
+    def add(self, value: Any, key: str | None = None, batch_index: int | None = None) -> Self:
         """Add bytes as they are, str in UTF-8, and any other value as JSON."""
         if isinstance(value, Record):
             self.code, self.is_last = value.code or self.code, value.is_last
@@ -81,13 +79,13 @@ class Output:
             return self._add(value.encode(), key, "text/plain; charset=utf-8")
         return self.add_as_json(value, key)
 
-    def add_as_json(self, value: Any, key: str | None = None, batch_index: int | None = None) -> Output:
+    def add_as_json(self, value: Any, key: str | None = None, batch_index: int | None = None) -> Self:
         return self._add(json.dumps(value, ensure_ascii=False).encode(), key, JSON)
 
-    def add_as_string(self, value: Any, key: str | None = None, batch_index: int | None = None) -> Output:
+    def add_as_string(self, value: Any, key: str | None = None, batch_index: int | None = None) -> Self:
         return self._add(str(value).encode(), key, "text/plain; charset=utf-8")
 
-    def add_as_numpy(self, np_list: Any, key: str | None = None, batch_index: int | None = None) -> Output:
+    def add_as_numpy(self, np_list: Any, key: str | None = None, batch_index: int | None = None) -> Self:
         """Add an array, or the first of a list of arrays, as npy."""
         import numpy
 
@@ -95,7 +93,7 @@ class Output:
         numpy.save(buffer, np_list[0] if isinstance(np_list, list) else np_list, allow_pickle=False)
         return self._add(buffer.getvalue(), key, "tensor/npy")
 
-    def add_as_npz(self, np_list: list[Any], key: str | None = None, batch_index: int | None = None) -> Output:
+    def add_as_npz(self, np_list: list[Any], key: str | None = None, batch_index: int | None = None) -> Self:
         import numpy
 
         buffer = io.BytesIO()
@@ -106,7 +104,7 @@ class Output:
         self,
         stream_content: Iterable[Any] | AsyncIterable[Any],
         output_formatter: Any = _default_stream_output_formatter,
-    ) -> Output:
+    ) -> Self:
         """Send each item when the iterable yields it. `output_formatter` turns an item into bytes or str."""
         self.stream_content = stream_content
         self.stream_formatter = output_formatter if callable(output_formatter) else None
@@ -114,12 +112,12 @@ class Output:
             self.media_type = JSONLINES
         return self
 
-    def finalize(self, function: Callable[..., Any], *args: Any) -> Output:
+    def finalize(self, function: Callable[..., Any], *args: Any) -> Self:
         """Call `function` after the answer was sent."""
         self.finalizer = lambda: function(*args)
         return self
 
-    def _add(self, data: bytes, key: str | None, media_type: str | None) -> Output:
+    def _add(self, data: bytes, key: str | None, media_type: str | None) -> Self:
         if self.content.is_empty():
             self.media_type = media_type
         self.content.add(data, key)

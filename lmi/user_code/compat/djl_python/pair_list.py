@@ -1,7 +1,5 @@
 """The content of an Input or Output: a list of pairs. Keys may be missing or repeat."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The arguments of formatters: the request, and the answer so far."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any

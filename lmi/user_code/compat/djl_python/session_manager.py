@@ -4,8 +4,6 @@ A value is kept as JSON, and an array as a mapped file. The sessions are the ser
 every process of the model finds one that another has created. A key only names a file by its hash.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

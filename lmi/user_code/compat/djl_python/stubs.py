@@ -4,8 +4,6 @@ Files import these modules and often use nothing from them. So any name can be i
 and inherited from. Using it, or calling a function, raises NotHere with one sentence that says what is missing.
 """
 
-from __future__ import annotations
-
 import sys
 from types import ModuleType
 from typing import Any
