@@ -1,16 +1,28 @@
-"""Fetches a repository of the hub into the hub's cache.
+"""Fetches a repository of the hub into the cache of the hub's client.
+
+    models--OWNER--NAME/blobs/ID                    the bytes of a file
+    models--OWNER--NAME/snapshots/COMMIT/PATH       a link to them
+    models--OWNER--NAME/refs/main                   the commit of a revision, written when its snapshot is whole
+    .locks/models--OWNER--NAME/lmi.lock             one process fetches at a time
 
 The files come by `Download`, because the hub's client neither compares hashes nor resumes the file of a process that
-was killed. Links come after them, the configuration last, so that a start without a network finds only whole snapshots.
+was killed. What arrived of one stays beside the blobs, and the next try or process asks only for the rest. Links come
+after them, the configuration last, so that a start without a network finds only whole snapshots. Sources: the
+documentation of the hub's cache, and huggingface_hub 2.4.
 """
 
 import glob
+import hashlib
 import logging
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
+from io import BufferedWriter
 from pathlib import Path
+from typing import NamedTuple, Self
 
 import httpx2
 import huggingface_hub as client
@@ -24,15 +36,145 @@ from huggingface_hub.utils import (  # type: ignore[attr-defined]
 
 from lmi import __version__
 from lmi.errors import ModelUnusable, SourceUnreachable, StartError, cause_line, shorten
-from lmi.sources.hub_cache import COMMIT, PART, Download, HubCache, HubFile
-from lmi.sources.job import NO_BYTE_S, PASSING_STATUSES, FetchJob, MayPass, attempt, run_all
+from lmi.shared.files import write_whole
+from lmi.sources.job import NO_BYTE_S, PASSING_STATUSES, Damaged, FetchJob, MayPass, Progress, attempt, run_all
 from lmi.sources.place import Place, link, size_of
-from lmi.sources.source import ADAPTER_CONFIG, CONFIG, HubModel, chosen, fault
+from lmi.sources.source import ADAPTER_CONFIG, CONFIG, HubModel, chosen, fault, taken
 
 NO_CONNECTION = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.ProxyError)
 OFFLINE_VARIABLES = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+COMMIT = re.compile(r"[0-9a-f]{40}")
+ID = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+PART = ".lmi.incomplete"  # its end is that of the parts of the hub's client, which lists them for who cleans the cache
+RANGE_BYTES = 40_000_000_000  # of one answer, because some hosts of a hub's files send no more at once
+READ_BYTES = 1 << 20
 
 log = logging.getLogger(__name__)
+
+
+class HubFile(NamedTuple):
+    """A file as the hub's listing describes it."""
+
+    path: str
+    size: int
+    id: str  # of its bytes, which names its blob: their SHA-256, or the id that git gives them
+    sha256: str | None = None  # of its bytes, if the listing has it
+
+    @classmethod
+    def of(cls, file: client.RepoFile) -> Self:
+        sha256 = file.lfs.sha256 if file.lfs is not None else None
+        id = sha256 or file.blob_id
+        if not ID.fullmatch(id):  # it becomes the name of a file
+            raise ValueError(f"it lists {shorten(file.path)} with the id {shorten(id)}")
+        return cls(file.path, file.size, id, sha256)
+
+
+@dataclass
+class Download:
+    """One file on its way into the folder of blobs."""
+
+    file: HubFile
+    url: str
+    headers: dict[str, str]
+    folder: Path
+    progress: Progress
+    range_bytes: int = RANGE_BYTES
+    furthest = 0  # how many bytes were here at most
+    _num_bytes = 0  # in the part, of which the hash is
+
+    def __post_init__(self) -> None:
+        self.whole, self.part = self.folder / self.file.id, self.folder / f"{self.file.id}{PART}"
+        self._hash = hashlib.sha256()
+
+    def bring(self) -> None:
+        """Fetch what is missing. What arrived stays if the connection breaks.
+
+        Raises the errors of the client, Damaged or Stopped.
+        """
+        try:
+            with open(self.part, "ab") as out:
+                if out.tell() != self._num_bytes:
+                    self._take_up(out)
+                while self._num_bytes < self.file.size:
+                    self._read(out)
+            found = self._hash.hexdigest()
+            if self.file.sha256 not in (None, found):
+                raise Damaged(wanted=f"SHA-256 {self.file.sha256}", found=found)
+        except Damaged:
+            self._forget()
+            self.part.unlink(missing_ok=True)
+            raise
+        self.part.replace(self.whole)
+
+    def _take_up(self, out: BufferedWriter) -> None:
+        """Hash what an earlier process left."""
+        self._forget()
+        if out.tell() > self.file.size:
+            out.truncate(0)
+            return
+        with open(self.part, "rb") as left:
+            while data := left.read(READ_BYTES):
+                self._count(data)
+
+    def _read(self, out: BufferedWriter) -> None:
+        """Ask once, for the rest of the file or the next part of a very large one."""
+        first, end = self._num_bytes, min(self._num_bytes + self.range_bytes, self.file.size)
+        headers = self.headers | {"Accept-Encoding": "identity"}
+        if first or end < self.file.size:
+            headers["Range"] = f"bytes={first}-{'' if end == self.file.size else end - 1}"
+        limit_s = constants.HF_HUB_DOWNLOAD_TIMEOUT
+        with client.get_session().stream("GET", self.url, headers=headers, timeout=limit_s) as response:
+            status, begins = response.status_code, response.headers.get("Content-Range", "")
+            is_further = begins.startswith(f"bytes {first}-") if status == 206 else status not in (200, 416)
+            if first and not is_further:  # another error says nothing about the bytes
+                self._forget()
+                out.truncate(0)
+                if status != 200:
+                    return
+            client.hf_raise_for_status(response)
+            for data in response.iter_bytes():
+                if self._num_bytes + len(data) > self.file.size:
+                    raise Damaged(wanted=f"{self.file.size} bytes", found="more")
+                out.write(data)
+                self._count(data)
+        if self._num_bytes < end:
+            raise Damaged(wanted=f"{self.file.size} bytes", found=self._num_bytes)
+
+    def _count(self, data: bytes) -> None:
+        self.progress.add(len(data))
+        self._hash.update(data)
+        self._num_bytes += len(data)
+        self.furthest = max(self.furthest, self._num_bytes)
+
+    def _forget(self) -> None:
+        self.progress.add(-self._num_bytes)
+        self._hash, self._num_bytes = hashlib.sha256(), 0
+
+
+class HubCache:
+    def __init__(self, folder: Path, id: str, revision: str) -> None:
+        storage = folder / f"models--{id.replace('/', '--')}"
+        self.folder = folder
+        self.blobs, self.snapshots = storage / "blobs", storage / "snapshots"
+        self.lock = folder / ".locks" / storage.name / "lmi.lock"
+        self._revision = revision
+        self._ref = storage / "refs" / revision
+
+    def commit(self) -> str | None:
+        """Return the commit that the revision means here, if it means one."""
+        if COMMIT.fullmatch(self._revision):
+            return self._revision
+        with suppress(OSError):
+            return self._ref.read_text().strip()
+        return None
+
+    def name_revision(self, commit: str) -> None:
+        """Let the revision mean this commit, for a start without a network."""
+        with suppress(OSError):  # the cache may be read-only
+            if self.commit() == commit:
+                return
+            self._ref.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(self._ref, commit.encode())
 
 
 class HubFetch:
@@ -52,7 +194,7 @@ class HubFetch:
         cached = commit if commit is not None and self._lack(commit) is None else None
         is_offline, is_pinned = constants.is_offline_mode(), COMMIT.fullmatch(self._revision) is not None
         if cached is not None and (is_offline or is_pinned):
-            return self._cache.snapshot(cached)
+            return self._cache.snapshots / cached
         if is_offline:
             raise self._offline(commit)
         # The client's own HTTP client has no time limit for some requests.
@@ -69,11 +211,11 @@ class HubFetch:
                 raise
             commit, cause = cached, error.__cause__
             log.warning("%s: the hub cannot be reached (%s), the cached commit %s is used", self._model, cause, cached)
-        return self._cache.snapshot(commit)
+        return self._cache.snapshots / commit
 
     def _lack(self, commit: str) -> str | None:
         """Return what keeps a cached snapshot from being whole, or None."""
-        folder, wanted, names = self._cache.snapshot(commit), self._job.wanted, []
+        folder, wanted, names = self._cache.snapshots / commit, self._job.wanted, []
         if (found := fault(folder, is_adapter=wanted.is_adapter)) is not None:
             return found
         with suppress(CachedRepoTreeNotFoundError):  # another client may have filled the cache
@@ -96,18 +238,16 @@ class HubFetch:
             files = [file for file in tree if isinstance(file, client.RepoFile)]
         return commit, {file.path: HubFile.of(file) for file in files}
 
-    # What is missing.
-
     def _complete(self, commit: str, listed: dict[str, HubFile]) -> None:
         """Fetch the files that are missing, with the lock of this repository, and name the revision."""
-        files = [listed[name] for name in self._job.taken(self._model, listed)]
+        files = [listed[name] for name in taken(self._model, listed, self._job.wanted)]
         if self._missing(commit, files):
             with self._place.only_one(self._cache.lock):
                 self._bring(commit, files)
         self._cache.name_revision(commit)
 
     def _missing(self, commit: str, files: list[HubFile]) -> list[HubFile]:
-        folder = self._cache.snapshot(commit)
+        folder = self._cache.snapshots / commit
         return [file for file in files if size_of(folder / file.path) != file.size]
 
     def _bring(self, commit: str, files: list[HubFile]) -> None:
@@ -133,7 +273,7 @@ class HubFetch:
                     each.part.unlink(missing_ok=True)
                 raise
             for file in sorted(missing, key=lambda file: file.path in (CONFIG, ADAPTER_CONFIG)):
-                link(self._cache.blobs / file.id, self._cache.snapshot(commit) / file.path)
+                link(self._cache.blobs / file.id, self._cache.snapshots / commit / file.path)
         with suppress(HfHubHTTPError, httpx2.HTTPError, OSError):
             # The client finds all files in its cache, and notes their names for a start without a network.
             patterns = [glob.escape(file.path) for file in files]
@@ -147,8 +287,6 @@ class HubFetch:
             reached=lambda: download.furthest,
             wait=self._job.progress.stopped.wait,
         )
-
-    # What went wrong.
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
@@ -194,7 +332,7 @@ class HubFetch:
         [variable, *_] = [*filter(os.environ.get, OFFLINE_VARIABLES), OFFLINE_VARIABLES[0]]
         lack = f"it is not in the cache {self._cache.folder}"
         if commit is not None:
-            lack = f"its snapshot {self._cache.snapshot(commit)} {self._lack(commit)}"
+            lack = f"its snapshot {self._cache.snapshots / commit} {self._lack(commit)}"
         asked = f"{variable}={os.environ.get(variable, '')} forbids to ask the hub for revision {self._revision}"
         return ModelUnusable(f"{self._subject} {lack}, and {asked}")
 

@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -20,7 +20,7 @@ from lmi.errors import ModelUnusable, SourceUnreachable
 from lmi.sources.archive import check_readable
 from lmi.sources.fetches import FetchReport, WantedSource
 from lmi.sources.place import SPARE_BYTES
-from lmi.sources.source import HubModel, RemoteSource, check, parse, taken
+from lmi.sources.source import HubModel, check, parse
 
 WINDOW_S = 10.0  # over which the rate is measured
 DELAYS_S = (1.0, 2.0, 4.0, 8.0)  # between five tries
@@ -88,11 +88,6 @@ class FetchJob:
     progress: Progress = field(default_factory=Progress)
     delays_s: tuple[float, ...] = DELAYS_S  # between tries
     spare_bytes: int = SPARE_BYTES  # of the disk, which stay free
-
-    def taken(self, source: RemoteSource, listed: Iterable[str]) -> list[str]:
-        """Return which paths of the source's listing are fetched. Raises what `source.py: taken` raises."""
-        wanted = self.wanted
-        return taken(str(source), listed, wanted.allow_pickle, wanted.trust_remote_code, wanted.is_adapter)
 
 
 def fetch(job: FetchJob) -> Path:

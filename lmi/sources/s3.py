@@ -1,4 +1,4 @@
-"""Fetches a prefix or an archive of S3 to its place below `download_dir`.
+"""Fetches a prefix or an archive of S3 through boto3 to its place below `download_dir`.
 
     H/blobs/ID      the bytes of an object, whole and checked; those of an archive that was unpacked are gone
     H/model/…       links to the objects, under their names; of an archive, what was in it
@@ -12,20 +12,70 @@ has its ID to the next one.
 import hashlib
 import logging
 import os
+import re
 import shutil
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from lmi.errors import ModelUnusable
+import boto3  # type: ignore[import-untyped]
+import botocore.exceptions as faults  # type: ignore[import-untyped]
+from botocore.config import Config  # type: ignore[import-untyped]
+from s3transfer import exceptions as transfer_faults  # type: ignore[import-untyped]
+from s3transfer.manager import TransferConfig, TransferManager  # type: ignore[import-untyped]
+
+from lmi.errors import ModelUnusable, cause_line
 from lmi.sources.archive import unpack
-from lmi.sources.bucket import Bucket, StoredObject
-from lmi.sources.job import FetchJob, attempt
+from lmi.sources.job import NO_BYTE_S, PASSING_STATUSES, Damaged, FetchJob, MayPass, Progress, attempt, run_all
 from lmi.sources.place import Place, link, size_of
-from lmi.sources.source import S3Model, check, descended, warn_of_properties
+from lmi.sources.source import S3Model, check, descended, taken, warn_of_properties
+
+NUM_THREADS = 10
+PART_BYTES = 64 << 20
+# A part is read again when its connection breaks, and each read asks again when S3 is busy. In all of them together a
+# silent S3 has NO_BYTE_S, then the try of the whole source has failed.
+NUM_PART_READS, NUM_READ_TRIES = 3, 2
+READ_TIMEOUT_S = NO_BYTE_S / (NUM_PART_READS * NUM_READ_TRIES)
+CONNECT_TIMEOUT_S = 10.0
+# With a threshold of one byte each read is one of a range, and only those are made with If-Match.
+TRANSFERS = TransferConfig(
+    multipart_threshold=1,
+    multipart_chunksize=PART_BYTES,
+    max_request_concurrency=NUM_THREADS,
+    num_download_attempts=NUM_PART_READS,
+)
+PERMISSIONS = {"ListObjectsV2": "s3:ListBucket", "HeadObject": "s3:GetObject", "GetObject": "s3:GetObject"}
+PASSING_CODES = frozenset({"RequestTimeout", "SlowDown", "Throttling", "ThrottlingException", "InternalError"})
+PASSING = (
+    *(faults.ConnectionError, faults.HTTPClientError, faults.IncompleteReadError),
+    *(transfer_faults.S3ValidationError, transfer_faults.RetriesExceededError),
+)
+REFUSED_CREDENTIALS = frozenset({"InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken"})
+MD5 = re.compile("[0-9a-f]{32}")  # of an ETag
+GONE = frozenset({"404", "NoSuchKey", "412", "PreconditionFailed"})
+CREDENTIALS = (
+    *(faults.NoCredentialsError, faults.PartialCredentialsError, faults.CredentialRetrievalError),
+    *(faults.ProfileNotFound, faults.TokenRetrievalError, faults.SSOError, faults.NoAuthTokenError),
+)
 
 log = logging.getLogger(__name__)
+
+
+class StoredObject(NamedTuple):
+    """An object of S3, as the listing describes it. `path` is the rest of its key after the prefix of the listing."""
+
+    key: str
+    size: int
+    etag: str  # without quotes
+    path: str = ""
+
+    @property
+    def id(self) -> str:
+        """The name of its file, which holds these bytes and no others."""
+        return hashlib.sha256(f"{self.key} {self.size} {self.etag}".encode()).hexdigest()
 
 
 class S3Fetch:
@@ -71,7 +121,7 @@ class S3Fetch:
         by_path = {found.path: found for found in self._bucket.objects(key)}
         if not by_path:
             raise self._nothing("there are no objects with this prefix")
-        return [by_path[path] for path in self._job.taken(self._source, by_path)]
+        return [by_path[path] for path in taken(self._source, by_path, self._job.wanted)]
 
     def _nothing(self, said: str) -> ModelUnusable:
         key = self._source.key
@@ -143,3 +193,152 @@ class Store:
         shutil.rmtree(self.old, ignore_errors=True)
         for path in {*self.blobs.iterdir()} - {self.blobs / each.id for each in objects}:
             path.unlink()
+
+
+class Bucket:
+    """A bucket, with errors that say what is wrong and who can mend it."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        with explained(f"s3://{name}"):
+            session = boto3.session.Session()
+            # The caller tries a listing again. Of the reads of a transfer many run at a time, so each is tried again.
+            # SageMaker sets AWS_REGION, which boto3 does not read.
+            region = session.region_name or os.environ.get("AWS_REGION")
+            self._lister = session.client("s3", region, config=_config(1))
+            self._reader = session.client("s3", region, config=_config(NUM_READ_TRIES))
+
+    @property
+    def endpoint(self) -> str:
+        return str(self._lister.meta.endpoint_url)
+
+    def objects(self, prefix: str) -> list[StoredObject]:
+        """Return every object below `prefix`, without the empty ones that stand for folders."""
+        with explained(f"s3://{self.name}/{prefix}"):
+            pages = self._lister.get_paginator("list_objects_v2").paginate(Bucket=self.name, Prefix=prefix)
+            listed = [each for page in pages for each in page.get("Contents", [])]
+        start = len(prefix)
+        found = (StoredObject(one["Key"], one["Size"], one["ETag"].strip('"'), one["Key"][start:]) for one in listed)
+        return [each for each in found if each.size or not each.key.endswith("/")]
+
+    def head(self, key: str) -> StoredObject | None:
+        with explained(f"s3://{self.name}/{key}"):
+            try:
+                answer = self._lister.head_object(Bucket=self.name, Key=key)
+            except faults.ClientError as error:
+                if _code(error) not in GONE:
+                    raise
+                return None
+        return StoredObject(key, answer["ContentLength"], answer["ETag"].strip('"'))
+
+    def similar(self, key: str) -> str | None:
+        """Return a key or folder that is `key` but for the case of its last part or a slash at its end, or None."""
+        folder, slash, name = key.rstrip("/").rpartition("/")
+        try:
+            page = self._lister.list_objects_v2(Bucket=self.name, Prefix=folder + slash, Delimiter="/")
+        except faults.ClientError as error:
+            if _code(error) == "NoSuchBucket":
+                raise _of_answer(error, f"s3://{self.name}/{key}") from error
+            return None  # it may not be listed
+        near = [each["Key"] for each in page.get("Contents", [])]
+        near += [each["Prefix"] for each in page.get("CommonPrefixes", [])]
+        return next((one for one in near if one.rstrip("/").rpartition("/")[2].lower() == name.lower()), None)
+
+    def fetch(self, wanted: Sequence[StoredObject], folder: Path, progress: Progress) -> None:
+        """Fetch objects into a folder. Each has its id as its name as soon as it is whole and checked."""
+        with TransferManager(self._reader, TRANSFERS) as manager:
+            listeners = [_Subscriber(each, progress) for each in wanted]
+            run_all([partial(self._fetch, folder, manager, each) for each in listeners], progress)
+
+    def _fetch(self, folder: Path, manager: TransferManager, listener: "_Subscriber") -> None:
+        each, new = listener.wanted, folder / f"{listener.wanted.id}.new"
+        try:
+            with explained(f"s3://{self.name}/{each.key}", read_key=each.key):
+                if each.size:
+                    manager.download(self.name, each.key, str(new), subscribers=[listener]).result()
+                else:  # a range of nothing cannot be read
+                    new.touch()
+                self._check(each, new)
+            new.rename(folder / each.id)
+        finally:
+            new.unlink(missing_ok=True)
+
+    def _check(self, each: StoredObject, file: Path) -> None:
+        """Raise Damaged if the file is not what the listing says."""
+        if (size := size_of(file)) != each.size:
+            raise Damaged(each.key, wanted=f"{each.size} bytes", found=size)
+        if not MD5.fullmatch(each.etag):
+            return
+        with open(file, "rb") as opened:
+            digest = hashlib.file_digest(opened, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+        if digest != each.etag:  # which is no MD5 either if the object is encrypted in some ways
+            head = self._reader.head_object(Bucket=self.name, Key=each.key)
+            if not head.get("ServerSideEncryption", "").startswith("aws:kms") and "SSECustomerAlgorithm" not in head:
+                raise Damaged(each.key, wanted=f"MD5 {each.etag}", found=digest)
+
+
+class _Subscriber(NamedTuple):
+    """Hears from the transfer manager how one object gets on."""
+
+    wanted: StoredObject
+    progress: Progress
+
+    def on_queued(self, future: Any, **_: object) -> None:
+        future.meta.provide_transfer_size(self.wanted.size)
+        future.meta.provide_object_etag(f'"{self.wanted.etag}"')
+
+    def on_progress(self, future: Any, bytes_transferred: int, **_: object) -> None:
+        self.progress.add(bytes_transferred)
+
+
+@contextmanager
+def explained(url: str, *, read_key: str = "") -> Iterator[None]:
+    """Turn boto3's errors into MayPass, Damaged or an error that says what is wrong for good.
+
+    `read_key` is given while an object of a listing is read. If it is missing then, it has changed.
+    """
+    try:
+        yield
+    except faults.ClientError as error:
+        raise _of_answer(error, url, read_key) from error
+    except CREDENTIALS as error:
+        raise ModelUnusable(f"{url}: no credentials for S3: {cause_line(error)}") from error
+    except transfer_faults.S3DownloadFailedError as error:
+        raise _changed(read_key, "PreconditionFailed") from error
+    except PASSING as error:
+        cause = getattr(error, "last_exception", error)
+        raise MayPass(f"{type(cause).__name__}: {cause_line(cause)}") from error
+    except (faults.BotoCoreError, ValueError) as error:
+        raise ModelUnusable(f"{url}: {type(error).__name__}: {cause_line(error)}") from error
+
+
+def _of_answer(error: Any, url: str, read_key: str = "") -> Exception:
+    code, operation = _code(error), error.operation_name
+    if read_key and code in GONE:
+        return _changed(read_key, code)
+    said = f"S3 answers {code} to {operation}: {error.response.get('Error', {}).get('Message', '')}"
+    status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+    if status in PASSING_STATUSES or code in PASSING_CODES:
+        return MayPass(said)
+    if code in REFUSED_CREDENTIALS:
+        return ModelUnusable(f"{url}: {said}; the credentials are not valid")
+    permission = PERMISSIONS.get(operation, "")
+    return ModelUnusable(f"{url}: {said}" + (f"; it needs the permission {permission}" if permission else ""))
+
+
+def _changed(key: str, code: str) -> Damaged:
+    return Damaged(key, wanted="the object of the listing", found=f"another or none, since it changed ({code})")
+
+
+def _code(error: Any) -> str:
+    return str(error.response.get("Error", {}).get("Code", ""))
+
+
+def _config(num_tries: int) -> Any:
+    return Config(
+        connect_timeout=CONNECT_TIMEOUT_S,
+        read_timeout=READ_TIMEOUT_S,
+        retries={"mode": "standard", "total_max_attempts": num_tries},
+        max_pool_connections=NUM_THREADS,
+        user_agent_extra="lmi",
+    )

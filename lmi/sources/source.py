@@ -19,6 +19,7 @@ from pathlib import Path, PurePosixPath
 import msgspec
 
 from lmi.errors import ModelUnusable, SecurityRefused, shorten
+from lmi.sources.fetches import WantedSource
 
 SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 ARCHIVE_SUFFIXES = (".tar.gz", ".tgz", ".tar.bz2", ".tar.zst", ".tar")
@@ -147,21 +148,19 @@ def check(folder: Path, *, name: str = "", allow_pickle: bool = False, is_adapte
     refuse_pickles(subject, (entry.name for entry in folder.iterdir()), allow_pickle=allow_pickle)
 
 
-def taken(
-    subject: str, listed: Iterable[str], allow_pickle: bool, trust_remote_code: bool = False, is_adapter: bool = False
-) -> list[str]:
+def taken(source: object, listed: Iterable[str], wanted: WantedSource) -> list[str]:
     """Return which paths of a source's listing are taken, before a byte of it is fetched.
 
     Raises what `check` would raise of its configuration and pickles, and SecurityRefused for a path that leaves its
     folder, because a hub or bucket may list any text as a path.
     """
-    paths = list(listed)
+    subject, paths = str(source), list(listed)
     top = [path for path in paths if "/" not in path]
-    if (fault := _config_fault(sorted({path.partition("/")[0] for path in paths}), is_adapter)) is not None:
+    if (fault := _config_fault(sorted({path.partition("/")[0] for path in paths}), wanted.is_adapter)) is not None:
         raise ModelUnusable(f"{subject}: {fault}")
-    refuse_pickles(subject, top, allow_pickle=allow_pickle)
+    refuse_pickles(subject, top, allow_pickle=wanted.allow_pickle)
     warn_of_properties(subject, top)
-    found = chosen(paths, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code)
+    found = chosen(paths, allow_pickle=wanted.allow_pickle, trust_remote_code=wanted.trust_remote_code)
     for path in found:
         if any(part in ("", ".", "..") for part in path.split("/")) or "\0" in path:
             raise SecurityRefused(f"{subject}: {path} is not a path inside it")

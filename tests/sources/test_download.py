@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lmi.sources.hub_cache import Download, HubFile
+from lmi.sources.hub import Download, HubFile
 from lmi.sources.job import Damaged, Progress, Stopped
 from tests.sources.faulty_server import Answer
 from tests.sources.hub_server import HubServer

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from lmi.errors import ModelUnusable, SecurityRefused
+from lmi.sources.fetches import WantedSource
 from lmi.sources.source import check, chosen, descended, fault, refuse_pickles, taken
 
 SMALL = ["config.json", "tokenizer.model", "merges.txt", "spiece.spm", "chat.jinja", "qwen.tiktoken"]
@@ -119,10 +120,11 @@ def test_an_adapter_has_files_of_its_own(tmp_path: Path) -> None:
 
 
 def test_a_listing_is_judged_by_its_first_level() -> None:
+    wanted = WantedSource(source="s3://b/p", download_dir="/d")
     with pytest.raises(ModelUnusable, match="holds fox; a model has config.json"):
-        taken("s3://b/p", ["fox/config.json", "fox/model.safetensors"], allow_pickle=False)
+        taken("s3://b/p", ["fox/config.json", "fox/model.safetensors"], wanted)
     listed = ["config.json", "model.safetensors", "sub/a.bin"]
-    assert taken("s3://b/p", listed, allow_pickle=False) == listed[:2]
+    assert taken("s3://b/p", listed, wanted) == listed[:2]
 
 
 def test_the_only_folder_is_descended(tmp_path: Path) -> None:

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from lmi.sources.bucket import StoredObject
-from lmi.sources.s3 import Store
+from lmi.sources.s3 import Store, StoredObject
 
 A = StoredObject("p/a", 1, "e1", "a")
 B = StoredObject("p/b", 2, "e2", "sub/b")
