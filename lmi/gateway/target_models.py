@@ -27,9 +27,8 @@ from lmi.gateway.endpoints import ANY, AwsEndpoint
 from lmi.gateway.exchange import AwsError, invalid, model_error
 from lmi.gateway.stores import S3_SCHEME, run_in_thread
 from lmi.sources.archive import unpack
-from lmi.sources.fetches import WantedSource
+from lmi.sources.fetches import Place, WantedSource
 from lmi.sources.job import FetchJob, fetch
-from lmi.sources.place import Place
 from lmi.sources.source import ARCHIVE_SUFFIXES, descended
 
 LOAD_TIMEOUT_S = 3600.0  # beyond the container's own, model_loading_timeout

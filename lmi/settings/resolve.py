@@ -18,8 +18,7 @@ from lmi.settings.model_choice import MODEL, Fetched, find_folder
 from lmi.settings.options import OPTIONS
 from lmi.settings.properties import Properties, read
 from lmi.settings.values import Given, Setting, Values, collect
-from lmi.sources.fetches import FetchRequest, WantedSource
-from lmi.sources.place import default_download_dir
+from lmi.sources.fetches import FetchRequest, WantedSource, default_download_dir
 from lmi.sources.source import HubModel, parse, remote
 from lmi.user_code.options import FORMATTER_WORDS
 from lmi.user_code.settings import choose_code, choose_requirements, unrun_code, with_properties

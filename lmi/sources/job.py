@@ -18,8 +18,7 @@ import msgspec
 
 from lmi.errors import ModelUnusable, SourceUnreachable
 from lmi.sources.archive import check_readable
-from lmi.sources.fetches import FetchReport, WantedSource
-from lmi.sources.place import SPARE_BYTES
+from lmi.sources.fetches import SPARE_BYTES, FetchReport, WantedSource
 from lmi.sources.source import HubModel, check, parse
 
 WINDOW_S = 10.0  # over which the rate is measured

@@ -29,8 +29,8 @@ from s3transfer.manager import TransferConfig, TransferManager  # type: ignore[i
 
 from lmi.errors import ModelUnusable, cause_line
 from lmi.sources.archive import unpack
+from lmi.sources.fetches import Place, link, size_of
 from lmi.sources.job import NO_BYTE_S, PASSING_STATUSES, Damaged, FetchJob, MayPass, Progress, attempt, run_all
-from lmi.sources.place import Place, link, size_of
 from lmi.sources.source import S3Model, check, descended, taken, warn_of_properties
 
 NUM_THREADS = 10

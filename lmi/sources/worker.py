@@ -23,9 +23,8 @@ import lmi.shared.log
 from lmi.errors import StartError, cause_line
 from lmi.shared import linux
 from lmi.shared.sink import guard_streams, stream
-from lmi.sources.fetches import FAILURE, PROGRESS, RESULT, FetchRequest, write
+from lmi.sources.fetches import FAILURE, PROGRESS, RESULT, SPARE_BYTES, FetchRequest, write
 from lmi.sources.job import DELAYS_S, FetchJob, Progress, fetch
-from lmi.sources.place import SPARE_BYTES
 
 REPORT_S = 0.5  # between two files with the progress
 LOG_S = 10.0  # between two lines of the log

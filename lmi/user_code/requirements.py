@@ -24,8 +24,7 @@ from lmi.errors import ModelUnusable, StartError, cause_line
 from lmi.settings.kinds import is_true
 from lmi.shared import linux
 from lmi.shared.sink import guard_streams
-from lmi.sources.fetches import FAILURE, PROGRESS, FetchReport, write
-from lmi.sources.place import Place
+from lmi.sources.fetches import FAILURE, PROGRESS, FetchReport, Place, write
 from lmi.user_code.settings import WHEELS
 
 OFFLINE = ("HF_HUB_OFFLINE", "DJL_OFFLINE")
