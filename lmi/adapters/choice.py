@@ -6,6 +6,7 @@ gateway tells it. A name that is not registered is refused, and never answered b
 """
 
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -31,19 +32,18 @@ async def choose_adapter(exchange: Exchange, service: Service, parsed: Parsed[An
     Raises UnknownAdapter or UnknownModel for a name that is not registered, and Unavailable if no engine is ready or
     none could load the adapter.
     """
-    outside = _named_outside(exchange)
+    outside = list(_named_outside(exchange))
     in_body = tuple(request.adapter for request in parsed.requests)
-    if outside is None and not any(in_body):
+    if not outside and not any(in_body):
         return parsed
     is_model, model, format = False, service.config.model, parsed.format
     own, chosen = ["", *model.names], in_body
-    if outside is not None:
-        losers = [name for name in in_body if name and name != outside[1]]
-        if exchange.headers.get(HEADER) is not None and (asked := exchange.query.get(QUERY)) not in (None, outside[1]):
-            losers = [str(asked), *losers]
-        lines = [f"the adapter {shorten(name)} has no effect beside {outside[0]}" for name in losers[:1]]
+    if outside:
+        (place, counts), *others = outside
+        losers = [name for name in (*(name for _, name in others), *filter(None, in_body)) if name != counts]
+        lines = [f"the adapter {shorten(name)} has no effect beside {place}" for name in losers[:1]]
         service.front_end.report_ignored(lines, exchange.request_id)
-        chosen = (outside[1],) * len(in_body)
+        chosen = (counts,) * len(in_body)
     elif isinstance(format, OpenAIFormat):
         is_model = True
         if not exchange.path.startswith(OPENAI_PATHS):  # at `/invocations`, unless an adapter has the name
@@ -64,14 +64,12 @@ def alias(exchange: Exchange) -> str | None:
     return given if SAFE_ALIAS.fullmatch(given) else None
 
 
-def _named_outside(exchange: Exchange) -> tuple[str, str] | None:
-    """Return where the adapter is named outside the body, and the name."""
-    header = exchange.headers.get(HEADER)
-    if header is not None:
-        return f"the header {HEADER}", header.strip()
+def _named_outside(exchange: Exchange) -> Iterator[tuple[str, str]]:
+    """Yield where an adapter is named outside the body, and the name. The first counts."""
+    if (header := exchange.headers.get(HEADER)) is not None:
+        yield f"the header {HEADER}", header.strip()
     if exchange.scope.get("query_string") and (named := exchange.query.get(QUERY)) is not None:
-        return f"the query's {QUERY}", named
-    return None
+        yield f"the query's {QUERY}", named
 
 
 async def _find(service: Service, name: str, said: str, *, is_model: bool) -> None:

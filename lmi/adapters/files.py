@@ -84,10 +84,7 @@ def with_adapters(config: Config, values: Values, handler: Handler) -> Config:
 
 
 def _by_name(folders: Iterable[Path], taken: Container[str]) -> dict[str, str]:
-    """Return the folders of adapters by their names.
-
-    Raises ModelUnusable for a name that is not allowed, is among `taken`, or is that of two folders.
-    """
+    """Return the folders by their names. Raises ModelUnusable for a name that is not allowed, or has another owner."""
     found: dict[str, str] = {}
     for folder in folders:
         try:

@@ -28,11 +28,7 @@ log = logging.getLogger(__name__)
 
 
 class AlreadyLoading(Exception):
-    """The same model is loading from the same place."""
-
-    def __init__(self, entry: Model) -> None:
-        super().__init__(entry.name)
-        self.entry = entry
+    """The same model is loading from the same place. The argument is its entry."""
 
 
 class ModelRegistry:
@@ -55,7 +51,7 @@ class ModelRegistry:
                 entry = await asyncio.to_thread(self._write_entry, name, url)
                 break
             except AlreadyLoading as loading:
-                if await self._is_loaded_by(loading.entry):
+                if await self._is_loaded_by(*loading.args):
                     return
         try:
             await self._load(entry)

@@ -3,8 +3,6 @@
 A Delta is sent to the code's process only if the model has an output formatter and the request names no other format.
 """
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -23,6 +21,74 @@ from lmi.types import Delta
 from lmi.user_code.calls import Call, Feed, Open, ReadInput, Respond, ToWorker
 
 EVENT = b"data: "
+
+
+class UserFormatters:
+    """The model's input and output formatter around one request, if it has any. Always `close` it.
+
+    Both run in one call, so that the output formatter finds the object that the input formatter made.
+    """
+
+    def __init__(self, exchange: Exchange, service: Service, *, is_admitted: bool) -> None:
+        """With `is_admitted` the caller holds a place in the queue for the request."""
+        self._exchange, self._service, self._is_admitted = exchange, service, is_admitted
+        self._call: Call | None = None
+        self._takes_user_code = False  # whether the API of the path does; the body's may be OpenAI's
+
+    def reads(self, api: AnyApi) -> bool:
+        """Whether the input formatter gets the bodies of this API."""
+        code = self._service.config.user_code
+        return code is not None and code.input_formatter is not None and api.takes_user_code
+
+    async def read(self, api: AnyApi, body: bytes, content_type: str | None) -> tuple[bytes, str | None]:
+        """Return the body and its content type, after the input formatter if there is one.
+
+        Raises MalformedRequest with the message of an exception in the formatter.
+        """
+        self._takes_user_code = api.takes_user_code
+        if not self.reads(api):
+            return body, content_type
+        given = properties(self._exchange) | ({} if content_type is None else {"Content-Type": content_type})
+        with nullcontext() if self._is_admitted else self._service.admitted():
+            call = await self.ask(ReadInput(given, body))
+            try:
+                return await call.chunk(), JSON
+            except UserCodeFailed as error:
+                raise MalformedRequest(f"the input formatter failed: {error}") from None
+
+    def asked(self, api: AnyApi, message: Message[Any]) -> Message[Any]:
+        """Return the message to parse. It asks for details if the model has an output formatter, which needs them."""
+        config = self._service.config
+        if config.model.dynamic_batch or not api.takes_user_code or not has_output_formatter(config, message):
+            return message
+        parameters = message.fields.get("parameters") or {}
+        if parameters.get("details") not in (None, False):
+            return message
+        return replace(message, fields=message.fields | {"parameters": parameters | {"details": True}})
+
+    def choose(self, api: AnyApi, message: Message[Any], parsed: Parsed[Any]) -> tuple[AsyncFormatter, Parsed[Any]]:
+        """Return the response's formatter, and the requests that it needs. `message` is as the client sent it."""
+        if not self._takes_user_code or not has_output_formatter(self._service.config, message):
+            self.close()
+            return api.formatter(parsed), parsed
+        if not api.takes_user_code:
+            return ResponseFormatter(self, api, parsed), parsed
+        kind = ListOutputFormatter if isinstance(message.fields["inputs"], list) else OutputFormatter
+        requests = tuple(replace(request, needs_log_probs=True) for request in parsed.requests)
+        return kind(self, message, parsed), replace(parsed, requests=requests)
+
+    async def ask(self, message: ToWorker) -> Call:
+        """Send the message, the first one of a new call if there is none."""
+        if self._call is None:
+            assert self._service.user_code is not None
+            self._call = await self._service.user_code.begin(message)
+        else:
+            self._call.send(message)
+        return self._call
+
+    def close(self) -> None:
+        if self._call is not None:
+            self._call.close()
 
 
 class CallFormatter(AsyncFormatter):
@@ -135,74 +201,6 @@ def properties(exchange: Exchange) -> dict[str, str]:
     given = {name.title(): value for name, value in exchange.headers.items()}
     pairs = (part.partition("=") for part in exchange.headers.get(CUSTOM_ATTRIBUTES, "").split(";"))
     return given | {name.strip(): value.strip() for name, equals, value in pairs if equals}
-
-
-class UserFormatters:
-    """The model's input and output formatter around one request, if it has any. Always `close` it.
-
-    Both run in one call, so that the output formatter finds the object that the input formatter made.
-    """
-
-    def __init__(self, exchange: Exchange, service: Service, *, is_admitted: bool) -> None:
-        """With `is_admitted` the caller holds a place in the queue for the request."""
-        self._exchange, self._service, self._is_admitted = exchange, service, is_admitted
-        self._call: Call | None = None
-        self._takes_user_code = False  # whether the API of the path does; the body's may be OpenAI's
-
-    def reads(self, api: AnyApi) -> bool:
-        """Whether the input formatter gets the bodies of this API."""
-        code = self._service.config.user_code
-        return code is not None and code.input_formatter is not None and api.takes_user_code
-
-    async def read(self, api: AnyApi, body: bytes, content_type: str | None) -> tuple[bytes, str | None]:
-        """Return the body and its content type, after the input formatter if there is one.
-
-        Raises MalformedRequest with the message of an exception in the formatter.
-        """
-        self._takes_user_code = api.takes_user_code
-        if not self.reads(api):
-            return body, content_type
-        given = properties(self._exchange) | ({} if content_type is None else {"Content-Type": content_type})
-        with nullcontext() if self._is_admitted else self._service.admitted():
-            call = await self.ask(ReadInput(given, body))
-            try:
-                return await call.chunk(), JSON
-            except UserCodeFailed as error:
-                raise MalformedRequest(f"the input formatter failed: {error}") from None
-
-    def asked(self, api: AnyApi, message: Message[Any]) -> Message[Any]:
-        """Return the message to parse. It asks for details if the model has an output formatter, which needs them."""
-        config = self._service.config
-        if config.model.dynamic_batch or not api.takes_user_code or not has_output_formatter(config, message):
-            return message
-        parameters = message.fields.get("parameters") or {}
-        if parameters.get("details") not in (None, False):
-            return message
-        return replace(message, fields=message.fields | {"parameters": parameters | {"details": True}})
-
-    def choose(self, api: AnyApi, message: Message[Any], parsed: Parsed[Any]) -> tuple[AsyncFormatter, Parsed[Any]]:
-        """Return the response's formatter, and the requests that it needs. `message` is as the client sent it."""
-        if not self._takes_user_code or not has_output_formatter(self._service.config, message):
-            self.close()
-            return api.formatter(parsed), parsed
-        if not api.takes_user_code:
-            return ResponseFormatter(self, api, parsed), parsed
-        kind = ListOutputFormatter if isinstance(message.fields["inputs"], list) else OutputFormatter
-        requests = tuple(replace(request, needs_log_probs=True) for request in parsed.requests)
-        return kind(self, message, parsed), replace(parsed, requests=requests)
-
-    async def ask(self, message: ToWorker) -> Call:
-        """Send the message, the first one of a new call if there is none."""
-        if self._call is None:
-            assert self._service.user_code is not None
-            self._call = await self._service.user_code.begin(message)
-        else:
-            self._call.send(message)
-        return self._call
-
-    def close(self) -> None:
-        if self._call is not None:
-            self._call.close()
 
 
 def has_output_formatter(config: Config, message: Message[Any]) -> bool:

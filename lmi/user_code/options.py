@@ -34,10 +34,10 @@ class FormsConfig:
 
 
 def is_built_in(entry: str) -> bool:
-    return entry.startswith(BUILT_IN)
+    """Whether an entry point is one of the reference."""
+    return entry.startswith("djl_python.")
 
 
-BUILT_IN = "djl_python."  # the prefix of the reference's entry points
 ENTRY_POINT = matching(
     "a Python file in the model's folder, or djl_python.…", r"djl_python\.[A-Za-z0-9_.-]+|[^\0]+\.py"
 )

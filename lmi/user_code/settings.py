@@ -17,14 +17,7 @@ from lmi.settings.engine_choice import NEURON
 from lmi.settings.model_choice import facts, user_code_folders
 from lmi.settings.values import Values
 from lmi.sources.source import CONFIG
-from lmi.user_code.options import (
-    BUILT_IN,
-    ENTRY_POINT,
-    FORMATTER_WORDS,
-    RequirementsConfig,
-    UserCodeConfig,
-    is_built_in,
-)
+from lmi.user_code.options import ENTRY_POINT, FORMATTER_WORDS, RequirementsConfig, UserCodeConfig, is_built_in
 
 HANDLER = "handle"
 # Entry points that call the handler of a model.py first.
@@ -93,10 +86,10 @@ def _find_file(values: Values) -> Path | None:
     """Return the file that the entry point names, or a model.py; None if neither exists."""
     name = entry = values.given(ENTRY_KEY, "model.py")
     if is_built_in(entry):  # one of the reference has no effect, but for images and for Neuron
-        name, service = "model.py", entry.removeprefix(BUILT_IN)
-        if "stable" in service:
+        name = "model.py"
+        if "stable" in entry:
             values.refuse(ENTRY_KEY, "an entry point that generates text, images are not made here")
-        elif "neuron" in service:
+        elif "neuron" in entry:
             values.warn(f"{values.how_given(ENTRY_KEY).said}: {NEURON}, the model runs on GPUs or a CPU")
     path = next((place / name for place in user_code_folders(values) if (place / name).is_file()), None)
     if path is None and _is_own_file(values):
@@ -122,12 +115,9 @@ def _choose_handler(values: Values, path: Path, names: set[str]) -> str | None:
 
 def _named_formatters(values: Values, names: set[str]) -> dict[str, str]:
     """Return the functions that options name as formatters, by kind. Each must be among `names`."""
-    named = {}
-    for kind in MARKS:
-        wanted = values.given(f"option.{kind}")
-        if wanted is None or wanted in FORMATTER_WORDS:
-            continue
-        named[kind] = wanted
+    given = {kind: values.given(f"option.{kind}") for kind in MARKS}
+    named = {kind: wanted for kind, wanted in given.items() if wanted not in (None, *FORMATTER_WORDS)}
+    for kind, wanted in named.items():
         if wanted not in names:
             words = f"{', '.join(FORMATTER_WORDS)} or " if kind == "output_formatter" else ""
             values.refuse(f"option.{kind}", f"{words}a function of the model's own model.py")
