@@ -21,10 +21,7 @@ log = logging.getLogger(__name__)
 
 
 class AdapterKeeper:
-    """Changes the adapters of one executor, one at a time. Use it on one event loop.
-
-    The executor's calls may read large files, so they run on another thread.
-    """
+    """Changes the adapters of one executor, one at a time, on another thread, because large files may be read."""
 
     def __init__(
         self, executor: Executor, folder: Folder[Adapter], dispatcher: Dispatcher, timeout_s: float = math.inf
@@ -67,10 +64,7 @@ class AdapterKeeper:
                 raise ModelUnusable(f"adapter {entry.name}: {cause_line(from_info(outcome.error))}")
 
     async def follow(self) -> None:
-        """Load the adapters that the folder has and unload those that it no longer has.
-
-        A load that fails is tried again when the folder changes.
-        """
+        """Load the adapters that the folder has, and unload others. A load that failed is tried when it changes."""
         while (version := self._folder.version()) != self._version or any(map(is_abandoned, self._pending)):
             self._version = version
             await self._follow(self._folder.entries())

@@ -54,10 +54,7 @@ class SeveralModels(Models):
         return Config(server=self.front_end.config, model=UNKNOWN, engine=EngineConfig())
 
     async def pick(self, exchange: Exchange) -> Service:
-        """Return the model that a request is for.
-
-        Raises UnknownModel, InvalidRequest if it names none, or Unavailable.
-        """
+        """Return the model that a request is for. Raises UnknownModel, InvalidRequest if none is named, Unavailable."""
         return await self._usable(await self._name(exchange))
 
     async def _name(self, exchange: Exchange) -> str:

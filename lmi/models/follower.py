@@ -1,8 +1,4 @@
-"""Runs the models that the folder of desired state says there should be.
-
-The supervisor compares the folder with the models that run at each turn of its loop. It waits for no lock, and so for
-nobody.
-"""
+"""Runs the models that the folder of desired state says there should be. It waits for no lock, and so for nobody."""
 
 import logging
 import os
@@ -111,8 +107,12 @@ class PassingModel(RunningModel):
             self.left = self._still_left(self.left)  # the system uses the numbers of the others again
             for pid in self.left if now - self._ended_s >= KILL_S else ():
                 linux.send(pid, signal.SIGKILL)
-        elif self._unwanted_s is not None:
-            self._end_when_idle(self._unwanted_s, now)
+        elif self._unwanted_s is not None:  # it ends when no front end has a request for it, or after UNLOAD_S
+            using = [record for record in self.block.frontends if record.pid and linux.is_alive(record.pid)]
+            unwanted_s = now - self._unwanted_s
+            is_idle = unwanted_s >= NOTICE_S and not any(record.num_in_flight for record in using)
+            if is_idle or self._phase != Phase.READY or unwanted_s >= UNLOAD_S:
+                self._end(now)
         elif self._phase == Phase.LOADING and self.is_ready:
             log.info("model %s is ready after %.1f s", self.config.model.name, now - self._started_s)
             self._enter(Phase.READY)
@@ -138,13 +138,6 @@ class PassingModel(RunningModel):
     def _retire(self) -> None:
         for child in self.children:
             child.is_retired = True
-
-    def _end_when_idle(self, since_s: float, now: float) -> None:
-        """End the processes when no front end has a request for them, or after UNLOAD_S."""
-        using = [record for record in self.block.frontends if record.pid and linux.is_alive(record.pid)]
-        is_idle = now - since_s >= NOTICE_S and not any(record.num_in_flight for record in using)
-        if is_idle or self._phase != Phase.READY or now - since_s >= UNLOAD_S:
-            self._end(now)
 
     def _end(self, now: float) -> None:
         self._retire()

@@ -60,10 +60,7 @@ class ModelRegistry:
             raise
 
     async def unregister(self, name: str) -> None:
-        """Unload a model, and return when its processes have ended.
-
-        Raises UnknownModel, or DeadlineExceeded if the processes do not end.
-        """
+        """Unload a model, and return when its processes have ended. Raises UnknownModel, or DeadlineExceeded."""
         self._check_is_serving()
         entry = await asyncio.to_thread(self._folder.remove, name)
         if entry is None or is_abandoned(entry):

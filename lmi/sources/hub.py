@@ -87,10 +87,7 @@ class Download:
         self._hash = hashlib.sha256()
 
     def bring(self) -> None:
-        """Fetch what is missing. What arrived stays if the connection breaks.
-
-        Raises the errors of the client, Damaged or Stopped.
-        """
+        """Fetch what is missing. What arrived stays if the client raises an error. Raises Damaged or Stopped too."""
         try:
             with open(self.part, "ab") as out:
                 if out.tell() != self._num_bytes:

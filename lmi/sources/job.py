@@ -1,7 +1,4 @@
-"""One source to fetch: what fetches it, how far that is, and how patient.
-
-What may pass is tried again: a network that fails, a server that is busy, bytes that arrived wrong.
-"""
+"""One source to fetch: what fetches it, how far that is, and how patient: what may pass is tried again."""
 
 import logging
 import threading
@@ -53,10 +50,7 @@ class Progress:
         self.stopped.clear()
 
     def add(self, num_bytes: int) -> None:
-        """Count bytes. A negative number takes bytes back that must be fetched again.
-
-        Raises Stopped for a byte that comes after another file of the source failed.
-        """
+        """Count bytes, or take back those that must be fetched again. Raises Stopped once another file failed."""
         if num_bytes > 0 and self.stopped.is_set():
             raise Stopped
         with self._lock:
@@ -90,10 +84,7 @@ class FetchJob:
 
 
 def fetch(job: FetchJob) -> Path:
-    """Fetch what is missing of a source and return its folder.
-
-    Raises ModelUnusable, SecurityRefused or SourceUnreachable. All of them name the source.
-    """
+    """Return the folder of a fetched source. Raises ModelUnusable, SecurityRefused or SourceUnreachable."""
     wanted = job.wanted
     source = parse(wanted.source)
     job.progress.begin(source, 0, 0)
@@ -113,10 +104,7 @@ def fetch(job: FetchJob) -> Path:
 
 
 def run_all(tasks: Sequence[Callable[[], None]], progress: Progress) -> None:
-    """Run in threads what brings one file each. After the first error the others are stopped.
-
-    That error is raised when all have ended.
-    """
+    """Run in threads what brings one file each. The first error stops the others, and is raised when all have ended."""
     with ThreadPoolExecutor(MAX_FILES_AT_ONCE, "download") as pool:
         try:
             for future in as_completed([pool.submit(task) for task in tasks]):

@@ -1,8 +1,7 @@
 """The fetches that front ends ask for while the server runs: adapters that lie at a hub or in S3.
 
 A front end lays a folder with a `FetchRequest` below `fetches/` of the server's, and waits for the result or the
-failure there. It removes the request when it waits no longer. The supervisor looks at the folders at each turn of its
-loop and waits for nobody.
+failure there. It removes the request when it waits no longer.
 """
 
 import logging

@@ -1,12 +1,7 @@
 """How the functions of user code are called, and the answers that its output formatter writes.
 
-The parameters of an output formatter decide how it is called:
-
-    (token, first_token, last_token, details, generated_tokens, id)    once for each token
-    (output: TextGenerationOutput), or RequestOutput                   until all tokens are read
-    (response, ...), any other first parameter                         with the finished answer; streamed, at each step
-
-Source: the reference's guides to output formatters, of v0.28 and of today.
+Its parameters decide how a formatter is called, by tokens or with responses (README.md, "Formatters"). Source: the
+reference's guides to output formatters, of v0.28 and of today.
 """
 
 from __future__ import annotations
@@ -34,12 +29,9 @@ _runner = asyncio.Runner()  # one event loop for all calls: locks and clients th
 
 
 class TokenAnswer:
-    """One answer by a formatter that reads tokens: the first and the second kind of parameters.
+    """One answer by a formatter that reads tokens, all that are there or one in each call."""
 
-    `media_type` "" means no content type, as in the reference.
-    """
-
-    media_type = ""
+    media_type = ""  # no content type, as in the reference
 
     def __init__(self, formatter: Callable[..., Any], opened: Open, request: Any, model_name: str) -> None:
         from djl_python.request_io import Sequence, TextGenerationOutput
@@ -153,7 +145,7 @@ class ResponseAnswer(TokenAnswer):
 
 
 def takes_responses(formatter: Callable[..., Any]) -> bool:
-    """Whether the formatter has the third kind of parameters."""
+    """Whether the formatter is called with responses, because its parameters ask for no tokens."""
     _, annotation = first_parameter(formatter)
     is_by_tokens = num_required(formatter) == NUM_LEGACY_PARAMETERS
     return not is_by_tokens and annotation not in ("TextGenerationOutput", "RequestOutput")

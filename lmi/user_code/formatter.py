@@ -1,7 +1,4 @@
-"""User code around a request of an engine: the model's input formatter, and formatters of a response that it writes.
-
-A Delta is sent to the code's process only if the model has an output formatter and the request names no other format.
-"""
+"""User code around a request of an engine: the model's input formatter, and formatters of a response that it writes."""
 
 from contextlib import nullcontext
 from dataclasses import replace
@@ -41,10 +38,7 @@ class UserFormatters:
         return code is not None and code.input_formatter is not None and api.takes_user_code
 
     async def read(self, api: AnyApi, body: bytes, content_type: str | None) -> tuple[bytes, str | None]:
-        """Return the body and its content type, after the input formatter if there is one.
-
-        Raises MalformedRequest with the message of an exception in the formatter.
-        """
+        """Return body and content type, after the input formatter if any, whose exceptions become MalformedRequest."""
         self._takes_user_code = api.takes_user_code
         if not self.reads(api):
             return body, content_type

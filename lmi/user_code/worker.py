@@ -1,7 +1,6 @@
 """The process of user code: it imports the model's file, which no other does, and serves front ends on a unix socket.
 
-The main thread reads sockets, the code thread runs the code. The environment has no secrets of the server, and the
-supervisor logs what the code prints.
+The main thread reads sockets, the code thread runs the code. The environment has no secrets of the server.
 """
 
 import asyncio
