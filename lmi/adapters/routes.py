@@ -195,10 +195,7 @@ ROUTES = [
         ("/{adapter}/update", "POST", update),
     )
 ]
-LORA_ROUTES = [
-    ("/v1/load_lora_adapter", ["POST"], load_lora),
-    ("/v1/unload_lora_adapter", ["POST"], unload_lora),
-]
+LORA_ROUTES = [("/v1/load_lora_adapter", ["POST"], load_lora), ("/v1/unload_lora_adapter", ["POST"], unload_lora)]
 READING = (InvalidRequest, NotRegistered)
 CHANGING = (*READING, NameTaken, AdapterUnusable, errors.Overloaded, errors.DeadlineExceeded, errors.OutOfMemory)
 WORD, FLAG = JSON_SCHEMAS[text], JSON_SCHEMAS[boolean]

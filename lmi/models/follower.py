@@ -58,10 +58,7 @@ class ModelFollower:
                 if folder.isdecimal() and folder not in running:
                     is_given_up = folder not in states and time.time() - path.stat().st_mtime > ORPHAN_S
                     if is_given_up or states.get(folder) is State.FAILED:
-                        self._discard(folder)
-
-    def _discard(self, folder: str) -> None:
-        shutil.rmtree(self._runtime.path / folder, ignore_errors=True)
+                        shutil.rmtree(path, ignore_errors=True)
 
     def _start(self, entry: Model) -> None:
         if not self._folder.has_files(entry):  # it was given up before
@@ -72,7 +69,7 @@ class ModelFollower:
             self.models.append(PassingModel(runtime, first=first))
         except Exception:  # its folder cannot be read or mapped; without it front ends see that the load failed
             log.exception("model %s cannot be started", entry.name)
-            self._discard(entry.folder)
+            shutil.rmtree(self._runtime.path / entry.folder, ignore_errors=True)
             return
         log.info("model %s loads from %s", entry.name, entry.url)
 
@@ -102,7 +99,8 @@ class PassingModel(RunningModel):
     def look(self, now: float) -> None:
         if not self.is_wanted and self._unwanted_s is None:
             self._unwanted_s = now
-            self._retire()
+            for child in self.children:
+                child.is_retired = True
         if self._ended_s is not None:
             self.left = self._still_left(self.left)  # the system uses the numbers of the others again
             for pid in self.left if now - self._ended_s >= KILL_S else ():
@@ -135,15 +133,11 @@ class PassingModel(RunningModel):
         is_ended = self._ended_s is not None and not any(child.pid for child in self.children)
         return is_ended and self._unwanted_s is not None and not self.left
 
-    def _retire(self) -> None:
-        for child in self.children:
-            child.is_retired = True
-
     def _end(self, now: float) -> None:
-        self._retire()
         self._ended_s = now
         self.left = self._still_left({child.pid for child in self.children if child.pid is not None})
         for child in self.children:
+            child.is_retired = True
             child.send(signal.SIGTERM)
 
     def _still_left(self, known: set[int]) -> set[int]:

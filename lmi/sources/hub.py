@@ -202,7 +202,11 @@ class HubFetch:
         try:
             # With a commit in the cache one try is enough.
             commit, listed = attempt(self._explained()(self._list), self._model, () if cached else self._job.delays_s)
-            self._complete(commit, listed)
+            files = [listed[name] for name in taken(self._model, listed, self._job.wanted)]
+            if self._missing(commit, files):
+                with self._place.only_one(self._cache.lock):
+                    self._bring(commit, files)
+            self._cache.name_revision(commit)
         except SourceUnreachable as error:
             if cached is None:
                 raise
@@ -234,14 +238,6 @@ class HubFetch:
             tree = self._api.list_repo_tree(self._model.id, recursive=True, revision=commit)
             files = [file for file in tree if isinstance(file, client.RepoFile)]
         return commit, {file.path: HubFile.of(file) for file in files}
-
-    def _complete(self, commit: str, listed: dict[str, HubFile]) -> None:
-        """Fetch the files that are missing, with the lock of this repository, and name the revision."""
-        files = [listed[name] for name in taken(self._model, listed, self._job.wanted)]
-        if self._missing(commit, files):
-            with self._place.only_one(self._cache.lock):
-                self._bring(commit, files)
-        self._cache.name_revision(commit)
 
     def _missing(self, commit: str, files: list[HubFile]) -> list[HubFile]:
         folder = self._cache.snapshots / commit

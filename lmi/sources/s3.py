@@ -247,15 +247,14 @@ class Bucket:
     def fetch(self, wanted: Sequence[StoredObject], folder: Path, progress: Progress) -> None:
         """Fetch objects into a folder. Each has its id as its name as soon as it is whole and checked."""
         with TransferManager(self._reader, TRANSFERS) as manager:
-            listeners = [_Subscriber(each, progress) for each in wanted]
-            run_all([partial(self._fetch, folder, manager, each) for each in listeners], progress)
+            run_all([partial(self._fetch, each, folder, manager, progress) for each in wanted], progress)
 
-    def _fetch(self, folder: Path, manager: TransferManager, listener: "_Subscriber") -> None:
-        each, new = listener.wanted, folder / f"{listener.wanted.id}.new"
+    def _fetch(self, each: StoredObject, folder: Path, manager: TransferManager, progress: Progress) -> None:
+        new = folder / f"{each.id}.new"
         try:
             with explained(f"s3://{self.name}/{each.key}", read_key=each.key):
                 if each.size:
-                    manager.download(self.name, each.key, str(new), subscribers=[listener]).result()
+                    manager.download(self.name, each.key, str(new), subscribers=[_Subscriber(each, progress)]).result()
                 else:  # a range of nothing cannot be read
                     new.touch()
                 self._check(each, new)

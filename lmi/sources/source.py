@@ -31,7 +31,6 @@ KNOWN = "a folder, owner/name of a hub, s3://bucket/prefix, s3://bucket/key.tar.
 TAKEN = ("*.json", "*.txt", "*.model*", "*.spm", "*.jinja", "*.tiktoken", "*.safetensors")
 NEVER = ("*.gguf", "*.onnx", "*.h5", "*.msgpack")
 PICKLES = (".bin", ".pt", ".pth")
-WEIGHTS = "*.safetensors"
 ORIGINAL = "original"  # the folder with the weights in the form of the authors' own library
 CONFIG, ADAPTER_CONFIG = "config.json", "adapter_config.json"
 INDEX = ".index.json"
@@ -109,7 +108,7 @@ def chosen(paths: Iterable[str], *, allow_pickle: bool = False, trust_remote_cod
     taken: list[str] = []
     for siblings in folders.values():
         patterns = [*TAKEN, "*.py"] if trust_remote_code else [*TAKEN]
-        if allow_pickle and not any(_is(path, WEIGHTS) for path in siblings):
+        if allow_pickle and not any(path.endswith(SAFETENSORS) for path in siblings):
             patterns += [f"*{suffix}" for suffix in PICKLES]
         never = [*NEVER, "consolidated*"] if any(_is(path, "model*.safetensors") for path in siblings) else NEVER
         taken += [path for path in siblings if _is(path, *patterns) and not _is(path, *never)]
@@ -177,7 +176,7 @@ def refuse_pickles(subject: str, names: Iterable[str], *, allow_pickle: bool) ->
     """Raise SecurityRefused if all weights among the names of one folder are pickled and nobody allowed it."""
     names = list(names)
     pickles = sorted(name for name in names if name.endswith(PICKLES))
-    if pickles and not allow_pickle and not any(_is(name, WEIGHTS) for name in names):
+    if pickles and not allow_pickle and not any(name.endswith(SAFETENSORS) for name in names):
         raise SecurityRefused(
             f"{subject}: {pickles[0]} is pickled, which can run code, and there are no *.safetensors; "
             "option.allow_pickle=true loads it if you trust it"
