@@ -85,7 +85,7 @@ MODEL = click.option("--model", metavar="NAME", help="model that answers; left o
 @QUICK
 def chat(system_prompt: str | None, quick: str | None, **talk: Any) -> None:
     """Talk to a server in the terminal."""
-    from lmi.client.talk import Talk
+    from lmi.client.ask import Talk
 
     Talk(**talk).chat(system_prompt, quick)
 
@@ -98,7 +98,7 @@ def chat(system_prompt: str | None, quick: str | None, **talk: Any) -> None:
 @QUICK
 def complete(max_tokens: int, quick: str | None, **talk: Any) -> None:
     """Let a server continue texts in the terminal."""
-    from lmi.client.talk import Talk
+    from lmi.client.ask import Talk
 
     Talk(**talk).complete(quick, max_tokens)
 
@@ -112,10 +112,10 @@ def run_batch(source: Path, target: Path, url: str, api_key: str | None, concurr
     """Answer the requests of a file in OpenAI's batch form."""
     import asyncio
 
-    from lmi.client import batch
+    from lmi.client import ask
 
     with source.open("rb") as requests, target.open("wb") as answers:
-        num_failed = asyncio.run(batch.run_batch(requests, answers, url, api_key, concurrency))
+        num_failed = asyncio.run(ask.run_batch(requests, answers, url, api_key, concurrency))
     if num_failed:
         click.echo(f"lmi run-batch: {num_failed} requests have no answer of 200; {target} says why", err=True)
     return 1 if num_failed else 0

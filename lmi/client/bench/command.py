@@ -9,11 +9,11 @@ from typing import Any
 import click
 import orjson
 
+from lmi.client.ask import headers_of
 from lmi.client.bench.dialects import DIALECTS, Ask
 from lmi.client.bench.figures import Targets, report_of, table_of
 from lmi.client.bench.load import Load, client_of, first_model, of_file, synthetic
 from lmi.client.bench.page import page_of
-from lmi.client.talk import headers_of
 
 MAX_SERVERS = 2
 SHOW_EVERY_S = 0.25
