@@ -1,1 +1,1 @@
-"""`lmi bench`: a load test for servers of four wire dialects."""
+"""`lmi bench`: a load test for servers of five wire dialects."""

@@ -28,7 +28,7 @@ def bench(settings: dict[str, Any]) -> int:
     files = {page: settings.pop(page) for page in ("json_file", "html_file", "png_file")}
     if files["png_file"]:
         from lmi.client.bench.picture import write_picture  # before the load, where Pillow is missing
-    extra = settings["body"] = _object("--body", settings["body"])
+    extra = settings["body"] = _object(settings["body"])
     servers = [
         Load(
             url,
@@ -56,13 +56,13 @@ def bench(settings: dict[str, Any]) -> int:
     return int(any(server["total"]["num_ok"] < server["total"]["num_requests"] for server in found["servers"]))
 
 
-def _object(flag: str, text: str) -> dict[str, Any]:
+def _object(text: str) -> dict[str, Any]:
     try:
         found = orjson.loads(text)
     except ValueError as error:
-        raise click.UsageError(f"{flag}: not JSON: {error}") from None
+        raise click.UsageError(f"--body: not JSON: {error}") from None
     if not isinstance(found, dict):
-        raise click.UsageError(f"{flag}={text}: not a JSON object")
+        raise click.UsageError(f"--body={text}: not a JSON object")
     return found
 
 
@@ -105,14 +105,12 @@ async def _show(servers: Sequence[Load], num_requests: int) -> None:
     try:
         while True:
             await asyncio.sleep(SHOW_EVERY_S)
-            lines = [_line(server, num_requests) for server in servers]
-            click.echo("\r\033[K" + "  ".join(lines), err=True, nl=False)
+            shown = []
+            for server in servers:
+                num_failed = sum(not sample.is_ok for sample in server.seen)
+                num_tokens = sum(sample.num_tokens for sample in server.seen)
+                asked = f"{len(server.seen)}/{num_requests} requests with warm-up"
+                shown.append(f"{server.url}: {asked}, {num_failed} failed, {num_tokens} tokens")
+            click.echo("\r\033[K" + "  ".join(shown), err=True, nl=False)
     finally:
         click.echo("\r\033[K", err=True, nl=False)
-
-
-def _line(server: Load, num_requests: int) -> str:
-    num_failed = sum(not sample.is_ok for sample in server.seen)
-    num_tokens = sum(sample.num_tokens for sample in server.seen)
-    asked = f"{len(server.seen)}/{num_requests} requests with warm-up"
-    return f"{server.url}: {asked}, {num_failed} failed, {num_tokens} tokens"

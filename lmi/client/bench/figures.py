@@ -78,19 +78,18 @@ def report_of(settings: Json, servers: Sequence[Load], targets: Targets) -> Json
 
     A ratio is the median over the rounds of the second server's figure by the first one's; None where one has none.
     """
-    parts = [[figures_of([one], targets) for one in server.rounds] for server in servers]
-    found = [
+    found: list[Json] = [
         {
             "url": server.url,
             "total": figures_of(server.rounds, targets),
-            "rounds": part,
+            "rounds": [figures_of([one], targets) for one in server.rounds],
             "cpu_s": server.cpu_s,
             "samples": server.rounds,
         }
-        for server, part in zip(servers, parts, strict=True)
+        for server in servers
     ]
     report: Json = {"settings": settings, "servers": found}
-    return report | {"ratios": _ratios(*parts)} if len(servers) == 2 else report
+    return report | {"ratios": _ratios(*(one["rounds"] for one in found))} if len(found) == 2 else report
 
 
 def _ratios(first: list[Json], second: list[Json]) -> dict[str, float | None]:

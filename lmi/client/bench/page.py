@@ -48,11 +48,10 @@ class Plot(NamedTuple):
 def plots_of(report: dict[str, Any]) -> list[Plot]:
     servers = report["servers"]
     plots = [
-        Plot(f"{label}: share within", "ms", [_shares(one, name) for one in servers])
+        Plot(f"{label.capitalize()}: share within", "ms", [_shares(one, name) for one in servers])
         for name, label in LATENCIES.items()
     ]
-    plots.append(Plot("output tokens per second, over time", "s", [_rates(server) for server in servers]))
-    return [plot._replace(title=plot.title[0].upper() + plot.title[1:]) for plot in plots]
+    return [*plots, Plot("Output tokens per second, over time", "s", [_rates(server) for server in servers])]
 
 
 def page_of(report: dict[str, Any]) -> str:
