@@ -4,8 +4,6 @@ It reads no request, decodes no token and makes no line, so only uvicorn's cost 
 streams share one tick, which makes waiting as cheap as possible.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections.abc import Awaitable, Callable

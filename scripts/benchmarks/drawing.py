@@ -3,8 +3,6 @@
 The picture is drawn three times as large and made smaller at the end, so that slanted lines are smooth.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The time of the embedded executor beside its model, what guides cost, and the gain of continuous batching."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

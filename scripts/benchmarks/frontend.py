@@ -1,7 +1,5 @@
 """The CPU time of the front end per streamed token, against a bare uvicorn application at the same token rate."""
 
-from __future__ import annotations
-
 import statistics
 import sys
 

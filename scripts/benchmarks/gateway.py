@@ -5,8 +5,6 @@ anywhere in the engine's steps: then the time that the gateway takes to pass a r
 difference of the mean times to the first token.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 import statistics

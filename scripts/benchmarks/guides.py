@@ -7,8 +7,6 @@ not, in `maskbench/data`. A guide is compiled as an engine does it, with the pro
 its masks write answers, which `jsonschema` checks.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import random

@@ -3,8 +3,6 @@
 Packages are cached: everything is installed once before.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

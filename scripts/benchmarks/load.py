@@ -5,8 +5,6 @@ few cores an engine that spins while it waits would keep an ordinary client off 
 times would be those of the client. If the system does not allow it, the figures say so.
 """
 
-from __future__ import annotations
-
 import asyncio
 import bisect
 import gc

@@ -7,8 +7,6 @@ model's data in the processor's cache. Sampling and scheduling are not part of a
 brackets, minima.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 import statistics

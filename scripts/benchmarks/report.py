@@ -4,8 +4,6 @@
 times hold for this machine; only ratios compare.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

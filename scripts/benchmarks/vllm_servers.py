@@ -5,8 +5,6 @@ each turn reverses their order. A round in which other processes used more than 
 is repeated. The number of tokens that answers report is compared with each server's counter.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -3,8 +3,6 @@
 Exit codes: 0 done, 1 AWS or the container refused or failed, 2 flags that cannot be carried out, 130 interrupted.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """Carries a plan out: as a rehearsal that sends nothing, or for real."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

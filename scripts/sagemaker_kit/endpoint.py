@@ -3,8 +3,6 @@
 The model, the endpoint's configuration and the endpoint have one name, so that one name takes all of them down.
 """
 
-from __future__ import annotations
-
 from argparse import Namespace
 from collections.abc import Generator
 from typing import Any

@@ -1,7 +1,5 @@
 """The container's environment, with the limits that SageMaker documents for it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 
 from scripts.sagemaker_kit.steps import Refused

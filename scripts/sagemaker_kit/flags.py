@@ -1,7 +1,5 @@
 """The command line of `scripts/sagemaker`."""
 
-from __future__ import annotations
-
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
 

@@ -1,7 +1,5 @@
 """The plan of one request to an endpoint, whole, streamed or asynchronous."""
 
-from __future__ import annotations
-
 import json
 from argparse import Namespace
 from collections.abc import Iterator

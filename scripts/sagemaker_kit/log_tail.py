@@ -1,7 +1,5 @@
 """The last lines of a container's log, where SageMaker keeps it."""
 
-from __future__ import annotations
-
 from collections.abc import Generator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A SageMaker model: the image, where its weights are, and its environment."""
 
-from __future__ import annotations
-
 import re
 from argparse import Namespace
 from typing import Any

@@ -1,7 +1,5 @@
 """The plan that brings an image of this machine into ECR, AWS's registry of images."""
 
-from __future__ import annotations
-
 import base64
 import re
 from argparse import Namespace

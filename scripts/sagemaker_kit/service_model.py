@@ -3,8 +3,6 @@
 botocore itself checks names, types and minima. Its models also hold patterns, maxima and lists of allowed values.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass

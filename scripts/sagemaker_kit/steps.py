@@ -4,8 +4,6 @@ A plan is a generator of steps. Whoever carries it out sends the answer of each 
 neither boto3 nor a clock. In a dry run every answer is an empty object.
 """
 
-from __future__ import annotations
-
 from collections.abc import Generator, Iterable
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """The plan of a batch transform job: every line of the input is a request, every line of the output its answer."""
 
-from __future__ import annotations
-
 import time
 from argparse import Namespace
 from typing import Any

@@ -4,8 +4,6 @@ All share one event loop at real-time priority where the system allows it, and k
 that they take little of the cores that the server needs. How much they took is part of what a phase gives back.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import math

@@ -7,8 +7,6 @@ its defaults, and with the caps of its queue as an operator who knows the load w
 into docs/performance.md between its marks. `--only` measures some servers anew; the others keep what was measured last.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

@@ -1,7 +1,5 @@
 """When and how a server is asked for streamed completions, and how what a client read becomes a record."""
 
-from __future__ import annotations
-
 import json
 import random
 import re

@@ -1,7 +1,5 @@
 """The parts of a run and their figures: load over capacity, a burst, two hogs, tenants that all have a backlog."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import random

@@ -4,8 +4,6 @@ No function here does I/O or reads a clock. Times are seconds from the start of 
 its client read it.
 """
 
-from __future__ import annotations
-
 import bisect
 import itertools
 import math

@@ -4,8 +4,6 @@ Every figure is a ratio to the capacity measured beside it. Prints two tables, t
 are flags of the server that is started.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

@@ -1,7 +1,5 @@
 """The server that is loaded: one that runs already, or one that is started here."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The contest: every contestant is loaded once, and they run the same bursts in turns, the others idle meanwhile."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

@@ -1,7 +1,5 @@
 """Who takes part: lmi, and the peers that are installed, each as it is by default."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import subprocess

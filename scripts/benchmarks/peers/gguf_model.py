@@ -3,8 +3,6 @@
 python -m scripts.benchmarks.peers.gguf_model FROM FILE
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

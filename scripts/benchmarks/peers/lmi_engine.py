@@ -1,7 +1,5 @@
 """lmi's embedded executor as a library."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Sequence

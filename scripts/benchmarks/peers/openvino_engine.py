@@ -1,7 +1,5 @@
 """OpenVINO GenAI's pipeline with continuous batching, as a library. Runs in its own venv."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Sequence

@@ -3,8 +3,6 @@
 python -m scripts.benchmarks.peers.openvino_model FROM FOLDER
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -9,8 +9,6 @@ tables. `--write` puts ratios and plot into docs/performance.md between marks, a
 plot.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import time

@@ -1,7 +1,5 @@
 """What was measured of each shape, and the file that keeps it. A later run replaces the shapes that it measures."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """A server that speaks OpenAI's completions: the same streamed requests to all, over kept-alive connections."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Sequence

@@ -5,8 +5,6 @@
 A word is a token, so that a prompt has as many tokens at every server.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """How fast each server starts, and how much memory it takes idle, in turns."""
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """vLLM's engine as a library, in this process and compiled, as its server has it by default."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Sequence

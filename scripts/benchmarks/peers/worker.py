@@ -7,8 +7,6 @@ output its `Outcome`. The first line of the output says that the engine is ready
 it imports only the standard library.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 import json
