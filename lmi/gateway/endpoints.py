@@ -1,32 +1,42 @@
-"""Endpoints: which container stands behind a name, and what its /ping has said so far."""
+"""Endpoints: which container stands behind a name, what its /ping has said so far, and what clients ask of both.
 
+DescribeEndpoint and ListEndpoints are for waiters and people. An endpoint never changes after the gateway first heard
+of it.
+"""
+
+import asyncio
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, TypeVar
 
+import msgspec
+from msgspec import Meta
+
+from lmi.errors import shorten
 from lmi.gateway.container import Container, ContainerFault, OutOfTime, Unreachable
-from lmi.gateway.exchange import ACCOUNT, ENDPOINT_NAME, AwsError, cut, invalid, model_error, unavailable
+from lmi.gateway.exchange import ACCOUNT, ENDPOINT_NAME, VARIANT, AwsError, cut, invalid, model_error, unavailable
 
 ANY = ""  # in place of an endpoint's name
 TIMED_OUT = "Your invocation timed out while waiting for a response from container primary."
 PING_TIMEOUT_S = 2.0  # as on the platform
-OUT_OF_SERVICE_S = 10.0
 MAX_PING_BYTES, MAX_REASON_CHARS = 64 << 10, 1024
 MAX_NAMES = 1000  # that are remembered of those that the clients choose
 
+Members = dict[str, Any]
+Input = TypeVar("Input")
 
-class Health:
-    """What a container's /ping says. It is asked only when somebody wants to know.
 
-    An endpoint is out of service `out_of_service_s` after its container was first found gone.
+class WatchedContainer(Container):
+    """A container whose /ping is asked only when somebody wants to know.
+
+    Its endpoint is out of service `out_of_service_s` after it was first found gone.
     """
 
-    def __init__(self, container: Container, out_of_service_s: float = OUT_OF_SERVICE_S) -> None:
-        self._container = container
-        self._out_of_service_s = out_of_service_s
-        self._was_ready = False
-        self._lost_since_s: float | None = None
+    out_of_service_s = 10.0
+    _was_ready = False
+    _lost_since_s: float | None = None
 
     async def check_was_ready(self) -> None:
         """Raise AwsError if /ping has never been 200."""
@@ -35,7 +45,7 @@ class Health:
         status, text = await self._ping()
         if status != 200:
             said = f"its /ping says {status}: {text}" if status else text
-            raise unavailable(f"The container at {self._container.url} is not ready: {said}")
+            raise unavailable(f"The container at {self.url} is not ready: {said}")
 
     async def status(self) -> tuple[str, str]:
         """Return AWS's EndpointStatus, and why it failed."""
@@ -45,12 +55,12 @@ class Health:
         if not self._was_ready:
             return "Creating", ""
         lost_s = 0.0 if self._lost_since_s is None else time.monotonic() - self._lost_since_s
-        return "OutOfService" if lost_s >= self._out_of_service_s else "InService", ""
+        return "OutOfService" if lost_s >= self.out_of_service_s else "InService", ""
 
     async def _ping(self) -> tuple[int, str]:
         """Return the status of /ping and its body, or 0 and the reason."""
         try:
-            async with self._container.call("GET", "/ping", timeout_s=PING_TIMEOUT_S) as answer:
+            async with self.call("GET", "/ping", timeout_s=PING_TIMEOUT_S) as answer:
                 body = await answer.read(MAX_PING_BYTES)
         except ContainerFault as fault:
             self._lost_since_s = self._lost_since_s or time.monotonic()
@@ -63,18 +73,53 @@ class Health:
 @dataclass(frozen=True)
 class AwsEndpoint:
     name: str
-    container: Container
-    health: Health
+    container: WatchedContainer
     created_s: float = field(default_factory=time.time)  # since 1970
 
-    def arn(self, region: str) -> str:
-        return f"arn:aws:sagemaker:{region}:{ACCOUNT}:endpoint/{self.name}"
+    def summary(self, status: str, region: str) -> Members:
+        return {
+            "EndpointName": self.name,
+            "EndpointArn": f"arn:aws:sagemaker:{region}:{ACCOUNT}:endpoint/{self.name}",
+            "CreationTime": self.created_s,
+            "LastModifiedTime": self.created_s,
+            "EndpointStatus": status,
+        }
 
     def error(self, fault: ContainerFault, region: str) -> AwsError:
         """Return what a client gets where the container gave no whole response."""
         if isinstance(fault, Unreachable):
             return unavailable(f"The container at {self.container.url} is not there: {fault}")
         return model_error(0, TIMED_OUT if isinstance(fault, OutOfTime) else str(fault), self.name, region)
+
+
+class Described(msgspec.Struct):
+    EndpointName: str
+
+
+class Listed(msgspec.Struct):
+    """The input of ListEndpoints. Times are seconds since 1970."""
+
+    SortBy: Literal["Name", "CreationTime", "Status"] = "CreationTime"
+    SortOrder: Literal["Ascending", "Descending"] = "Descending"
+    NextToken: Annotated[str, Meta(pattern="^[0-9]{1,9}$")] = "0"
+    MaxResults: Annotated[int, Meta(ge=1, le=100)] = 10
+    NameContains: str = ""
+    StatusEquals: str = ""
+    CreationTimeAfter: float = 0.0
+    CreationTimeBefore: float = float("inf")
+    LastModifiedTimeAfter: float = 0.0
+    LastModifiedTimeBefore: float = float("inf")
+
+    def takes(self, endpoint: Members) -> bool:
+        return (
+            self.NameContains in endpoint["EndpointName"]
+            and self.StatusEquals in ("", endpoint["EndpointStatus"])
+            and self.CreationTimeAfter < endpoint["CreationTime"] < self.CreationTimeBefore
+            and self.LastModifiedTimeAfter < endpoint["LastModifiedTime"] < self.LastModifiedTimeBefore
+        )
+
+
+SORT_KEYS = {"Name": "EndpointName", "CreationTime": "CreationTime", "Status": "EndpointStatus"}
 
 
 class Endpoints:
@@ -85,10 +130,9 @@ class Endpoints:
 
     def __init__(self, urls: Mapping[str, str], components: Mapping[tuple[str, str], str]) -> None:
         key = os.environ.get("LMI_API_KEY", "").partition(",")[0].strip()
-        containers = {url: Container(url, key) for url in urls.values()}
-        self._behind = {url: (container, Health(container)) for url, container in containers.items()}
-        self._other_url = urls.get(ANY)
-        self._known = {name: AwsEndpoint(name, *self._behind[url]) for name, url in urls.items() if name != ANY}
+        containers = {url: WatchedContainer(url, key) for url in urls.values()}
+        self._known = {name: AwsEndpoint(name, containers[url]) for name, url in urls.items()}
+        self._other = self._known.pop(ANY, None)  # whose name stands for every other
         self._components = components
 
     def find(self, name: str) -> AwsEndpoint:
@@ -96,16 +140,12 @@ class Endpoints:
         if found := self._known.get(name):
             return found
         ENDPOINT_NAME.check(name)
-        if self._other_url is None:
+        if self._other is None:
             raise invalid(f"Endpoint {name} of account {ACCOUNT} not found.")
-        endpoint = AwsEndpoint(name, *self._behind[self._other_url])
+        endpoint = AwsEndpoint(name, self._other.container)
         if len(self._known) < MAX_NAMES:
             self._known[name] = endpoint
         return endpoint
-
-    def all(self) -> list[AwsEndpoint]:
-        """Return those with a container of their own, and those that clients have named so far."""
-        return list(self._known.values())
 
     def adapter(self, endpoint: str, component: str | None) -> str:
         """Return the adapter of a component, or "". Raises AwsError for a component that is not there."""
@@ -115,3 +155,45 @@ class Endpoints:
             if (name, component) in self._components:
                 return self._components[name, component]
         raise invalid(f"Inference Component {component} of endpoint {endpoint} not found.")
+
+    async def describe(self, body: bytes, region: str) -> Members:
+        name = _decode(body, Described).EndpointName
+        try:
+            endpoint = self.find(name)
+        except AwsError:
+            raise _invalid(f"Could not find endpoint {shorten(name)}.") from None
+        status, reason = await endpoint.container.status()
+        variant = {"VariantName": VARIANT, "CurrentWeight": 1.0, "DesiredWeight": 1.0}
+        variant |= {"CurrentInstanceCount": 1, "DesiredInstanceCount": 1}
+        details = {"EndpointConfigName": endpoint.name, "ProductionVariants": [variant]}
+        why = {"FailureReason": reason} if reason else {}
+        return endpoint.summary(status, region) | details | why
+
+    async def list_endpoints(self, body: bytes, region: str) -> Members:
+        """Return those with a container of their own, and those that clients have named so far."""
+        asked, endpoints = _decode(body, Listed), list(self._known.values())
+        containers = list({endpoint.container for endpoint in endpoints})
+        statuses = dict(zip(containers, await asyncio.gather(*(each.status() for each in containers)), strict=True))
+        found = [endpoint.summary(statuses[endpoint.container][0], region) for endpoint in endpoints]
+        chosen = [endpoint for endpoint in found if asked.takes(endpoint)]
+        chosen.sort(key=lambda endpoint: endpoint[SORT_KEYS[asked.SortBy]], reverse=asked.SortOrder == "Descending")
+        begin = int(asked.NextToken)
+        end = begin + asked.MaxResults
+        return {"Endpoints": chosen[begin:end]} | ({"NextToken": str(end)} if end < len(chosen) else {})
+
+
+OPERATIONS: dict[str, Callable[[Endpoints, bytes, str], Awaitable[Members]]] = {
+    "SageMaker.DescribeEndpoint": Endpoints.describe,
+    "SageMaker.ListEndpoints": Endpoints.list_endpoints,
+}
+
+
+def _decode(body: bytes, kind: type[Input]) -> Input:
+    try:
+        return msgspec.json.decode(body or b"{}", type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise _invalid(str(error)) from None
+
+
+def _invalid(message: str) -> AwsError:
+    return AwsError("ValidationException", 400, message)

@@ -117,6 +117,7 @@ COMPONENT_NAME = AwsMember(
 )
 CONTENT_TYPE = AwsMember("ContentType", "Content-Type", ASCII, 0, 1024)
 ACCEPT = AwsMember("Accept", "Accept", ASCII, 0, 1024)
+OTHER_ACCEPT = AwsMember("Accept", PREFIX + "Accept", ASCII, 0, 1024)
 SESSION_ID = AwsMember("SessionId", PREFIX + "Session-Id", NAME + "$", 0, 256)
 COMMON = (
     AwsMember("CustomAttributes", PREFIX + "Custom-Attributes", ASCII, 0, 1024),
@@ -128,26 +129,28 @@ ROUTED = (
     COMPONENT_NAME,
     AwsMember("PrefixAwareId", PREFIX + "Prefix-Aware-Id", PRINTABLE, 1, 64),
 )
-INVOKE = (
-    *COMMON,
-    *ROUTED,
-    CONTENT_TYPE,
-    ACCEPT,
-    AwsMember("TargetModel", PREFIX + "Target-Model", PRINTABLE, 1, 1024),
-    AwsMember("EnableExplanations", PREFIX + "Enable-Explanations", ".*", 1, 64),
-    AwsMember("SessionId", PREFIX + "Session-Id", "^(NEW_SESSION)$|^[a-zA-Z0-9](-*[a-zA-Z0-9])*$", 0, 256),
-)
-STREAM = (*COMMON, *ROUTED, CONTENT_TYPE, AwsMember("Accept", PREFIX + "Accept", ASCII, 0, 1024), SESSION_ID)
-OPENAI = (*COMMON, CONTENT_TYPE, ACCEPT, SESSION_ID)
-ASYNC = (
-    *COMMON,
-    AwsMember("ContentType", PREFIX + "Content-Type", ASCII, 0, 1024),
-    AwsMember("Accept", PREFIX + "Accept", ASCII, 0, 1024),
-    AwsMember("S3OutputPathExtension", PREFIX + "S3OutputPathExtension", FOLDER, 1, 512),
-    AwsMember("Filename", PREFIX + "Filename", r"^(?!.*\..*\.)[a-zA-Z0-9][a-zA-Z0-9-_\.]*$", 1, 32),
-    AwsMember("RequestTTLSeconds", PREFIX + "RequestTTLSeconds", None, 60, 21600),
-    AwsMember("InvocationTimeoutSeconds", PREFIX + "InvocationTimeoutSeconds", None, 1, 3600),
-)
+MEMBERS: dict[str, tuple[AwsMember, ...]] = {  # that are headers, by operation
+    "InvokeEndpoint": (
+        *COMMON,
+        *ROUTED,
+        CONTENT_TYPE,
+        ACCEPT,
+        AwsMember("TargetModel", PREFIX + "Target-Model", PRINTABLE, 1, 1024),
+        AwsMember("EnableExplanations", PREFIX + "Enable-Explanations", ".*", 1, 64),
+        AwsMember("SessionId", PREFIX + "Session-Id", "^(NEW_SESSION)$|^[a-zA-Z0-9](-*[a-zA-Z0-9])*$", 0, 256),
+    ),
+    "InvokeEndpointWithResponseStream": (*COMMON, *ROUTED, CONTENT_TYPE, OTHER_ACCEPT, SESSION_ID),
+    "InvokeEndpointAsync": (
+        *COMMON,
+        AwsMember("ContentType", PREFIX + "Content-Type", ASCII, 0, 1024),
+        OTHER_ACCEPT,
+        AwsMember("S3OutputPathExtension", PREFIX + "S3OutputPathExtension", FOLDER, 1, 512),
+        AwsMember("Filename", PREFIX + "Filename", r"^(?!.*\..*\.)[a-zA-Z0-9][a-zA-Z0-9-_\.]*$", 1, 32),
+        AwsMember("RequestTTLSeconds", PREFIX + "RequestTTLSeconds", None, 60, 21600),
+        AwsMember("InvocationTimeoutSeconds", PREFIX + "InvocationTimeoutSeconds", None, 1, 3600),
+    ),
+    "chat": (*COMMON, CONTENT_TYPE, ACCEPT, SESSION_ID),  # at the path of OpenAI's API
+}
 # What a container gets of them, under which name. The others are for the platform.
 TO_CONTAINER = {
     "ContentType": "Content-Type",
@@ -174,10 +177,14 @@ class AwsExchange(Exchange):
         found = REGION.search(self.headers.get("authorization", ""))
         return found[1] if found else "local"
 
-    def values(self, members: tuple[AwsMember, ...]) -> dict[str, str]:
+    def values(self, operation: str) -> dict[str, str]:
         """Return the sent headers of an operation by member. Raises AwsError for a value against its rule."""
         headers = self.headers
-        values = {member.name: member.check(headers[member.header]) for member in members if member.header in headers}
+        values = {
+            member.name: member.check(headers[member.header])
+            for member in MEMBERS[operation]
+            if member.header in headers
+        }
         if values.get("TargetVariant", VARIANT) != VARIANT:
             raise invalid(f"Variant {values['TargetVariant']} of endpoint {self.names['endpoint']} not found.")
         if component := self.names.get("component"):

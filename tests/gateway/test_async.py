@@ -15,10 +15,8 @@ import pytest
 from botocore.exceptions import ClientError
 
 from lmi.gateway.async_invocations import EXPIRED, STOPPED, AsyncInvocations, AsyncJob
-from lmi.gateway.container import Container
-from lmi.gateway.endpoints import TIMED_OUT, AwsEndpoint, Health
+from lmi.gateway.endpoints import TIMED_OUT, AwsEndpoint, WatchedContainer
 from lmi.gateway.exchange import AwsError
-from lmi.gateway.stores import FolderOutput, Inputs
 from tests.gateway.gateways import Gateway, ScriptedContainer, Talk, chunked, gateway, scripted, then_silent, whole
 from tests.sources.faulty_server import Answer
 from tests.sources.s3_server import S3Server, moto
@@ -236,9 +234,8 @@ class Queue:
     """The queue in this process, in front of a container."""
 
     def __init__(self, url: str, folder: Path) -> None:
-        self.invocations = AsyncInvocations(Inputs(), FolderOutput(folder))
-        container = Container(url)
-        self._endpoint = AwsEndpoint("any", container, Health(container))
+        self.invocations = AsyncInvocations(None, str(folder), max_running=4)
+        self._endpoint = AwsEndpoint("any", WatchedContainer(url))
 
     def add(self, name: str, ttl_s: float = 60.0) -> None:
         names = {"inference_id": name, "output": name, "failure": f"{name}-error"}

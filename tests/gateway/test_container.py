@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lmi.gateway.container import Container, OutOfTime, ResponseCut, Unreachable
-from lmi.gateway.endpoints import Health
+from lmi.gateway.endpoints import WatchedContainer
 from tests.gateway.gateways import ScriptedContainer, Talk, chunked, scripted, then_silent, whole
 from tests.system.container import free_port
 
@@ -152,14 +152,15 @@ def test_a_container_is_an_http_url(url: str) -> None:
 
 def test_an_endpoint_is_out_of_service_some_time_after_its_container_is_gone() -> None:
     async def describe(container: ScriptedContainer) -> list[str]:
-        health = Health(Container(container.url), out_of_service_s=0.3)
-        statuses = [(await health.status())[0]]
+        watched = WatchedContainer(container.url)
+        watched.out_of_service_s = 0.3
+        statuses = [(await watched.status())[0]]
         container.ping = lambda talk: None  # the connection ends without an answer
-        statuses.append((await health.status())[0])
+        statuses.append((await watched.status())[0])
         await asyncio.sleep(0.4)
-        statuses.append((await health.status())[0])
+        statuses.append((await watched.status())[0])
         container.ping = whole(b"")
-        return [*statuses, (await health.status())[0]]
+        return [*statuses, (await watched.status())[0]]
 
     with scripted(whole(b"")) as container:
         assert asyncio.run(describe(container)) == ["InService", "InService", "OutOfService", "InService"]

@@ -6,10 +6,14 @@ import botocore.session
 import pytest
 from botocore.model import OperationModel, Shape
 
-from lmi.gateway.exchange import ASYNC, ENDPOINT_NAME, INVOKE, STREAM, AwsMember
+from lmi.gateway.exchange import ENDPOINT_NAME, MEMBERS, AwsMember
 
 MODEL = botocore.session.Session().get_service_model("sagemaker-runtime")
-TEXT, NAME = next(m for m in INVOKE if m.name == "InferenceId"), ENDPOINT_NAME
+TEXT, NAME, TIMEOUT = (
+    next(m for m in MEMBERS["InvokeEndpoint"] if m.name == "InferenceId"),
+    ENDPOINT_NAME,
+    MEMBERS["InvokeEndpointAsync"][-1],
+)
 
 
 def as_member(name: str, shape: Shape) -> AwsMember:
@@ -23,18 +27,11 @@ def headers_of(operation: OperationModel) -> dict[str, AwsMember]:
     return {name: as_member(name, shape) for name, shape in members if shape.serialization.get("location") == "header"}
 
 
-@pytest.mark.parametrize(
-    ("operation", "members"),
-    [
-        ("InvokeEndpoint", INVOKE),
-        ("InvokeEndpointWithResponseStream", STREAM),
-        ("InvokeEndpointAsync", ASYNC),
-    ],
-)
-def test_the_table_is_botocores_model(operation: str, members: tuple[AwsMember, ...]) -> None:
+@pytest.mark.parametrize("operation", ["InvokeEndpoint", "InvokeEndpointWithResponseStream", "InvokeEndpointAsync"])
+def test_the_table_is_botocores_model(operation: str) -> None:
     theirs = headers_of(MODEL.operation_model(operation))
     theirs.pop("InputLocation", None)  # the gateway takes files too
-    assert {member.name: member for member in members} == theirs
+    assert {member.name: member for member in MEMBERS[operation]} == theirs
 
 
 def test_an_endpoints_name_has_botocores_rule() -> None:
@@ -56,10 +53,10 @@ def test_an_endpoints_name_has_botocores_rule() -> None:
         (TEXT, " 7", False),
         (TEXT, "7é", False),
         (TEXT, "7\x00", False),
-        (ASYNC[-1], "900", True),
-        (ASYNC[-1], "0", False),
-        (ASYNC[-1], "3601", False),
-        (ASYNC[-1], "1.5", False),
+        (TIMEOUT, "900", True),
+        (TIMEOUT, "0", False),
+        (TIMEOUT, "3601", False),
+        (TIMEOUT, "1.5", False),
     ],
 )
 def test_a_value_keeps_its_rule_as_a_whole(member: AwsMember, value: str, is_taken: bool) -> None:
