@@ -1,12 +1,14 @@
-"""A SageMaker model: the image, where its weights are, and its environment."""
+"""A SageMaker model: the image, where its weights are, and its environment within SageMaker's limits."""
 
 import re
 from argparse import Namespace
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from scripts.sagemaker_kit import environment
 from scripts.sagemaker_kit.steps import Call, Refused
 
+MAX_ENTRIES, MAX_ENTRY_BYTES, MAX_BYTES = 100, 1024, 32 * 1024
+ADVICE = "put it into the serving.properties beside the model instead"
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
@@ -15,7 +17,7 @@ def create(given: Namespace, several: str | None = None, is_async: bool = False)
     if not given.role:
         raise Refused("--image needs --role, the role that SageMaker takes on")
     container: dict[str, Any] = {"Image": given.image, "Mode": "SingleModel"}
-    variables = environment.parse(given.env)
+    variables = _environment(given.env)
     if several:
         container |= _several(given, several)
     elif given.model and "://" in given.model:
@@ -24,7 +26,7 @@ def create(given: Namespace, several: str | None = None, is_async: bool = False)
         _name_hub_id(given, variables)
     if is_async:
         variables.setdefault("SERVING_BUFFER_STREAMS", "true")  # async endpoints refuse answers without a length
-    environment.check(variables)
+    _check_environment(variables)
     if variables:
         container["Environment"] = variables
     isolation = {"EnableNetworkIsolation": True} if given.network_isolation else {}
@@ -65,3 +67,35 @@ def _name_hub_id(given: Namespace, variables: dict[str, str]) -> None:
         raise Refused(f"--network-isolation leaves no way to the hub: copy {given.model} to S3 and name it there")
     if variables.setdefault("HF_MODEL_ID", given.model) != given.model:
         raise Refused(f"--model is {given.model}, and --env gives HF_MODEL_ID={variables['HF_MODEL_ID']}")
+
+
+def _environment(pairs: Iterable[str]) -> dict[str, str]:
+    """Return the entries of `--env KEY=VALUE`. A key that is given twice with two values is refused."""
+    entries: dict[str, str] = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not key or not equals:
+            raise Refused(f"--env takes KEY=VALUE, given {pair}")
+        if entries.setdefault(key, value) != value:
+            raise Refused(f"--env gives {key} twice: {entries[key]} and {value}")
+    return entries
+
+
+def _check_environment(entries: Mapping[str, str]) -> None:
+    """Refuse an environment that SageMaker would refuse, and name the entry."""
+    for key, value in entries.items():
+        for what, text in (("name", key), ("value", value)):
+            if _size(text) > MAX_ENTRY_BYTES:
+                named = key if len(key) <= 64 else f"{key[:64]}…"
+                raise Refused(f"the {what} of {named} has {_size(text)} bytes, at most {MAX_ENTRY_BYTES}: {ADVICE}")
+    if len(entries) > MAX_ENTRIES:
+        last = list(entries)[-1]
+        raise Refused(f"{last} is one of {len(entries)} variables, at most {MAX_ENTRIES}: {ADVICE}")
+    total = sum(_size(key) + _size(value) for key, value in entries.items())
+    if total > MAX_BYTES:
+        largest = max(entries, key=lambda key: _size(entries[key]))
+        raise Refused(f"the variables have {total} bytes, at most {MAX_BYTES}; {largest} is the largest: {ADVICE}")
+
+
+def _size(text: str) -> int:
+    return len(text.encode())

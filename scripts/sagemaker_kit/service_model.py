@@ -14,8 +14,7 @@ from botocore import __version__
 from botocore.model import Shape
 from botocore.validate import ParamValidator
 
-# The patterns are Java's. Python has no such classes.
-JAVA_CLASSES = {r"\p{ASCII}": r"[\x00-\x7f]", r"[\p{Print}]": r"[\x20-\x7e]", r"\z": r"\Z"}
+from lmi.gateway.exchange import spelled
 
 
 @dataclass(frozen=True)
@@ -63,13 +62,7 @@ def _check(shape: Shape, value: Any, path: str) -> Iterator[Fault]:
         unit = "" if amount is value else " bytes" if shape.type_name == "blob" else " in length"
         # The greatest body of a request is larger in AWS's guide than in its model.
         yield Fault(f"{path} is {amount}{unit}, allowed is {allowed}", shape.type_name != "blob")
-    if "pattern" in rules and not re.fullmatch(_python(rules["pattern"]), value):
+    if "pattern" in rules and not re.fullmatch(spelled(rules["pattern"]), value):
         yield Fault(f"{path} is {value!r}, its pattern is {rules['pattern']}")
     if "enum" in rules and value not in rules["enum"]:
         yield Fault(f"{path} is {value!r}, which botocore {__version__} does not know", is_certain=False)
-
-
-def _python(pattern: str) -> str:
-    for java, python in JAVA_CLASSES.items():
-        pattern = pattern.replace(java, python)
-    return pattern
