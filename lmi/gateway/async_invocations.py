@@ -1,10 +1,8 @@
 """Async invocations: accepted at once, run a few at a time, answered by a file.
 
-    accept ──▶ 1000 wait ──▶ a few run: read the input, invoke the container ──▶ output file or failure file
-
-Each accepted invocation leaves exactly one of its two files, also when the gateway stops. An answer fails here for what
-it fails for in production: no Content-Length, or headers over 4096 bytes. Inputs and files are objects of S3 or files
-of a folder, which are read and written in threads. boto3 is imported for the first object, because folders need none.
+Each accepted invocation leaves exactly one file, an output or a failure, also when the gateway stops. An answer fails
+here for what it fails for in production: no Content-Length, or headers over 4096 bytes. Inputs and files are objects of
+S3 or files of a folder, which are read and written in threads. boto3 is imported for the first object.
 """
 
 import asyncio

@@ -1,7 +1,6 @@
 """Endpoints: which container stands behind a name, what its /ping has said so far, and what clients ask of both.
 
-DescribeEndpoint and ListEndpoints are for waiters and people. An endpoint never changes after the gateway first heard
-of it.
+DescribeEndpoint and ListEndpoints are for waiters and people. An endpoint never changes after it was first heard of.
 """
 
 import asyncio

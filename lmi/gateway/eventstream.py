@@ -24,11 +24,8 @@ NUM_OTHER_BYTES = 16  # two lengths and two checksums
 
 def encode_headers(headers: Mapping[str, str]) -> bytes:
     """Return each name with its length in one byte, the type, and the value with its length in two."""
-    encoded = bytearray()
-    for name, value in headers.items():
-        encoded += struct.pack("!B", len(name)) + name.encode()
-        encoded += struct.pack("!BH", STRING, len(value)) + value.encode()
-    return bytes(encoded)
+    rows = [(len(name), name.encode(), STRING, len(value), value.encode()) for name, value in headers.items()]
+    return b"".join(struct.pack(f"!B{row[0]}sBH{row[3]}s", *row) for row in rows)
 
 
 def frame(headers: bytes, payload: bytes) -> bytes:

@@ -42,13 +42,12 @@ def bench(settings: dict[str, Any]) -> int:
     ]
     counts = (settings["num_warmup"], settings["num_requests"], settings["rounds"])
     asyncio.run(run(servers, _asks(settings), *counts))
-    shown = {name: str(value) if name == "prompts" and value else value for name, value in settings.items()}
     limits_ms = (settings[f"target_{name}_ms"] for name in ("ttft", "itl", "e2e"))
     targets = Targets(*(None if limit is None else limit / 1e3 for limit in limits_ms))
-    found = report_of(shown, servers, targets)
+    found = report_of(settings, servers, targets)
     click.echo(table_of(found))
     if files["json_file"]:
-        files["json_file"].write_bytes(orjson.dumps(found, option=orjson.OPT_INDENT_2))
+        files["json_file"].write_bytes(orjson.dumps(found, default=str, option=orjson.OPT_INDENT_2))
     if files["html_file"]:
         files["html_file"].write_text(page_of(found))
     if files["png_file"]:
