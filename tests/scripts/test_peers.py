@@ -12,11 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from scripts.benchmarks.peers import contestants, gguf_model, report
-from scripts.benchmarks.peers.contest import Contestant, Figure, Worker, play, workers
+from scripts.benchmarks.peers import contestants, report
+from scripts.benchmarks.peers.contest import Contestant, Figure, Start, Worker, play, workers
 from scripts.benchmarks.peers.results import Results, add, load
-from scripts.benchmarks.peers.shapes import SHAPES, Shape
-from scripts.benchmarks.peers.starts import Start
+from scripts.benchmarks.peers.shapes import SHAPES, Shape, new_name
 from scripts.benchmarks.peers.worker import Burst, Outcome
 from tests.scripts.kernels import ROOT
 
@@ -165,7 +164,7 @@ def test_only_what_is_installed_takes_part() -> None:
     ],
 )
 def test_tensors_get_the_names_of_llama_cpp(ours: str, theirs: str) -> None:
-    assert gguf_model.new_name(ours) == theirs
+    assert new_name(ours) == theirs
 
 
 def test_an_unknown_shape_is_refused_by_name() -> None:

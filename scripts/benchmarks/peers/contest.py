@@ -1,4 +1,7 @@
-"""The contest: every contestant is loaded once, and they run the same bursts in turns, the others idle meanwhile."""
+"""The contest: every contestant is loaded once, and they run the same bursts in turns, the others idle meanwhile.
+
+Servers also start in turns.
+"""
 
 import dataclasses
 import json
@@ -9,16 +12,19 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from scripts.benchmarks.peers.worker import Burst, Outcome
+from scripts.benchmarks import servers
+from scripts.benchmarks.peers.worker import PORT, READY_S, Burst, Outcome
+from scripts.benchmarks.start import SETTLE_S, pss_mb
 
 ROOT = Path(__file__).resolve().parents[3]
 MAX_WAITED = 0.04  # of its time, for a burst to count as quiet
+NUM_STARTS = 3
 BURST_LIMIT_S = 600.0  # for one burst, and for the start of an engine
 
 
@@ -181,6 +187,37 @@ def _run(worker: Worker, burst: Burst, done: list[Outcome]) -> None:
     except ContestantLost as error:
         done.clear()
         say(f"left: {error} in a burst of {burst.num_streams} prompts of {burst.num_prompt} tokens")
+
+
+@dataclass(frozen=True)
+class Start:
+    seconds: float  # from its exec to the first 200 of its health check
+    idle_mb: float  # PSS of all its processes
+
+
+def play_starts(own: Sequence[Contestant]) -> dict[str, Start]:
+    """Return the medians of each server. One that does not start is left out, with a line that says so."""
+    found: dict[str, list[Start]] = {contestant.name: [] for contestant in own}
+    for number in range(NUM_STARTS):
+        for contestant in own if number % 2 else reversed(own):
+            try:
+                found[contestant.name].append(_start_of(contestant, **contestant.settings))
+            except (RuntimeError, TimeoutError) as error:
+                say(f"left out: {contestant.name}: {error}")
+    return {
+        name: Start(statistics.median(one.seconds for one in starts), statistics.median(one.idle_mb for one in starts))
+        for name, starts in found.items()
+        if starts
+    }
+
+
+def _start_of(contestant: Contestant, command: list[str], health: str, environ: Mapping[str, str | None]) -> Start:
+    port = servers.free_port()
+    command = [str(port) if word == PORT else word for word in command]
+    environ = {"PYTHONPATH": str(ROOT), **contestant.environ, **environ}
+    with servers.process(command, port, environ, health, READY_S) as server:
+        time.sleep(SETTLE_S)
+        return Start(server.start_s, sum(pss_mb(server).values()))
 
 
 def say(text: str) -> None:

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from scripts.benchmarks.peers.contest import ROOT, Contestant, say
-from scripts.benchmarks.peers.server_engine import PORT
 from scripts.benchmarks.peers.shapes import MAX_TOKENS, Shape
+from scripts.benchmarks.peers.worker import PORT
 
 VENVS = ROOT / ".venv-peers"
 MODELS = ROOT / "build" / "peers"
@@ -41,14 +41,14 @@ def installed() -> set[str]:
 def make_models(name: str, shape: Shape, peers: set[str]) -> Path:
     """Write what is not there yet. The next run finds it."""
     folder = MODELS / name
-    module, files = "scripts.benchmarks.peers", folder / "f32"
+    module, files = "scripts.benchmarks.peers.shapes", str(folder / "f32")
     if not (folder / "bf16" / "tokenizer_config.json").exists():
-        _make(folder, sys.executable, "-m", f"{module}.shapes", name, str(folder))
+        _make(folder, sys.executable, "-m", module, name, str(folder))
     if "openvino" in peers and not (folder / "openvino" / "int8" / "openvino_model.xml").exists():
-        _make(folder, str(OPENVINO), "-m", f"{module}.openvino_model", str(files), str(folder / "openvino"))
+        _make(folder, str(OPENVINO), "-m", module, "openvino", files, str(folder / "openvino"))
     if "llama-cpp" in peers and not (folder / "q8.gguf").exists():
         whole = str(folder / "f32.gguf")
-        _make(folder, str(LLAMA / "python"), "-m", f"{module}.gguf_model", str(files), whole)
+        _make(folder, str(LLAMA / "python"), "-m", module, "llama-cpp", files, whole)
         _make(folder, str(LLAMA / "llama-quantize"), whole, str(folder / "q8.gguf"), "Q8_0")
     return folder
 

@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from scripts.benchmarks.drawing import Panel, draw
-from scripts.benchmarks.peers import contestants, starts
-from scripts.benchmarks.peers.contest import Contestant, Figure, play, say, workers
+from scripts.benchmarks.peers import contestants
+from scripts.benchmarks.peers.contest import Contestant, Figure, play, play_starts, say, workers
 from scripts.benchmarks.peers.contestants import (
     LLAMA_Q8,
     LLAMA_SERVER,
@@ -96,7 +96,7 @@ def measure(names: list[str], is_quick: bool) -> None:
         if not is_quick and name != "0.5B":
             serving = list(contestants.serving(folder, peers))
             measure_group("servers", name, serving, results, deadline_s, is_quick)
-            results.starts = starts.play(serving)
+            results.starts = play_starts(serving)
         add(STORED, name, results)
 
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from scripts.benchmarks.peers.contest import Figure
-from scripts.benchmarks.peers.starts import Start
+from scripts.benchmarks.peers.contest import Figure, Start
 
 Figures = dict[str, Figure]  # by contestant
 

@@ -4,32 +4,27 @@
 
 SETTINGS is the JSON object of the engine's arguments. Each line of the input is a `Burst` as JSON, each line of the
 output its `Outcome`. The first line of the output says that the engine is ready. It runs in the venv of its engine, so
-it imports only the standard library.
+each engine imports what it needs.
 """
 
 import dataclasses
-import importlib
 import json
 import os
 import random
+import re
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import Any, TypeAlias, cast
 
 Sampling: TypeAlias = Mapping[str, float]
-ENGINES = {  # by name: the module and the class
-    "lmi": "scripts.benchmarks.peers.lmi_engine:Lmi",
-    "openvino": "scripts.benchmarks.peers.openvino_engine:OpenVino",
-    "vllm": "scripts.benchmarks.peers.vllm_engine:Vllm",
-    "server": "scripts.benchmarks.peers.server_engine:ServedEngine",
-}
-
-
 SAMPLED = {"temperature": 0.8, "top_p": 0.95}
+PORT = "PORT"  # in the command of a server
+READY_S = 300.0  # vLLM compiles first
 
 
 @dataclass(frozen=True)
@@ -62,17 +57,186 @@ class Outcome:
     waited: float  # share of its time that the engine was ready to run and had no core
 
 
-class Engine(Protocol):
-    def run(
+class Engine:
+    """An engine as a library, in this process."""
+
+    def answers(
         self, prompts: Sequence[list[int]], num_new: int, reuses: bool, sampling: Sampling
-    ) -> tuple[int, float, list[float]]:
-        """Answer all at once; the number of tokens, the seconds, and those to each first token.
+    ) -> Iterator[tuple[object, int]]:
+        """Yield when all is prepared; then ask all at once, and yield who has new tokens and how many.
 
         With `reuses` the engine must look for shared starts of prompts, if it can. Without `sampling` it is greedy.
         """
+        raise NotImplementedError
+
+    def run(
+        self, prompts: Sequence[list[int]], num_new: int, reuses: bool, sampling: Sampling
+    ) -> tuple[int, float, list[float]]:
+        """Answer all; the number of tokens, the seconds, and those to each first token."""
+        answers = self.answers(prompts, num_new, reuses, sampling)
+        next(answers)
+        start_s, num_tokens, first_s = time.perf_counter(), 0, dict[object, float]()
+        for asked, num_more in answers:
+            num_tokens += num_more
+            first_s.setdefault(asked, time.perf_counter() - start_s)
+        return num_tokens, time.perf_counter() - start_s, list(first_s.values())
 
     def pids(self) -> list[int]:
         """The processes that compute."""
+        return [os.getpid()]
+
+    def close(self) -> None:
+        """End what does not end with this process."""
+
+
+class Lmi(Engine):
+    """lmi's embedded executor."""
+
+    def __init__(self, model: str, dtype: str, quantize: str | None = None) -> None:
+        from handlers.lmi_dist import Executor
+        from lmi.settings.config import EngineConfig
+
+        cores = len(os.sched_getaffinity(0))  # all of them: there is no front end beside it, as there is none at others
+        config = EngineConfig(
+            dtype=dtype, quantize=quantize, num_threads=cores, max_num_sequences=64, max_sequence_length=1024
+        )
+        self._executor = Executor(model, config)
+
+    def answers(
+        self, prompts: Sequence[list[int]], num_new: int, reuses: bool, sampling: Sampling
+    ) -> Iterator[tuple[object, int]]:
+        from lmi.executor import Request, Response, SamplingConfig
+
+        config = SamplingConfig(temperature=sampling.get("temperature", 0.0), top_p=sampling.get("top_p"))
+        fields: dict[str, Any] = {"streaming": True, "ignore_eos": True, "sampling_config": config}
+        requests = [Request(tuple(prompt), num_new, **fields) for prompt in prompts]
+        yield None, 0
+        self._executor.enqueue_requests(requests)
+        num_open = len(prompts)
+        while num_open:
+            for response in cast(list[Response], self._executor.await_responses(timeout_s=60)):
+                if response.result is None:
+                    raise RuntimeError(response.error_msg)
+                num_open -= response.is_final
+                yield response.request_id, len(response.result.output_token_ids[0])
+
+
+class OpenVino(Engine):
+    """OpenVINO GenAI's pipeline with continuous batching. `properties` are those of its CPU plugin.
+
+    Its prefix cache is off by default and costs memory, so it is a second pipeline that is made when a burst asks for
+    it.
+    """
+
+    def __init__(self, model: str, properties: dict[str, str]) -> None:
+        self._model, self._properties = model, properties
+        self._next_id = 0
+        self._pipeline(False)
+
+    @cache  # noqa: B019 (there is one object, until the process ends)
+    def _pipeline(self, reuses: bool) -> Any:
+        import openvino_genai  # type: ignore[import-not-found]
+
+        scheduler = openvino_genai.SchedulerConfig()
+        scheduler.max_num_batched_tokens = 2048  # its documentation's choice for throughput; the default is 256
+        scheduler.cache_size = 2  # GB
+        scheduler.enable_prefix_caching = reuses
+        return openvino_genai.ContinuousBatchingPipeline(self._model, scheduler, "CPU", self._properties)
+
+    def answers(
+        self, prompts: Sequence[list[int]], num_new: int, reuses: bool, sampling: Sampling
+    ) -> Iterator[tuple[object, int]]:
+        import numpy
+        import openvino  # type: ignore[import-not-found]
+        import openvino_genai
+
+        pipeline = self._pipeline(reuses)
+        config = openvino_genai.GenerationConfig()
+        config.max_new_tokens, config.ignore_eos, config.do_sample = num_new, True, bool(sampling)
+        for name, value in sampling.items():
+            setattr(config, name, value)
+        yield None, 0
+        handles = []
+        for prompt in prompts:
+            self._next_id += 1
+            handles.append(pipeline.add_request(self._next_id, openvino.Tensor(numpy.array([prompt])), config))
+        while pipeline.has_non_finished_requests():
+            pipeline.step()
+            for number, handle in enumerate(handles):
+                if handle.can_read():
+                    yield number, sum(len(output.generated_ids) for output in handle.read().values())
+
+
+class Vllm(Engine):
+    """vLLM's engine, compiled, as its server has it by default."""
+
+    def __init__(self, model: str, dtype: str) -> None:
+        from handlers.lmi_vllm.process_setup import hide_foreign_builds
+
+        hide_foreign_builds()
+        from vllm import EngineArgs
+        from vllm.v1.engine.llm_engine import LLMEngine
+
+        arguments = EngineArgs(model=model, dtype=dtype, max_model_len=1024, max_num_seqs=64)
+        self._engine = LLMEngine.from_engine_args(arguments)
+        self._next_id = 0
+
+    def answers(
+        self, prompts: Sequence[list[int]], num_new: int, reuses: bool, sampling: Sampling
+    ) -> Iterator[tuple[object, int]]:
+        from vllm import SamplingParams
+        from vllm.inputs import tokens_input
+        from vllm.sampling_params import RequestOutputKind
+
+        params = SamplingParams(
+            **({"temperature": 0.0} | dict(sampling)),
+            ignore_eos=True,
+            max_tokens=num_new,
+            detokenize=False,
+            output_kind=RequestOutputKind.DELTA,
+        )
+        yield None, 0
+        for prompt in prompts:
+            self._next_id += 1
+            self._engine.add_request(str(self._next_id), tokens_input(prompt), params)
+        while self._engine.has_unfinished_requests():
+            for output in self._engine.step():
+                yield output.request_id, sum(len(completion.token_ids) for completion in output.outputs)
+
+
+class Server(Engine):
+    """A server that speaks OpenAI's completions: the same streamed requests to all, over kept-alive connections."""
+
+    def __init__(self, command: list[str], health: str, environ: dict[str, str | None]) -> None:
+        from scripts.benchmarks import servers
+
+        self._port = servers.free_port()
+        command = [str(self._port) if word == PORT else word for word in command]
+        self._process = servers.process(command, self._port, environ, health, READY_S)
+        self._server = self._process.__enter__()
+
+    def run(
+        self, prompts: Sequence[list[int]], num_new: int, reuses: bool, sampling: Sampling
+    ) -> tuple[int, float, list[float]]:
+        from scripts.benchmarks.load import Records, request, run_round
+
+        records = Records(mark=re.compile(rb'"text": ?"'), count=re.compile(rb'"completion_tokens": ?(\d+)'))
+        body = {"model": "bench", "max_tokens": num_new, "temperature": 0, "ignore_eos": True}
+        body |= {"stream": True, "stream_options": {"include_usage": True}, **sampling}
+        asked = [[request("/v1/completions", json.dumps(body | {"prompt": prompt}).encode())] for prompt in prompts]
+        done = run_round(self._port, asked, records, {})
+        return done.num_tokens, done.seconds, list(done.first_s)
+
+    def pids(self) -> list[int]:
+        from scripts.benchmarks import servers
+
+        return servers.family(self._server.process.pid)
+
+    def close(self) -> None:
+        self._process.__exit__(None, None, None)
+
+
+ENGINES = {"lmi": Lmi, "openvino": OpenVino, "vllm": Vllm, "server": Server}
 
 
 class Meter:
@@ -108,16 +272,14 @@ def run(engine: Engine, burst: Burst) -> Outcome:
 def main() -> None:
     output = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what engines print is not an answer
-    module, _, name = ENGINES[sys.argv[1]].partition(":")
     began_s = time.monotonic()
-    engine: Engine = getattr(importlib.import_module(module), name)(**json.loads(sys.argv[2]))
+    engine: Engine = ENGINES[sys.argv[1]](**json.loads(sys.argv[2]))
     print(json.dumps({"ready_s": time.monotonic() - began_s}), file=output)
     try:
         for line in sys.stdin:
             print(json.dumps(dataclasses.asdict(run(engine, Burst(**json.loads(line))))), file=output)
     finally:
-        if hasattr(engine, "close"):
-            engine.close()
+        engine.close()
 
 
 if __name__ == "__main__":
