@@ -31,9 +31,8 @@ class Talk:
 
     def __init__(self, url: str, model: str | None, api_key: str | None, temperature: float | None) -> None:
         self._url = url
-        self._client = httpx2.Client(
-            base_url=base_of(url), headers=headers_of(api_key), timeout=httpx2.Timeout(5.0, read=None)
-        )
+        timeout = httpx2.Timeout(5.0, read=None)
+        self._client = httpx2.Client(base_url=base_of(url), headers=headers_of(api_key), timeout=timeout)
         self._sampling = {} if temperature is None else {"temperature": temperature}
         self._model = model
         if not model:

@@ -6,8 +6,7 @@ Times are in seconds.
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from lmi.client.bench.load import Load, Sample
@@ -17,19 +16,6 @@ Json = dict[str, Any]
 LATENCIES = {"first_s": "time to first token", "gap_s": "between tokens", "end_s": "end to end"}
 RATES = {"tokens_per_s": "tokens/s", "requests_per_s": "answers/s", "goodput_per_s": "goodput, answers/s"}
 COUNTS = {"num_requests": "requests", "num_ok": "whole answers", "num_tokens": "output tokens"}
-
-
-@dataclass(frozen=True)
-class Targets:
-    """Latencies that a good answer does not exceed, in seconds. None: any is good."""
-
-    first_s: float | None = None
-    gap_s: float | None = None  # the mean of an answer
-    end_s: float | None = None
-
-    def hold(self, sample: Sample) -> bool:
-        pairs = ((sample.latencies_s[name], most) for name, most in vars(self).items())
-        return sample.is_ok and all(not seen or most is None or statistics.fmean(seen) <= most for seen, most in pairs)
 
 
 def quantile(values: Iterable[float], share: float) -> float:
@@ -44,9 +30,10 @@ def summary(values: Sequence[float]) -> dict[str, float]:
     return {"mean": statistics.fmean(values)} | {name: quantile(values, share) for name, share in SHARES.items()}
 
 
-def figures_of(rounds: Sequence[Sequence[Sample]], targets: Targets) -> Json:
+def figures_of(rounds: Sequence[Sequence[Sample]], targets: Mapping[str, float]) -> Json:
     """Return the figures of some rounds. The time between them does not count. Raises ValueError if one is empty.
 
+    `targets` has the latencies that no good answer exceeds, by name; of its gaps the mean counts.
     Latencies are those of whole answers: mean, p50, p90, p99. `outcomes` counts requests by status, or why they have no
     whole answer. `counted_by` is usage, events, both, or nothing: the server does not report its tokens.
     """
@@ -68,12 +55,17 @@ def figures_of(rounds: Sequence[Sequence[Sample]], targets: Targets) -> Json:
         "counted_by": " and ".join(sorted(counted_by)) or "nothing",
         "tokens_per_s": num_tokens / seconds,
         "requests_per_s": len(good) / seconds,
-        "goodput_per_s": sum(map(targets.hold, samples)) / seconds,
+        "goodput_per_s": sum(_is_within(targets, sample) for sample in good) / seconds,
         **{name: summary([value for sample in good for value in sample.latencies_s[name]]) for name in LATENCIES},
     }
 
 
-def report_of(settings: Json, servers: Sequence[Load], targets: Targets) -> Json:
+def _is_within(targets: Mapping[str, float], sample: Sample) -> bool:
+    seen = sample.latencies_s
+    return all(not seen[name] or statistics.fmean(seen[name]) <= most for name, most in targets.items())
+
+
+def report_of(settings: Json, servers: Sequence[Load], targets: Mapping[str, float]) -> Json:
     """Return settings, the figures of each server, of all rounds and of each, and the ratios of two servers.
 
     A ratio is the median over the rounds of the second server's figure by the first one's; None where one has none.
