@@ -14,7 +14,7 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -186,7 +186,7 @@ class LoadedModels:
         """
         if name in self._unloads:
             await asyncio.wait([self._unloads[name]])
-        known = _decoded(await self._ask("GET", f"/models/{name}"), _ListedModel)
+        known = await self._get(f"/models/{name}", _ListedModel)
         if known is None or known.status != READY:
             if name not in self._loads:  # one task loads a model
                 self._loads[name] = asyncio.create_task(self._load(name, store, key))
@@ -236,7 +236,7 @@ class LoadedModels:
 
     async def _idle(self) -> list[str]:
         """Return the loaded models of the gateway, the least recently used first."""
-        listed = _decoded(await self._ask("GET", "/models?limit=100"), _ListedModels) or _ListedModels()
+        listed = await self._get("/models?limit=100", _ListedModels) or _ListedModels()
         names = [model.model_name for model in listed.models if OURS.fullmatch(model.model_name)]
         return sorted(names, key=lambda name: self._last_used_s.get(name, 0.0))
 
@@ -246,6 +246,13 @@ class LoadedModels:
         if status not in (OK, 404):
             log.warning("model %s was not unloaded: %d %s", name, status, body.decode(errors="replace"))
 
+    async def _get(self, path: str, kind: type[T]) -> T | None:
+        """Return what a successful answer says, or None for any other. Raises ContainerFault."""
+        status, body = await self._ask("GET", path)
+        with suppress(msgspec.MsgspecError):
+            return msgspec.json.decode(body, type=kind) if status == OK else None
+        return None
+
     async def _ask(
         self, method: str, path: str, document: dict[str, str] | None = None, timeout_s: float = ASK_TIMEOUT_S
     ) -> tuple[int, bytes]:
@@ -254,15 +261,6 @@ class LoadedModels:
         body = msgspec.json.encode(document) if document else b""
         async with self._container.call(method, path, headers, body, timeout_s) as response:
             return response.status, await response.read()
-
-
-def _decoded(answer: tuple[int, bytes], kind: type[T]) -> T | None:
-    """Return what a successful answer says, or None for any other."""
-    status, body = answer
-    try:
-        return msgspec.json.decode(body, type=kind) if status == OK else None
-    except msgspec.MsgspecError:
-        return None
 
 
 def _link_out_of(source: Path, found: Path) -> Path | None:
