@@ -10,7 +10,7 @@ import re
 import signal
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from importlib.util import find_spec
 from typing import Any
@@ -91,7 +91,11 @@ class Gateway:
             return
         if self._signatures is None:  # which no page has
             check_page(exchange, (), self._hosts)
-        handler = _route(exchange)
+        matches = [(found, each) for path, each in ROUTES.items() if (found := re.fullmatch(path, exchange.path))]
+        if exchange.method != "POST" or not matches:
+            raise AwsError("UnknownOperationException", 404, "The requested operation is not supported by the gateway.")
+        [(found, handler)] = matches
+        exchange.names = found.groupdict()
         max_bytes = self.settings.max_body_bytes
         try:
             exchange.payload = await exchange.body(max_bytes, self.body_memory)
@@ -196,23 +200,13 @@ class Gateway:
 
 ENDPOINT = "/endpoints/(?P<endpoint>[^/]+)"
 COMPONENT = "(/inference-components/(?P<component>[^/]+))?"
-Handler = Callable[[Gateway, AwsExchange], Coroutine[Any, Any, None]]
-ROUTES: dict[str, Handler] = {  # by the path of a POST
+ROUTES = {  # by the path of a POST
     f"{ENDPOINT}/invocations": Gateway.invoke,
     f"{ENDPOINT}/invocations-response-stream": Gateway.stream,
     f"{ENDPOINT}/async-invocations": Gateway.invoke_later,
     f"{ENDPOINT}{COMPONENT}/openai/v1/chat/completions": Gateway.chat,
     "/": Gateway.control,
 }
-
-
-def _route(exchange: AwsExchange) -> Handler:
-    """Return the operation, and keep the names in its path. Raises AwsError."""
-    for path, handler in ROUTES.items():
-        if exchange.method == "POST" and (found := re.fullmatch(path, exchange.path)):
-            exchange.names = found.groupdict()
-            return handler
-    raise AwsError("UnknownOperationException", 404, "The requested operation is not supported by the gateway.")
 
 
 def headers_for_client(response: ContainerResponse) -> list[Header]:
@@ -282,19 +276,9 @@ def make_server(app: Gateway, settings: GatewaySettings) -> uvicorn.Server:
     """Return the server. Its lines about starts and stops appear only with DEBUG."""
     if settings.log_level != "DEBUG":
         logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
-    config = uvicorn.Config(
-        app,
-        http=AwsProtocol,
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        timeout_keep_alive=KEEP_ALIVE_S,
-        timeout_graceful_shutdown=FINISH_S,
-    )
-    return uvicorn.Server(config)
+    options: dict[str, Any] = {"log_config": None, "access_log": False, "server_header": False, "proxy_headers": False}
+    options |= {"timeout_keep_alive": KEEP_ALIVE_S, "timeout_graceful_shutdown": FINISH_S}
+    return uvicorn.Server(uvicorn.Config(app, http=AwsProtocol, ws="none", lifespan="off", **options))
 
 
 def say_ready(settings: GatewaySettings, port: int) -> None:

@@ -113,6 +113,7 @@ def test_a_signature_is_good_for_one_body_path_method_and_service(aws: Gateway) 
     assert post(aws, headers, path=PATH + "?a=1") == WRONG
     assert post(aws, signed(aws, service="s3")) == WRONG
     assert post(aws, {**headers, "X-Amz-Content-SHA256": "UNSIGNED-PAYLOAD"}) == WRONG
+    assert post(aws, {**headers, "X-Amz-Date": "today"}) == WRONG
 
 
 @pytest.mark.parametrize("name", ["X-Amzn-SageMaker-Target-Model", "X-Amzn-SageMaker-Session-Id", "X-Amz-Target"])
