@@ -2,6 +2,7 @@
 
 import os
 import platform
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -13,15 +14,20 @@ Goal = tuple[str, str, str, float]  # figure, its description, relation, bound
 
 def table(figures: dict[str, float], goals: list[Goal], otherwise: str = "") -> str:
     """A row for each figure that has a goal. `otherwise` fills the rows of goals without a figure."""
-    lines = ["| figure | measured | goal |", "|---|---|---|"]
+    rows = []
     for name, text, relation, goal in goals:
         sign = "≤" if relation == "<=" else "≥"
         if name in figures:
             is_met = figures[name] <= goal if relation == "<=" else figures[name] >= goal
-            lines.append(f"| {text} | {figures[name]:.2f} | {sign} {goal:g}{'' if is_met else ' (missed)'} |")
+            rows.append([text, f"{figures[name]:.2f}", f"{sign} {goal:g}{'' if is_met else ' (missed)'}"])
         elif otherwise:
-            lines.append(f"| {text} | {otherwise} | {sign} {goal:g} |")
-    return "\n".join(lines)
+            rows.append([text, otherwise, f"{sign} {goal:g}"])
+    return markdown(["figure", "measured", "goal"], rows)
+
+
+def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [f"| {' | '.join(cells)} |" for cells in (heads, *rows)]
+    return "\n".join([lines[0], "|---" * len(heads) + "|", *lines[1:]])
 
 
 def machine() -> str:

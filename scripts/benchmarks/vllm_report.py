@@ -16,7 +16,7 @@ from lmi.client.bench.figures import quantile
 from scripts.benchmarks import vllm_model, vllm_servers
 from scripts.benchmarks.drawing import Panel, draw
 from scripts.benchmarks.load import Round, realtime
-from scripts.benchmarks.table import FIGURES, ROOT, Goal, machine, publish, table
+from scripts.benchmarks.table import FIGURES, ROOT, Goal, machine, markdown, publish, table
 from scripts.benchmarks.vllm_servers import (
     ASKS,
     BARE,
@@ -126,18 +126,16 @@ def middle(values: list[float]) -> float | None:
 
 
 def streams_table(records: dict[str, Record]) -> str:
-    lines = [
-        "| streams | server | tokens/s | first token, ms p50 / p99 | between tokens, ms p50 / p99 "
-        "| CPU µs a token: front end / engine core / worker | not streamed, tokens/s |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    heads = ["streams", "server", "tokens/s", "first token, ms p50 / p99", "between tokens, ms p50 / p99"]
+    heads += ["CPU µs a token: front end / engine core / worker", "not streamed, tokens/s"]
+    rows = []
     for num_streams in ASKS:
         for key, record in records.items():
             for kind, where in ((STREAMED, ""), (OWN_API, " at `/invocations`")):
                 if (kind, num_streams) in record.rounds:
                     cells = stream_cells(record, (kind, num_streams), has_times=key != BARE)
-                    lines.append(f"| {num_streams} | {record.name}{where} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+                    rows.append([str(num_streams), f"{record.name}{where}", *cells])
+    return markdown(heads, rows)
 
 
 def stream_cells(record: Record, case: tuple[str, int], *, has_times: bool) -> list[str]:
@@ -150,11 +148,9 @@ def stream_cells(record: Record, case: tuple[str, int], *, has_times: bool) -> l
 
 
 def servers_table(records: dict[str, Record]) -> str:
-    lines = [
-        "| server | ready after, s: first start / later | memory, MB: front end / engine core / worker / rest "
-        f"| front-end CPU µs a token, 64 streams with {vllm_servers.NUM_LOG_PROBS} log-probs | tokens/s with them |",
-        "|---|---|---|---|---|",
-    ]
+    heads = ["server", "ready after, s: first start / later", "memory, MB: front end / engine core / worker / rest"]
+    heads += [f"front-end CPU µs a token, 64 streams with {vllm_servers.NUM_LOG_PROBS} log-probs", "tokens/s with them"]
+    rows = []
     for record in records.values():
         if not record.starts_s:
             continue
@@ -163,8 +159,8 @@ def servers_table(records: dict[str, Record]) -> str:
         front, speed = record.median(with_log_probs, us_per_token(FRONT)), record.median(with_log_probs, tokens_per_s)
         others = [f"{front:.0f}", f"{speed:.0f}"] if front and speed else ["", ""]
         starts = " / ".join(f"{value:.1f}" for value in (record.starts_s[0], middle(record.starts_s[1:])) if value)
-        lines.append(f"| {record.name} | {starts} | {memory} | {' | '.join(others)} |")
-    return "\n".join(lines)
+        rows.append([record.name, starts, memory, *others])
+    return markdown(heads, rows)
 
 
 def conditions(records: dict[str, Record], has_realtime: bool) -> str:

@@ -16,10 +16,9 @@ from lmi.client.bench.figures import quantile
 from scripts.benchmarks import servers
 from scripts.benchmarks.load import Answer
 from scripts.benchmarks.overload import contest, records, report
-from scripts.benchmarks.overload.door import Asked, Door, poisson
+from scripts.benchmarks.overload.door import Asked, Door, Target, poisson
 from scripts.benchmarks.overload.parts import Plan, Run
 from scripts.benchmarks.overload.records import Outcome, Record
-from scripts.benchmarks.overload.target import Target
 from tests.scripts.kernels import ROOT
 
 QUICK = [

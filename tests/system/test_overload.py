@@ -12,10 +12,9 @@ from lmi.client.bench.figures import quantile
 from lmi.settings.model_choice import demo_folder
 from scripts.benchmarks.overload import client, records
 from scripts.benchmarks.overload.client import Phase, User
-from scripts.benchmarks.overload.door import Ask, Door
+from scripts.benchmarks.overload.door import Ask, Door, Target, model_35m
 from scripts.benchmarks.overload.parts import Plan, Run
 from scripts.benchmarks.overload.records import Outcome, Record, of
-from scripts.benchmarks.overload.target import Target, model_35m
 from tests.served import Server, serve
 from tests.system.vllm_server import SETTINGS
 from tests.tiny_models import tiny_model

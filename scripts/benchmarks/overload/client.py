@@ -16,9 +16,8 @@ from typing import Any
 import uvloop
 
 from scripts.benchmarks.load import Connection, Meter, realtime
-from scripts.benchmarks.overload.door import REFUSALS, RETRY_AFTER, Ask, Asked, Door
+from scripts.benchmarks.overload.door import REFUSALS, RETRY_AFTER, Ask, Asked, Door, Target
 from scripts.benchmarks.overload.records import Record
-from scripts.benchmarks.overload.target import Target
 
 PING_EVERY_S = 0.05
 PING_TIMEOUT_S = 10.0

@@ -15,11 +15,10 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from scripts.benchmarks.overload.door import Door
+from scripts.benchmarks.overload.door import Door, started
 from scripts.benchmarks.overload.parts import Figures, Plan, Run, Tenant
 from scripts.benchmarks.overload.report import CLIENT, GOALS, PARTS, clean, closing, headlines, loads_table, measure
-from scripts.benchmarks.overload.target import started
-from scripts.benchmarks.table import PAGE, ROOT, machine, write
+from scripts.benchmarks.table import PAGE, ROOT, machine, markdown, write
 
 MARKS = "<!-- overload figures -->", "<!-- end of overload figures -->"
 RESULTS = ROOT / "build" / "overload" / "contest.json"
@@ -35,7 +34,7 @@ MORE = {"gap_s": "what one tenant with a backlog got more than another, s of cap
 @dataclass(frozen=True)
 class Contestant:
     title: str
-    kind: str  # of `target.py: KINDS`
+    kind: str  # of `door.py: KINDS`
     flags: tuple[str, ...] = ()
 
 
@@ -92,11 +91,11 @@ def table(columns: Mapping[str, Mapping[str, float]]) -> str:
     """A row for each figure, with its goal, and a column for each server."""
     goals = {name: f"{'≤' if relation == '<=' else '≥'} {bound:g}" for name, _, relation, bound in GOALS}
     texts = {name: text for name, text, _, _ in GOALS} | MORE
-    lines = ["| " + " | ".join(["figure", *columns, "goal"]) + " |", "|---" * (len(columns) + 2) + "|"]
-    for name, text in texts.items():
-        cells = [cell(column.get(name, math.nan)) for column in columns.values()]
-        lines.append("| " + " | ".join([text, *cells, goals.get(name, "")]) + " |")
-    return "\n".join(lines)
+    rows = [
+        [text, *(cell(column.get(name, math.nan)) for column in columns.values()), goals.get(name, "")]
+        for name, text in texts.items()
+    ]
+    return markdown(["figure", *columns, "goal"], rows)
 
 
 def cell(value: float) -> str:

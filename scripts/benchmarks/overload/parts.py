@@ -13,9 +13,8 @@ from typing import Any
 from lmi.client.bench.figures import quantile
 from scripts.benchmarks.overload import client, records as counted
 from scripts.benchmarks.overload.client import Clients, Phase, User
-from scripts.benchmarks.overload.door import Ask, Door, poisson
+from scripts.benchmarks.overload.door import Ask, Door, Target, poisson
 from scripts.benchmarks.overload.records import Outcome, Record, of
-from scripts.benchmarks.overload.target import Target
 
 Figures = dict[str, Any]
 

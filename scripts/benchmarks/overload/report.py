@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from lmi.client.bench.figures import quantile
-from scripts.benchmarks.overload.door import APIS, Door
+from scripts.benchmarks.overload.door import APIS, KINDS, Door, running, started
 from scripts.benchmarks.overload.parts import Figures, NoAnswer, Plan, Run, Tenant
-from scripts.benchmarks.overload.target import KINDS, running, started
-from scripts.benchmarks.table import Goal, machine, table
+from scripts.benchmarks.table import Goal, machine, markdown, table
 
 PARTS = ("load", "burst", "hogs", "tenants")
 PARTS_OF = {"openai": PARTS, "lmi": ("load", "burst", "tenants")}  # only OpenAI's API streams several prompts
@@ -146,7 +145,7 @@ def headlines(found: Figures) -> dict[str, float]:
 def loads_table(rows: list[Figures]) -> str:
     titles = ["load", "goodput", "delivered", "whole", "refused", "left", "failed", "refusal p50, p99 ms"]
     titles += ["Retry-After s", "none", "servable", "first token p50, p99 s", "ping p50, p99 ms", "driver cores"]
-    lines = ["| " + " | ".join(titles) + " |", "|---" * len(titles) + "|"]
+    lines = []
     for row in rows:
         cells = [f"{row['load']:g}", f"{row['goodput_ratio']:.2f}", f"{row['delivered_ratio']:.2f}"]
         cells += [str(number) for number in row["outcomes"].values()]
@@ -155,8 +154,8 @@ def loads_table(rows: list[Figures]) -> str:
         cells += [str(row["num_without_retry_after"]), f"{row['servable_share']:.2f}"]
         cells += [f"{row['first_p50_s']:.2f}, {row['first_p99_s']:.2f}"]
         cells += [f"{row['ping_p50_ms']:.0f}, {row['ping_p99_ms']:.0f}", f"{row['driver_cores']:.2f}"]
-        lines.append("| " + " | ".join(cell.replace("nan, ", "").replace("nan", "") for cell in cells) + " |")
-    return "\n".join(lines)
+        lines.append([cell.replace("nan, ", "").replace("nan", "") for cell in cells])
+    return markdown(titles, lines)
 
 
 def closing(run: Run, found: Figures) -> str:

@@ -33,7 +33,7 @@ from scripts.benchmarks.peers.contestants import (
 from scripts.benchmarks.peers.results import Results, add, load
 from scripts.benchmarks.peers.shapes import SHAPES, Shape
 from scripts.benchmarks.peers.worker import SAMPLED, Burst
-from scripts.benchmarks.table import FIGURES, ROOT, Goal, machine, publish, table
+from scripts.benchmarks.table import FIGURES, ROOT, Goal, machine, markdown, publish, table
 
 PLOT = ROOT / FIGURES / "peers.png"
 STORED = contestants.MODELS / "results.json"
@@ -142,14 +142,14 @@ def ratios(found: dict[str, Results]) -> dict[str, float]:
 def ratios_table(found: dict[str, Results]) -> str:
     """lmi's tokens/s over each peer's; a value that misses its goal stands beside it."""
     every = [(n, prompt) for prompt in (SHORT, LONG) for n in STREAMS]
-    lines = [head("tokens/s of lmi over", [f"{n} × {prompt}" for n, prompt in every])]
+    rows = []
     for name, results in found.items():
         for duel in DUELS:
             cells = [ratio_cell(results, duel, case) for case in every]
             if any(cells):
                 own = "int8" if duel.own == LMI_INT8 else duel.group
-                lines.append(f"| {duel.over}, {name}, {own} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+                rows.append([f"{duel.over}, {name}, {own}", *cells])
+    return markdown(["tokens/s of lmi over", *(f"{n} × {prompt}" for n, prompt in every)], rows)
 
 
 def ratio_cell(results: Results, duel: Duel, case: tuple[int, int]) -> str:
@@ -192,37 +192,28 @@ def shape_table(name: str, shape: Shape, results: Results) -> str:
             parts.append(figures_table(group, rows))
     if results.first:
         names = list(results.first)
-        lines = [
-            head("times", names),
-            row(f"first token of a prompt of {LONGEST}, ms", names, results.first, "first_ms"),
-        ]
+        lines = [row(f"first token of a prompt of {LONGEST}, ms", names, results.first, "first_ms")]
         for kind, figures in results.prefix.items():
             lines.append(row(f"32 that share {NUM_SHARED} tokens, {kind}, s", names, figures, "seconds"))
-        parts.append("\n".join(lines))
+        parts.append(markdown(["times", *names], lines))
     if results.starts:
-        names = list(results.starts)
         seconds = [f"{each.seconds:.2f}" for each in results.starts.values()]
         memory = [f"{each.idle_mb:.0f}" for each in results.starts.values()]
-        lines = [head("start", names), f"| from exec to 200, s | {' | '.join(seconds)} |"]
-        lines.append(f"| idle, PSS of all processes, MB | {' | '.join(memory)} |")
-        parts.append("\n".join(lines))
+        lines = [["from exec to 200, s", *seconds], ["idle, PSS of all processes, MB", *memory]]
+        parts.append(markdown(["start", *results.starts], lines))
     return "\n\n".join(parts)
 
 
-def head(first: str, names: list[str]) -> str:
-    return f"| {first} | {' | '.join(names)} |\n|---|{'---|' * len(names)}"
-
-
-def row(text: str, names: list[str], figures: dict[str, Figure], attribute: str) -> str:
+def row(text: str, names: list[str], figures: dict[str, Figure], attribute: str) -> list[str]:
     """A cell for each name; it is empty where that contestant was not measured."""
-    cells = []
+    cells = [text]
     for name in names:
         if name not in figures:
             cells.append("")
             continue
         value = getattr(figures[name], attribute)
         cells.append(f"{'' if figures[name].is_quiet else '~'}{value:.{0 if value >= 20 else 2}f}")
-    return f"| {text} | {' | '.join(cells)} |"
+    return cells
 
 
 def figures_table(group: str, rows: dict[tuple[int, int], dict[str, Figure]]) -> str:
@@ -230,7 +221,7 @@ def figures_table(group: str, rows: dict[tuple[int, int], dict[str, Figure]]) ->
     lines = [
         row(f"{n} at once, prompts of {prompt}", names, each, "tokens_per_s") for (n, prompt), each in rows.items()
     ]
-    return "\n".join([head(group, names), *lines])
+    return markdown([group, *names], lines)
 
 
 def conditions(found: dict[str, Results]) -> str:
