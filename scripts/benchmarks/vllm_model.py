@@ -11,11 +11,12 @@ import sys
 from pathlib import Path
 
 from handlers.lmi_vllm.process_setup import hide_foreign_builds
+from scripts.benchmarks.peers.shapes import Shape
 
 NUM_PIECES = 4096
-SHAPES = {  # hidden size, size between, layers, heads, key-value heads
-    "5M": (256, 688, 4, 4, 2),
-    "35M": (512, 1536, 10, 8, 4),
+SHAPES = {
+    "5M": Shape("llama", NUM_PIECES, 256, 688, 4, 4, 2),
+    "35M": Shape("llama", NUM_PIECES, 512, 1536, 10, 8, 4),
 }
 WORDS_EACH = 32  # in a prompt
 
@@ -46,19 +47,8 @@ def make(folder: Path, shape: str = "5M") -> None:
     tokenizer.train_from_iterator((" ".join(words()) for _ in range(2)), trainer)
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>").save_pretrained(folder)
     torch.manual_seed(0)
-    hidden_size, intermediate_size, num_layers, num_heads, num_kv_heads = SHAPES[shape]
-    config = LlamaConfig(
-        vocab_size=NUM_PIECES,
-        hidden_size=hidden_size,
-        intermediate_size=intermediate_size,
-        num_hidden_layers=num_layers,
-        num_attention_heads=num_heads,
-        num_key_value_heads=num_kv_heads,
-        max_position_embeddings=2048,
-        bos_token_id=0,
-        eos_token_id=0,
-    )
-    LlamaForCausalLM(config).bfloat16().save_pretrained(folder)
+    config = SHAPES[shape].config() | {"tie_word_embeddings": False, "eos_token_id": 0}
+    LlamaForCausalLM(LlamaConfig(**config)).bfloat16().save_pretrained(folder)
 
 
 if __name__ == "__main__":
