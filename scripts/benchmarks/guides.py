@@ -73,8 +73,7 @@ class Found:
     """What was found so far."""
 
     def __init__(self) -> None:
-        self.num_schemas = self.num_accepted = self.num_valid = self.num_written = self.num_answers = 0
-        self.num_invalid = 0
+        self.num_schemas = self.num_accepted = self.num_valid = self.num_written = 0
         self.refusals: Counter[str] = Counter()
         self.wrong: list[str] = []  # schemas, with the first value that should not be possible
         self.compiles_s: list[float] = []
@@ -92,13 +91,11 @@ class Found:
         self.compiles_s.append(time.perf_counter() - start_s)
         self.num_accepted += 1
         possible = [answer for _ in range(NUM_WALKS) if (answer := self.walk(guide, draw)) is not None]
-        self.num_answers += len(possible)
         wrong = [answer for answer in possible if not is_valid(json.loads(answer), schema)]
         for test in instances_of(path):
             can_be_written = accepts(guide, json.dumps(test["data"], separators=(",", ":"), ensure_ascii=False))
             self.num_valid += test["valid"]
             self.num_written += test["valid"] and can_be_written
-            self.num_invalid += not test["valid"]
             if can_be_written and not test["valid"] and not is_valid(test["data"], schema):
                 wrong.append(json.dumps(test["data"]))
         if wrong:

@@ -138,7 +138,6 @@ class Round:
     gaps_s: tuple[float, ...]  # between two tokens of an answer; 0 where they came in one read
     cpu_s: dict[str, float]  # by role
     foreign: float  # cores that all other processes used
-    client_cpu_s: float = 0.0
 
     @property
     def tokens_per_s(self) -> float:
@@ -191,13 +190,12 @@ def run_round(port: int, requests: list[list[bytes]], records: Records, roles: M
     """Run one round. Each list of requests is a user who sends them one after another."""
     gc.collect()
     gc.disable()
-    client_from_s, meter = time.process_time(), Meter(roles)
+    meter = Meter(roles)
     try:
         with realtime(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             seconds, answers = runner.run(ask_all(port, requests))
     finally:
         gc.enable()
-    client_cpu_s = time.process_time() - client_from_s
     cpu_s, foreign = meter.stop()
     times_s = [answer.record_times_s(records.mark) for answer in answers]
     return Round(
@@ -208,7 +206,6 @@ def run_round(port: int, requests: list[list[bytes]], records: Records, roles: M
         gaps_s=tuple(after - before for times in times_s for before, after in itertools.pairwise(times)),
         cpu_s=cpu_s,
         foreign=foreign,
-        client_cpu_s=client_cpu_s,
     )
 
 

@@ -21,7 +21,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
+Prompts: TypeAlias = Sequence[list[int]]
 Sampling: TypeAlias = Mapping[str, float]
+Answers: TypeAlias = Iterator[tuple[object, int]]  # whose, and how many new tokens
+Done: TypeAlias = tuple[int, float, list[float]]  # tokens, seconds, and seconds to each first token
 SAMPLED = {"temperature": 0.8, "top_p": 0.95}
 PORT = "PORT"  # in the command of a server
 READY_S = 300.0  # vLLM compiles first
@@ -60,19 +63,14 @@ class Outcome:
 class Engine:
     """An engine as a library, in this process."""
 
-    def answers(
-        self, prompts: Sequence[list[int]], num_new: int, reuses: bool, sampling: Sampling
-    ) -> Iterator[tuple[object, int]]:
-        """Yield when all is prepared; then ask all at once, and yield who has new tokens and how many.
+    def answers(self, prompts: Prompts, num_new: int, reuses: bool, sampling: Sampling) -> Answers:
+        """Yield when all is prepared; then ask all at once, and yield each new piece of an answer.
 
         With `reuses` the engine must look for shared starts of prompts, if it can. Without `sampling` it is greedy.
         """
         raise NotImplementedError
 
-    def run(
-        self, prompts: Sequence[list[int]], num_new: int, reuses: bool, sampling: Sampling
-    ) -> tuple[int, float, list[float]]:
-        """Answer all; the number of tokens, the seconds, and those to each first token."""
+    def run(self, prompts: Prompts, num_new: int, reuses: bool, sampling: Sampling) -> Done:
         answers = self.answers(prompts, num_new, reuses, sampling)
         next(answers)
         start_s, num_tokens, first_s = time.perf_counter(), 0, dict[object, float]()
@@ -102,9 +100,7 @@ class Lmi(Engine):
         )
         self._executor = Executor(model, config)
 
-    def answers(
-        self, prompts: Sequence[list[int]], num_new: int, reuses: bool, sampling: Sampling
-    ) -> Iterator[tuple[object, int]]:
+    def answers(self, prompts: Prompts, num_new: int, reuses: bool, sampling: Sampling) -> Answers:
         from lmi.executor import Request, Response, SamplingConfig
 
         config = SamplingConfig(temperature=sampling.get("temperature", 0.0), top_p=sampling.get("top_p"))
@@ -143,9 +139,7 @@ class OpenVino(Engine):
         scheduler.enable_prefix_caching = reuses
         return openvino_genai.ContinuousBatchingPipeline(self._model, scheduler, "CPU", self._properties)
 
-    def answers(
-        self, prompts: Sequence[list[int]], num_new: int, reuses: bool, sampling: Sampling
-    ) -> Iterator[tuple[object, int]]:
+    def answers(self, prompts: Prompts, num_new: int, reuses: bool, sampling: Sampling) -> Answers:
         import numpy
         import openvino  # type: ignore[import-not-found]
         import openvino_genai
@@ -181,9 +175,7 @@ class Vllm(Engine):
         self._engine = LLMEngine.from_engine_args(arguments)
         self._next_id = 0
 
-    def answers(
-        self, prompts: Sequence[list[int]], num_new: int, reuses: bool, sampling: Sampling
-    ) -> Iterator[tuple[object, int]]:
+    def answers(self, prompts: Prompts, num_new: int, reuses: bool, sampling: Sampling) -> Answers:
         from vllm import SamplingParams
         from vllm.inputs import tokens_input
         from vllm.sampling_params import RequestOutputKind
@@ -215,9 +207,7 @@ class Server(Engine):
         self._process = servers.process(command, self._port, environ, health, READY_S)
         self._server = self._process.__enter__()
 
-    def run(
-        self, prompts: Sequence[list[int]], num_new: int, reuses: bool, sampling: Sampling
-    ) -> tuple[int, float, list[float]]:
+    def run(self, prompts: Prompts, num_new: int, reuses: bool, sampling: Sampling) -> Done:
         from scripts.benchmarks.load import Records, request, run_round
 
         records = Records(mark=re.compile(rb'"text": ?"'), count=re.compile(rb'"completion_tokens": ?(\d+)'))
