@@ -2,7 +2,7 @@
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from typing import Any, BinaryIO
 from uuid import uuid4
@@ -125,13 +125,20 @@ async def run_batch(source: BinaryIO, target: BinaryIO, url: str, api_key: str |
     written when it comes: `{"id": …, "custom_id": …, "response": {"status_code": …, "request_id": …, "body": …},
     "error": null}`. An error says why the server has not answered.
     """
-    num_failed = 0
-    async with httpx2.AsyncClient(base_url=base_of(url), headers=headers_of(api_key), timeout=None) as client:
-        async for answer in _answers(client, _requests(source), num_at_once):
+    requests = _requests(source)
+
+    async def ask_on(client: httpx2.AsyncClient) -> int:
+        """Take the next line that nobody has taken, and the next after its answer."""
+        num_failed = 0
+        for asked in requests:
+            answer = await _answer(client, asked)
             num_failed += answer["error"] is not None or answer["response"]["status_code"] != 200
             target.write(orjson.dumps(answer) + b"\n")
             target.flush()
-    return num_failed
+        return num_failed
+
+    async with httpx2.AsyncClient(base_url=base_of(url), headers=headers_of(api_key), timeout=None) as client:
+        return sum(await asyncio.gather(*(ask_on(client) for _ in range(num_at_once))))
 
 
 def _requests(source: BinaryIO) -> Iterator[dict[str, Any]]:
@@ -147,21 +154,6 @@ def _requests(source: BinaryIO) -> Iterator[dict[str, Any]]:
         if named["url"] not in ROUTES:
             raise click.ClickException(f"line {number}: url={named['url']!r}: allowed is {', '.join(ROUTES)}")
         yield named
-
-
-async def _answers(
-    client: httpx2.AsyncClient, requests: Iterator[dict[str, Any]], num_at_once: int
-) -> AsyncIterator[dict[str, Any]]:
-    """Yield answers as they come. The next line is read when there is room for it."""
-    running: set[asyncio.Task[dict[str, Any]]] = set()
-    for asked in requests:
-        running.add(asyncio.create_task(_answer(client, asked)))
-        if len(running) == num_at_once:
-            done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                yield task.result()
-    for ended in asyncio.as_completed(running):
-        yield await ended
 
 
 async def _answer(client: httpx2.AsyncClient, asked: dict[str, Any]) -> dict[str, Any]:
