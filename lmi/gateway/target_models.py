@@ -218,20 +218,20 @@ class LoadedModels:
         """Return the container's answer, after others were unloaded until the model fits or none is left to unload."""
         register = partial(self._ask, "POST", "/models", {"model_name": name, "url": url}, LOAD_TIMEOUT_S)
         answer = await register()
-        if answer[0] == NO_ROOM:
-            async with self._room:
+        if answer[0] != NO_ROOM:
+            return answer
+        async with self._room:
+            answer = await register()
+            others = await self._idle() if answer[0] == NO_ROOM else []
+            while others and answer[0] == NO_ROOM:
+                if (other := others.pop(0)) in self._num_requests or other in self._loads:  # by now
+                    continue
+                self._unloads[other] = asyncio.create_task(self._unload(other))
+                try:  # requests for the other wait, and then load it again
+                    await self._unloads[other]
+                finally:
+                    del self._unloads[other]
                 answer = await register()
-                for other in await self._idle() if answer[0] == NO_ROOM else []:
-                    if other in self._num_requests or other in self._loads:  # by now
-                        continue
-                    self._unloads[other] = asyncio.create_task(self._unload(other))
-                    try:  # requests for the other wait, and then load it again
-                        await self._unloads[other]
-                    finally:
-                        del self._unloads[other]
-                    answer = await register()
-                    if answer[0] != NO_ROOM:
-                        break
         return answer
 
     async def _idle(self) -> list[str]:
