@@ -1,0 +1,36 @@
+"""`lmi run-batch` where a server is busy, or gone."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+from tests.commands import lmi
+from tests.gateway.gateways import Talk, scripted, whole
+
+WAIT_S = 0.2
+
+
+def test_a_batch_asks_a_busy_server_again_when_that_says_so_and_names_one_that_is_gone(tmp_path: Path) -> None:
+    def answer(talk: Talk) -> None:
+        if json.loads(talk.seen.body)["prompt"] == "late" and len(asked_s) < 2:
+            asked_s.append(time.monotonic())
+            talk.send(
+                b"HTTP/1.1 503 X\r\nConnection: close\r\nContent-Length: 2\r\nRetry-After: %.1f\r\n\r\n{}" % WAIT_S
+            )
+        elif json.loads(talk.seen.body)["prompt"] == "late":
+            asked_s.append(time.monotonic())
+            whole(b'{"id": "1"}', 200, "Connection: close")(talk)
+
+    asked_s: list[float] = []
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    lines = [{"custom_id": name, "url": "/v1/completions", "body": {"prompt": name}} for name in ("late", "lost")]
+    source.write_text("\n".join(map(json.dumps, lines)))
+    with scripted(answer) as server:
+        done = lmi("run-batch", "-i", str(source), "-o", str(target), "--url", server.url)
+    answers = {answer["custom_id"]: answer for answer in map(json.loads, target.read_text().splitlines())}
+    assert done.returncode == 1 and "1 requests have no answer of 200" in done.stderr
+    assert answers["late"]["response"]["body"] == {"id": "1"} and len(asked_s) == 3
+    assert all(after - before >= WAIT_S for before, after in zip(asked_s, asked_s[1:], strict=False))
+    assert answers["lost"]["response"] is None and answers["lost"]["error"]["code"] == "server_lost"
