@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -194,7 +194,7 @@ class OutputFile(NamedTuple):
 class AsyncJob:
     """An accepted invocation. `input` is the body, or the location of it.
 
-    It may wait for `ttl_s` until a worker takes it, and may then take `timeout_s`.
+    It must begin before `expires_s` of the monotonic clock, and may then take `timeout_s`.
     """
 
     endpoint: AwsEndpoint
@@ -204,9 +204,8 @@ class AsyncJob:
     input: bytes | str
     output: str  # the path of its answer
     failure: str  # or of its error
-    ttl_s: float = TTL_S
+    expires_s: float
     timeout_s: float = TIMEOUT_S
-    accepted_s: float = field(default_factory=time.monotonic)
 
     def error(self, reason: str, status: int = 0) -> AwsError:
         """Return the error of a container that answered with `status` and `reason`, or with none."""
@@ -280,7 +279,7 @@ class AsyncInvocations:
     async def _answer(self, job: AsyncJob) -> OutputFile:
         if self._is_stopping:
             raise job.error(STOPPED)
-        if time.monotonic() - job.accepted_s > job.ttl_s:
+        if time.monotonic() > job.expires_s:
             raise job.error(EXPIRED)
         limit = asyncio.timeout(job.timeout_s)
         try:
@@ -319,7 +318,7 @@ def _read_job(exchange: AwsExchange, endpoint: AwsEndpoint, inputs: Inputs) -> A
         input=_input(exchange, inputs),
         output=folder + values.get("Filename", f"{id}.out"),
         failure=f"{folder}{id}-error.out",
-        ttl_s=int(values.get("RequestTTLSeconds", TTL_S)),
+        expires_s=time.monotonic() + int(values.get("RequestTTLSeconds", TTL_S)),
         timeout_s=int(values.get("InvocationTimeoutSeconds", TIMEOUT_S)),
     )
 

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -239,9 +240,8 @@ class Queue:
 
     def add(self, name: str, ttl_s: float = 60.0) -> None:
         names = {"inference_id": name, "output": name, "failure": f"{name}-error"}
-        self.invocations.add(
-            AsyncJob(endpoint=self._endpoint, region="local", headers=[], input=b"{}", ttl_s=ttl_s, **names)
-        )
+        names |= {"region": "local", "expires_s": time.monotonic() + ttl_s}
+        self.invocations.add(AsyncJob(endpoint=self._endpoint, headers=[], input=b"{}", **names))
 
 
 async def until(condition: Callable[[], object]) -> None:
