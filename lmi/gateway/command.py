@@ -16,8 +16,6 @@ from lmi.gateway.exchange import ENDPOINT_NAME
 from lmi.settings.option import docstrings
 
 SECONDS = click.FloatRange(min=0, min_open=True)
-FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
-LOG_LEVELS = click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"], case_sensitive=False)
 
 
 def _named(text: str) -> str:
@@ -110,7 +108,7 @@ class GatewaySettings:
     """the limit of a streamed answer, to its last byte"""
     async_output: str = _flag(f"{tempfile.gettempdir()}/lmi-async", _place, metavar="FOLDER or s3://…")
     """where answers of async invocations go"""
-    async_input: Path | None = _flag(None, type=FOLDER)
+    async_input: Path | None = _flag(None, type=click.Path(exists=True, file_okay=False, path_type=Path))
     """allows file:// locations below this folder as their input"""
     async_concurrency: int = _flag(4, type=click.IntRange(1, 1000), metavar="NUM")
     """async invocations that run at a time"""
@@ -118,7 +116,7 @@ class GatewaySettings:
     """[AWS_ENDPOINT_URL_S3]"""
     checks_signatures: bool = _flag(False, name="--check-signatures", is_flag=True)
     """refuse requests not signed with the credentials here"""
-    log_level: str = _flag("INFO", type=LOG_LEVELS)
+    log_level: str = _flag("INFO", type=click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"], case_sensitive=False))
     log_format: str = _flag("auto", type=click.Choice(["auto", "text", "json"]))
 
 
