@@ -1,4 +1,4 @@
-"""`lmi run-batch` where a server is busy, or gone."""
+"""`lmi run-batch` and `lmi complete` where a server is busy, gone, or fails in the middle."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from tests.commands import lmi
-from tests.gateway.gateways import Talk, scripted, whole
+from tests.gateway.gateways import Talk, chunked, scripted, whole
 
 WAIT_S = 0.2
 
@@ -34,3 +34,10 @@ def test_a_batch_asks_a_busy_server_again_when_that_says_so_and_names_one_that_i
     assert answers["late"]["response"]["body"] == {"id": "1"} and len(asked_s) == 3
     assert all(after - before >= WAIT_S for before, after in zip(asked_s, asked_s[1:], strict=False))
     assert answers["lost"]["response"] is None and answers["lost"]["error"]["code"] == "server_lost"
+
+
+def test_a_server_that_fails_in_the_middle_of_an_answer_is_an_error_after_what_it_said() -> None:
+    events = (b'data: {"choices": [{"text": "The"}]}\n\n', b'data: {"error": {"message": "it broke"}}\n\n')
+    with scripted(chunked(*events)) as server:
+        done = lmi("complete", "--url", server.url, "--model", "any", "-q", "fox")
+    assert (done.returncode, done.stdout.strip()) == (1, "The") and "it broke" in done.stderr

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.commands import Done, lmi
+from tests.gateway.gateways import scripted, then_silent
 from tests.scripted import Host, host
 from tests.system.container import free_port
 
@@ -129,6 +130,14 @@ def test_failures_are_counted_by_what_they_were(tmp_path: Path, answer: bytes, o
     assert (done.returncode, total["outcomes"], total["num_ok"]) == (1, {outcome: 5}, 0), done.stderr
     assert f"failed: {outcome}" in done.stdout
     assert warmed.returncode == 1 and f"answers no request of the warm-up: {outcome}" in warmed.stderr
+
+
+def test_a_server_that_takes_too_long_is_left_and_counted(tmp_path: Path) -> None:
+    with scripted(then_silent(lambda talk: None)) as server:
+        words = ("--dialect", "tgi", "--requests", "2", "--timeout", "0.2", "--warmup", "0")
+        _, report = bench(tmp_path, server.url, *words)
+        assert server.left.wait(60)
+    assert report["servers"][0]["total"]["outcomes"] == {"timeout": 2}
 
 
 def test_an_engine_that_fails_in_the_middle_of_a_stream_is_told_from_an_answer(server: Host, tmp_path: Path) -> None:
