@@ -16,19 +16,8 @@ from tensorrt_llm.llmapi import TorchLlmArgs
 
 from handlers.base.configuration import pickled_files, refusal
 from handlers.driven.arguments import DTYPES, OPTION_OF, first_line, named, tell_unknown
-from handlers.lmi_trtllm import about
+from handlers.lmi_trtllm import about, options
 from handlers.lmi_trtllm.about import Profile
-from handlers.lmi_trtllm.options import (
-    FORBIDDEN,
-    IGNORED,
-    LACKING,
-    OURS,
-    QUANTISE_BEFORE,
-    READ,
-    TRANSLATED,
-    UPSTREAMS,
-    parsed,
-)
 from lmi.adapters.files import is_enabled
 from lmi.errors import BadConfiguration, ModelUnusable, shorten
 from lmi.settings.config import EngineConfig
@@ -46,7 +35,7 @@ CONVERTED_FOLDER = (
 )
 WORD = "decoding_type"
 QUEUE_POLICY = "waiting_queue_policy"
-ARGUMENTS = {f"option.{OPTION_OF[field]}": argument for field, argument in OURS.items()}
+ARGUMENTS = {f"option.{OPTION_OF[field]}": argument for field, argument in options.OURS.items()}
 
 log = logging.getLogger("lmi.trtllm")
 
@@ -71,7 +60,7 @@ def llm_arguments(config: EngineConfig, model_path: str, profile: Profile) -> di
         raise BadConfiguration("\n".join(lines))
     _check_folder(Path(model_path), config)
     faults: list[str] = []
-    ours = [Said(OPTION_OF[field], argument, getattr(config, field)) for field, argument in OURS.items()]
+    ours = [Said(OPTION_OF[field], argument, getattr(config, field)) for field, argument in options.OURS.items()]
     said = [*(each for each in ours if each.value is not None), *_others(config, profile, faults)]
     given = _by_argument(said, config, faults)
     # Cached tokens of a part of a block would tell a client, one by one, what others have asked.
@@ -114,7 +103,7 @@ def _check_quantisation(folder: Path, stored: Mapping[str, Any], config: EngineC
     has = next((str(method) for method in methods if method), None)
     method = str(config.quantize)
     if has is None:
-        raise BadConfiguration(f"{named(config, 'quantize', method)}: allowed is {QUANTISE_BEFORE}")
+        raise BadConfiguration(f"{named(config, 'quantize', method)}: allowed is {options.QUANTISE_BEFORE}")
     if method.lower() not in has.lower():
         raise BadConfiguration(f"{named(config, 'quantize', method)}: allowed is {has}, as the checkpoint has it")
 
@@ -132,21 +121,22 @@ def _others(config: EngineConfig, profile: Profile, faults: list[str]) -> list[S
     """What the options say that have no field of their own in an EngineConfig."""
     said = []
     for name, text in config.options.items():
-        if name in FORBIDDEN or name in IGNORED:
+        if name in options.FORBIDDEN or name in options.IGNORED:
             continue
-        target = TRANSLATED.get(name, name)
+        target = options.TRANSLATED.get(name, name)
         target = ARGUMENTS.get(target, target)
         try:
-            value = READ.get(name, parsed)(text)
+            value = options.READ.get(name, options.parsed)(text)
         except ValueError as error:
             faults.append(f"{named(config, name, text)}: allowed is {error}")
             continue
         if target.partition(".")[0] not in TorchLlmArgs.model_fields:
             text = f"{named(config, name)}: TensorRT-LLM ({profile.name}) has no argument {target}"
-            tell_unknown(config, text, name, (*TorchLlmArgs.model_fields, *TRANSLATED, *FORBIDDEN, *IGNORED), faults)
+            known = *TorchLlmArgs.model_fields, *options.TRANSLATED, *options.FORBIDDEN, *options.IGNORED
+            tell_unknown(config, text, name, known, faults)
         elif isinstance(value, dict) and value and "." not in target:  # a field at a time, so that none is set twice
             said += [Said(name, f"{target}.{field}", each) for field, each in value.items()]
-        elif value is not UPSTREAMS:
+        elif value is not options.UPSTREAMS:
             said.append(Said(name, target, value))
     return _with_lora(said, config)
 
@@ -218,6 +208,7 @@ def _read(name: str, value: Any) -> Any:
 def _reason(name: str, place: list[str], fault: Mapping[str, Any], profile: Profile) -> str:
     target = ".".join([name, *place[:1]])
     if fault["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-        return f"TensorRT-LLM ({profile.name}) has no {target}" + (f", {LACKING[target]}" if target in LACKING else "")
+        why = f", {options.LACKING[target]}" if target in options.LACKING else ""
+        return f"TensorRT-LLM ({profile.name}) has no {target}{why}"
     said = first_line(str(fault["msg"]).removeprefix("Value error, "))
     return f"{'.'.join([name, *place])}: {said}"
