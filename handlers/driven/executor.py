@@ -21,7 +21,7 @@ from handlers.base.sequence import Sequence
 from handlers.base.stepped import EngineStopped, Step, SteppedExecutor
 from handlers.base.waiting import Waiting
 from handlers.driven.outputs import BeamRounds, BeamRow, SequenceOutput, check_beams, feed
-from lmi.errors import InvalidRequest, LmiError, OutOfMemory, Unavailable, UnknownAdapter, is_out_of_memory
+from lmi import errors
 from lmi.executor import EngineInfo, ErrorKind, ExecutorConfig, KvCacheStats, Request
 
 log = logging.getLogger(__name__)
@@ -121,11 +121,11 @@ class DrivenExecutor(SteppedExecutor[Sequence], Generic[Work]):
         raise NotImplementedError
 
     def _kind_of(self, error: Exception) -> ErrorKind:
-        if is_out_of_memory(error) or isinstance(error, OutOfMemory):
+        if errors.is_out_of_memory(error) or isinstance(error, errors.OutOfMemory):
             return ErrorKind.OUT_OF_MEMORY
-        if isinstance(error, Unavailable):
+        if isinstance(error, errors.Unavailable):
             return ErrorKind.UNAVAILABLE
-        return ErrorKind.INVALID if isinstance(error, ValueError | InvalidRequest) else ErrorKind.GENERATION
+        return ErrorKind.INVALID if isinstance(error, ValueError | errors.InvalidRequest) else ErrorKind.GENERATION
 
     def _run_to_the_end(self, works: SequenceOf[Work]) -> None:
         """Warm the engine up, before it has requests. Raises what ends a work, as it would end every request."""
@@ -195,7 +195,7 @@ class DrivenExecutor(SteppedExecutor[Sequence], Generic[Work]):
                 return
         try:
             self._adapters.claim(sequence)
-        except UnknownAdapter as error:
+        except errors.UnknownAdapter as error:
             self._fail(sequence, error)
         else:
             self._turns.add(sequence)
@@ -208,8 +208,11 @@ class DrivenExecutor(SteppedExecutor[Sequence], Generic[Work]):
                 prepared.append(sequence)
                 try:
                     preparation.equip(sequence, future.result())
-                except Exception as error:
+                except errors.LmiError as error:
                     self._fail(sequence, error)
+                except Exception as error:
+                    log.exception("request %d was not prepared", sequence.id)
+                    sequence.fail(f"the request was not prepared: {errors.cause_line(error)}")
                 else:
                     self._prepare(sequence, number + 1)
         return [sequence for sequence in prepared if sequence.is_finished]
@@ -294,7 +297,7 @@ class DrivenExecutor(SteppedExecutor[Sequence], Generic[Work]):
                     self._known[row.name] = sequence
         except Exception as error:
             if self._kind_of(error) is not ErrorKind.INVALID:
-                is_told = isinstance(error, LmiError)  # the client reads all that is known
+                is_told = isinstance(error, errors.LmiError)  # the client reads all that is known
                 log.error("%s did not take request %d: %s", self.title, sequence.id, error, exc_info=not is_told)
             self._fail(sequence, error)
             return False
@@ -336,7 +339,7 @@ class DrivenExecutor(SteppedExecutor[Sequence], Generic[Work]):
 
     def _fail(self, sequence: Sequence, error: Exception, message: str = "") -> None:
         """End a sequence with an error. The client reads the message of an LmiError, else `message` or the error."""
-        if isinstance(error, LmiError):
+        if isinstance(error, errors.LmiError):
             sequence.fail(error.message, self._kind_of(error), error.field)
         else:
             sequence.fail(message or str(error), self._kind_of(error))

@@ -5,7 +5,6 @@ first in a process with limits. To make pixels of files, and tokens of placehold
 """
 
 import hashlib
-import logging
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -28,8 +27,7 @@ from handlers.guides.turns import GuideOutcomes
 from handlers.lmi_vllm import vllm_log
 from handlers.lmi_vllm.guide_check import BACKENDS, XGRAMMAR
 from handlers.lmi_vllm.translation import structure
-from lmi import errors
-from lmi.errors import InvalidParameter, InvalidRequest, cause_line
+from lmi.errors import InvalidParameter, InvalidRequest, OutOfMemory, cause_line, is_out_of_memory
 from lmi.executor import GuidedDecodingConfig, GuidedDecodingParams, Request
 from lmi.shared import linux
 
@@ -37,8 +35,6 @@ MAX_COMPILE_S = 10  # of processor time: with a large vocabulary xgrammar takes 
 MAX_MEMORY_BYTES = 4 << 30  # of all compilations together, and at most a quarter of the container's
 FORMATS = ("PNG", "JPEG", "GIF", "WEBP")
 MAX_PIXELS = 50_000_000  # of all images of a request
-
-log = logging.getLogger("lmi.vllm")
 
 
 class GuideGate(Preparation[StructuredOutputsParams]):
@@ -85,13 +81,8 @@ class GuideGate(Preparation[StructuredOutputsParams]):
             checked = SamplingParams(structured_outputs=structure(params))
             tokenizer = cached_tokenizer_from_config(config.model_config)
             checked.verify(config.model_config, None, config.structured_outputs_config, tokenizer)
-        except errors.LmiError:
-            raise
         except (VLLMValidationError, ValueError) as error:
             raise InvalidRequest(vllm_log.refusal(error), vllm_log.GUIDE_FIELD) from error
-        except Exception as error:
-            log.exception("a structure was not checked")
-            raise errors.GenerationFailed(f"the structure was not checked: {cause_line(error)}") from error
         assert checked.structured_outputs is not None
         return checked.structured_outputs
 
@@ -156,8 +147,8 @@ class ImageReader(Preparation[Any]):
 
 
 def _raise_lack_of_memory(error: Exception) -> None:
-    if errors.is_out_of_memory(error):
-        raise errors.OutOfMemory(f"vLLM cannot read its images: {error}") from error
+    if is_out_of_memory(error):
+        raise OutOfMemory(f"vLLM cannot read its images: {error}") from error
 
 
 def check_images(images: tuple[bytes, ...]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from handlers.base.adapters import Turns
 from handlers.base.sequence import Sequence
 from handlers.base.token_sequence import sequences_of
-from handlers.driven.executor import name_of
+from handlers.driven.executor import Preparation, name_of
 from lmi.errors import InvalidParameter, InvalidRequest, UnknownAdapter
 from lmi.executor import ErrorKind, FinishReason, LoraConfig, Request, Response, ResponseError
 from lmi.settings.config import EngineConfig
@@ -54,6 +55,31 @@ def test_what_the_engine_refuses_is_the_clients_fault(executor: Executor) -> Non
     bad, good = executor.enqueue_requests([ask(FAULT), ask(1, 2)])
     error = finals(executor, [bad, good])[bad].error
     assert error is not None and (error.message, error.kind) == ("the engine takes no such prompt", ErrorKind.INVALID)
+
+
+class Broken(Preparation[None]):
+    """What it makes for a prompt with `FAULT` is never made."""
+
+    def begin(self, sequence: Sequence) -> Future[None] | None:
+        if FAULT not in sequence.request.input_token_ids:
+            return None
+        future: Future[None] = Future()
+        future.set_exception(OSError("no such program"))
+        return future
+
+    def equip(self, sequence: Sequence, made: None) -> None:
+        raise AssertionError
+
+    def close(self) -> None:
+        return None
+
+
+def test_a_preparation_that_breaks_fails_only_its_request(executor: Executor) -> None:
+    executor._preparations = [Broken(executor._wake)]
+    bad, good = executor.enqueue_requests([ask(1, FAULT), ask(1, 2)])
+    ended = finals(executor, [bad, good])
+    assert ended[bad].error == ResponseError("the request was not prepared: no such program", ErrorKind.GENERATION)
+    assert ended[good].result is not None and ended[good].result.output_token_ids == [[1, 2, 1]]
 
 
 class Particular(Executor):
