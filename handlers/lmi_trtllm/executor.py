@@ -6,6 +6,8 @@ The engine counts refused requests towards the errors after which it ends itself
 import logging
 import os
 import secrets
+from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -15,26 +17,33 @@ from tensorrt_llm import LLM
 from handlers.base.configuration import AnyConfig, settled
 from handlers.base.sequence import Sequence, new_sequences
 from handlers.base.stepped import Step
-from handlers.driven.executor import DrivenExecutor, name_of
+from handlers.driven.executor import DrivenExecutor, Preparation, name_of
 from handlers.driven.outputs import SequenceOutput
-from handlers.guides.compiler import compile_limit_s
-from handlers.lmi_trtllm import adapters, guides, processors
+from handlers.guides.compiler import GuideCompiler, Wait, compile_limit_s
+from handlers.guides.process import Start
+from handlers.guides.turns import GuideOutcomes
+from handlers.guides.vocabulary import NO_TEXTS, read_config as read_vocabulary, why_no_guides
+from handlers.lmi_trtllm import adapters, processors
 from handlers.lmi_trtllm.about import AUTO, CPP_SAMPLER, explained, installed
 from handlers.lmi_trtllm.arguments import llm_arguments
 from handlers.lmi_trtllm.engine import TrtllmEngine, TrtllmWork
-from handlers.lmi_trtllm.guides import GuideChecks
 from handlers.lmi_trtllm.outputs import TrtllmOutput, note_rows
 from handlers.lmi_trtllm.sampling import TrtllmSampler, check_beams, refuse_rules, retention, sampling_params
 from lmi.errors import ModelUnusable, PromptTooLong, Unsupported
 from lmi.executor.config import ExecutorConfig
 from lmi.executor.executor import Capabilities, EngineInfo, Progress
-from lmi.executor.request import GuideType, OutputConfig, Request, SamplingConfig
+from lmi.executor.request import GuidedDecodingParams, GuideType, OutputConfig, Request, SamplingConfig
+from lmi.settings.config import EngineConfig
+from lmi.settings.kinds import is_true
 
 MAX_TOP_LOG_PROBS = 20
 LENGTHS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
 NUM_WARM_UP_TOKENS = 4
 MAX_WARM_UP_PROMPT = 8
 IN_A_FILE = "TensorRT-LLM's processes read functions from a file, which option.logits_post_processors names"
+BACKEND, XGRAMMAR, LLGUIDANCE = "guided_decoding_backend", "xgrammar", "llguidance"
+# llguidance reads what is called a grammar as one of Lark, which is another language than EBNF.
+KINDS = {XGRAMMAR: tuple(GuideType), LLGUIDANCE: (GuideType.JSON, GuideType.JSON_SCHEMA, GuideType.REGEX)}
 MAX_PREFILL = "(option.max_rolling_batch_prefill_tokens; option.enable_chunked_prefill=true lifts it)"
 
 log = logging.getLogger("lmi.trtllm")
@@ -58,17 +67,15 @@ class TrtllmExecutor(DrivenExecutor[TrtllmWork]):
         if settings.logits_post_processor_config is not None:
             raise Unsupported("logits_post_processor_config", IN_A_FILE)
         progress("configuration", 0.0)
-        checks: list[GuideChecks] = []
         try:
             self._profile = installed(LLM.generate_async)
             arguments = llm_arguments(options, folder, self._profile)
             self._file = processors.file_of(options, folder)
             arguments |= processors.arguments(self._file, arguments)
             arguments |= adapters.arguments(arguments)
-            model_config, known_guides = read_config(folder), guides.kinds(options, folder)
-            if known_guides[0]:
-                max_compile_s = compile_limit_s(options.step_timeout_s)
-                checks.append(GuideChecks(folder, model_config["vocab_size"], max_compile_s, self._wake))
+            model_config, guides = read_config(folder), guide_kinds(options, folder)
+            start = Start(model_config["vocab_size"], compile_limit_s(options.step_timeout_s))
+            checks = [GuideChecks(folder, start, self._wake)] if guides[0] else []
             progress("weights", 0.0)
             self._trtllm = TrtllmEngine(arguments)
         except Exception as error:
@@ -76,7 +83,7 @@ class TrtllmExecutor(DrivenExecutor[TrtllmWork]):
             raise explained(error, folder, options) from error
         try:
             self._sampler = self._new_sampler(model_config["vocab_size"])
-            info = self._describe(folder, model_config, settings, known_guides)
+            info = self._describe(folder, model_config, settings, guides)
             max_loras = self._trtllm.argument("lora_config").max_loras if info.capabilities.lora else 0
             super().__init__(self._trtllm, info, settings, max_resident_adapters=max_loras)
             self._preparations = checks
@@ -151,7 +158,6 @@ class TrtllmExecutor(DrivenExecutor[TrtllmWork]):
         super()._check(request)
         check_beams(request, self.info.capabilities.max_beam_width)
         refuse_rules(request, self._sampler)
-        guides.check(request)
         known = self._trtllm.argument
         processors.check(request, sees_tokens=bool(known("disable_overlap_scheduler")))
         most = None if known("enable_chunked_prefill") else known("max_num_tokens")  # of a whole prompt
@@ -189,6 +195,44 @@ class TrtllmExecutor(DrivenExecutor[TrtllmWork]):
         if sequence is not None and isinstance(output, TrtllmOutput) and output.rows is not None:
             note_rows(sequence, output.rows, len(output.token_ids))
         super()._take(output, step)
+
+
+class GuideChecks(Preparation[None]):
+    """The check of structures in a process with limits: the engine has none, and compiles in the process that steps."""
+
+    is_of_guides = True
+
+    def __init__(self, folder: str, start: Start, wake_engine: Callable[[], None]) -> None:
+        super().__init__(wake_engine)
+        vocabulary = read_vocabulary(folder)
+        self._end_ids = frozenset(vocabulary.stop_token_ids or ())
+        self._compiler = GuideCompiler(lambda: vocabulary, start)
+        self._outcomes = GuideOutcomes(self._compiler, self._check)
+
+    def begin(self, sequence: Sequence) -> Future[None] | None:
+        params = sequence.request.guided_decoding_params
+        return None if params is None else self._outcomes.of(params, sequence.request.client_id)
+
+    def equip(self, sequence: Sequence, made: None) -> None:
+        """Let the tokenizer's end tokens end a sequence: the engine closes its structure with one of them."""
+        sequence.end_ids |= self._end_ids
+
+    def close(self) -> None:
+        self._outcomes.close()
+
+    def _check(self, params: GuidedDecodingParams, wait: Wait) -> None:
+        self._compiler.check(params, wait)
+
+
+def guide_kinds(config: EngineConfig, folder: str) -> tuple[tuple[GuideType, ...], str]:
+    """The kinds of structures that requests may have, or none and the reason."""
+    backend = config.options.get(BACKEND, XGRAMMAR)
+    if backend not in KINDS:
+        return (), f"option.{BACKEND}={backend} is neither {XGRAMMAR} nor {LLGUIDANCE}"
+    if is_true(config.options.get("skip_tokenizer_init", "")):
+        return (), NO_TEXTS
+    reason = why_no_guides(Path(folder))
+    return (() if reason else KINDS[backend]), reason
 
 
 def read_config(folder: str) -> dict[str, Any]:

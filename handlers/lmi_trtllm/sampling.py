@@ -10,16 +10,16 @@ from typing import Any
 
 import torch
 from tensorrt_llm import SamplingParams
-from tensorrt_llm.llmapi import KvCacheRetentionConfig as TheirRetention
+from tensorrt_llm.llmapi import GuidedDecodingParams as TheirGuide, KvCacheRetentionConfig as TheirRetention
 from torch import Tensor
 
 from handlers.base.captured import LOGITS
 from handlers.base.sequence import Sequence
-from handlers.lmi_trtllm import guides
+from handlers.guides.json_schemas import ANY_OBJECT
 from handlers.lmi_trtllm.about import CPP_SAMPLER, Profile
 from handlers.lmi_trtllm.processors import BadWords, PostProcessor
 from lmi.errors import InvalidParameter, Unsupported
-from lmi.executor import KvCacheRetentionConfig, OutputConfig, Request, SamplingConfig
+from lmi.executor.request import GuidedDecodingParams, GuideType, KvCacheRetentionConfig, Request, SamplingConfig
 
 NO_END = -1  # the end token of a sequence that has none
 MAX_SIGNED = 2**63 - 1  # torch's seeds are signed: two seeds that differ by 2^63 become one
@@ -49,8 +49,8 @@ def sampling_params(
     TensorRT-LLM knows one end token, and stop words of one token: further end tokens are stop words there. Its own
     `ignore_eos` would drop the stop words too, so a sequence without an end gets an end token that no vocabulary has.
     """
-    request, output = sequence.request, sequence.request.output_config
-    end_id, min_tokens = end_token(sequence), min(int(sequence.min_tokens), int(sequence.max_tokens)) or None
+    request, end_id = sequence.request, end_token(sequence)
+    min_tokens = min(int(sequence.min_tokens), int(sequence.max_tokens)) or None
     return SamplingParams(
         end_id=NO_END if end_id is None else end_id,
         pad_id=0,  # behind the end of a sequence in a tensor; never in an answer
@@ -60,11 +60,11 @@ def sampling_params(
         include_stop_str_in_output=True,  # else a stop word is cut off from the tokens too
         embedding_bias=embedding_bias(request, sampler.vocab_size),
         logits_processor=functions,
-        guided_decoding=guides.guided(request.guided_decoding_params),
+        guided_decoding=guided(request.guided_decoding_params),
         detokenize=False,
         add_special_tokens=False,
         **_choice(request.sampling_config, sequence.seed, sampler),
-        **(wanted_rows(output) | _log_probs(sequence, sampler)),
+        **(wanted_rows(request) | _log_probs(sequence, sampler)),
     )
 
 
@@ -100,8 +100,24 @@ def embedding_bias(request: Request, vocab_size: int) -> Tensor | None:
     return biases
 
 
+def guided(params: GuidedDecodingParams | None) -> TheirGuide | None:
+    """TensorRT-LLM's form. JSON is one object, as in the other engines; the engine's own JSON may be any value."""
+    if params is None:
+        return None
+    field = {GuideType.REGEX: "regex", GuideType.EBNF_GRAMMAR: "grammar"}.get(params.guide_type, "json")
+    return TheirGuide(**{field: params.guide or ANY_OBJECT})
+
+
 def refuse_rules(request: Request, sampler: TrtllmSampler) -> None:
-    """Raise Unsupported for a penalty that the sampler would ignore. Other rules have a capability."""
+    """Raise Unsupported for what goes on behind the end of a structure, and for a penalty that the sampler ignores.
+
+    Behind its end the engine allows only end tokens. Other rules have a capability.
+    """
+    if request.guided_decoding_params is not None:
+        if request.ignore_eos:
+            raise Unsupported("ignore_eos", "TensorRT-LLM follows a structure only up to its end")
+        if request.sampling_config.min_tokens:
+            raise Unsupported("min_tokens", "TensorRT-LLM ends an answer where its structure ends")
     if sampler.has_rules:
         return
     reason = f"the Torch sampler of TensorRT-LLM {sampler.profile.name} ignores it; option.sampler_type={CPP_SAMPLER}"
@@ -178,9 +194,9 @@ def _log_probs(sequence: Sequence, sampler: TrtllmSampler) -> dict[str, Any]:
     return wanted
 
 
-def wanted_rows(output: OutputConfig) -> dict[str, Any]:
+def wanted_rows(request: Request) -> dict[str, Any]:
     """The keyword arguments of SamplingParams for what a request wants. The contract's `logits` is two flags there."""
-    outputs = output.additional_model_outputs
+    output, outputs = request.output_config, request.output_config.additional_model_outputs
     logits = [one for one in outputs if one.name == LOGITS]
     names = [one.name for one in outputs if one.name != LOGITS]
     return {

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from handlers.base.sequence import Sequence, new_sequences
-from lmi.errors import GenerationFailed, InvalidRequest, Unsupported
+from handlers.guides.process import Start
+from handlers.lmi_trtllm.about import of_version
+from lmi.errors import InvalidRequest, Unsupported
 from lmi.executor import GuidedDecodingParams, GuideType, Request, SamplingConfig
 from lmi.settings.config import EngineConfig
 from tests.handlers.trtllm.double import loaded
@@ -34,17 +37,26 @@ BAD = [
 
 
 @pytest.fixture(scope="module", params=["main-2025-10", "main-2026-08"])
-def guides(request: pytest.FixtureRequest) -> Iterator[Any]:
+def executor(request: pytest.FixtureRequest) -> Iterator[Any]:
     """The module, over one line of the package."""
     with loaded(request.param):
-        from handlers.lmi_trtllm import guides
+        from handlers.lmi_trtllm import executor
 
-        yield guides
+        yield executor
 
 
 @pytest.fixture(scope="module")
-def checks(guides: Any) -> Iterator[Any]:
-    checks = guides.GuideChecks(str(tiny_model("llama")), VOCAB_SIZE, 15.0, lambda: None)
+def sampling(executor: Any) -> Any:
+    return import_module("handlers.lmi_trtllm.sampling")
+
+
+def new_checks(executor: Any) -> Any:
+    return executor.GuideChecks(str(tiny_model("llama")), Start(VOCAB_SIZE), lambda: None)
+
+
+@pytest.fixture(scope="module")
+def checks(executor: Any) -> Iterator[Any]:
+    checks = new_checks(executor)
     yield checks
     checks.close()
 
@@ -58,50 +70,51 @@ def options(**given: str) -> EngineConfig:
     return EngineConfig(options=given)
 
 
-def test_each_backend_has_its_kinds_and_a_grammar_of_llguidance_is_another_language(guides: Any) -> None:
+def test_each_backend_has_its_kinds_and_a_grammar_of_llguidance_is_another_language(executor: Any) -> None:
     model = str(tiny_model("llama"))
-    assert guides.kinds(options(), model) == (tuple(GuideType), "")
-    assert guides.kinds(options(guided_decoding_backend="xgrammar"), model) == (tuple(GuideType), "")
-    assert guides.kinds(options(guided_decoding_backend="llguidance"), model) == (
+    assert executor.guide_kinds(options(), model) == (tuple(GuideType), "")
+    assert executor.guide_kinds(options(guided_decoding_backend="xgrammar"), model) == (tuple(GuideType), "")
+    assert executor.guide_kinds(options(guided_decoding_backend="llguidance"), model) == (
         (GuideType.JSON, GuideType.JSON_SCHEMA, GuideType.REGEX),
         "",
     )
 
 
 def test_with_another_backend_without_a_tokenizer_or_its_file_there_are_no_guides_and_a_reason(
-    guides: Any, tmp_path: Path
+    executor: Any, tmp_path: Path
 ) -> None:
     model = str(tiny_model("llama"))
     skipped = options(guided_decoding_backend="xgrammar", skip_tokenizer_init="true")
-    assert guides.kinds(options(guided_decoding_backend="outlines"), model) == (
+    assert executor.guide_kinds(options(guided_decoding_backend="outlines"), model) == (
         (),
         "option.guided_decoding_backend=outlines is neither xgrammar nor llguidance",
     )
-    assert guides.kinds(skipped, model) == ((), guides.NO_TEXTS)
-    assert guides.kinds(options(guided_decoding_backend="xgrammar"), str(tmp_path)) == (
+    assert executor.guide_kinds(skipped, model) == ((), executor.NO_TEXTS)
+    assert executor.guide_kinds(options(guided_decoding_backend="xgrammar"), str(tmp_path)) == (
         (),
         "the model's folder has no tokenizer.json",
     )
 
 
-def test_each_kind_has_its_own_field_and_json_is_one_object(guides: Any) -> None:
-    fields = [(one.json, one.regex, one.grammar, one.json_object) for one in map(guides.guided, GOOD)]
+def test_each_kind_has_its_own_field_and_json_is_one_object(sampling: Any) -> None:
+    fields = [(one.json, one.regex, one.grammar, one.json_object) for one in map(sampling.guided, GOOD)]
     assert fields == [
         ('{"type": "object"}', None, None, False),
         (NAME.guide, None, None, False),
         (None, "[a-c]{2,4}", None, False),
         (None, None, 'root ::= "yes" | "no"', False),
     ]
-    assert guides.guided(None) is None
+    assert sampling.guided(None) is None
 
 
 @pytest.mark.parametrize("fields", [{"ignore_eos": True}, {"sampling_config": SamplingConfig(min_tokens=2)}], ids=str)
-def test_what_goes_on_behind_the_end_of_a_structure_is_refused(guides: Any, fields: dict[str, Any]) -> None:
+def test_what_goes_on_behind_the_end_of_a_structure_is_refused(sampling: Any, fields: dict[str, Any]) -> None:
     [name] = {"ignore_eos", "min_tokens"} & {*fields, *(["min_tokens"] if "sampling_config" in fields else [])}
-    guides.check(Request((1,), 8, **fields))
-    guides.check(Request((1,), 8, guided_decoding_params=NAME))
+    sampler = sampling.TrtllmSampler(of_version("1.3.0", takes_priority=True), VOCAB_SIZE)
+    sampling.refuse_rules(Request((1,), 8, **fields), sampler)
+    sampling.refuse_rules(Request((1,), 8, guided_decoding_params=NAME), sampler)
     with pytest.raises(Unsupported, match=f"^{name} is not supported here: TensorRT-LLM"):
-        guides.check(Request((1,), 8, guided_decoding_params=NAME, **fields))
+        sampling.refuse_rules(Request((1,), 8, guided_decoding_params=NAME, **fields), sampler)
 
 
 def test_the_tokenizers_end_token_ends_a_sequence_with_a_structure(checks: Any) -> None:
@@ -117,11 +130,11 @@ def test_good_structures_pass_and_bad_ones_name_the_field(checks: Any) -> None:
     assert all("must be a structure that lmi can follow: " in str(one) for one in errors[len(GOOD) :])
 
 
-def test_a_compiler_that_does_not_start_fails_only_the_request(guides: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    own = guides.GuideChecks(str(tiny_model("llama")), VOCAB_SIZE, 15.0, lambda: None)
+def test_a_compiler_that_does_not_start_is_started_again(executor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = new_checks(executor)
     with monkeypatch.context() as patch:
         patch.setattr(sys, "executable", "/nowhere/python")
-        with pytest.raises(GenerationFailed, match="the structure was not compiled: .*/nowhere/python"):
+        with pytest.raises(FileNotFoundError, match="/nowhere/python"):
             own.begin(sequence_of(NAME)).result()
     own.begin(sequence_of(NAME)).result()  # a second attempt may end otherwise
     own.close()

@@ -165,13 +165,14 @@ def test_a_bias_travels_to_another_process_as_it_is(sampling: Any) -> None:
 
 
 def test_wanted_rows_become_flags_and_names(sampling: Any) -> None:
-    assert sampling.wanted_rows(OutputConfig()) == {
+    assert sampling.wanted_rows(Request((1,), 1)) == {
         "return_context_logits": False,
         "return_generation_logits": False,
         "additional_model_outputs": None,
     }
     logits = AdditionalModelOutput("logits", gather_context=True)
-    assert sampling.wanted_rows(OutputConfig(additional_model_outputs=(logits, HIDDEN))) == {
+    output = OutputConfig(additional_model_outputs=(logits, HIDDEN))
+    assert sampling.wanted_rows(Request((1,), 1, output_config=output)) == {
         "return_context_logits": True,
         "return_generation_logits": True,
         "additional_model_outputs": ["hidden"],
