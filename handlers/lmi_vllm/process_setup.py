@@ -87,18 +87,14 @@ def hide_foreign_builds() -> None:
 
     A module that is None in `sys.modules` counts as missing, for imports and for `find_spec`.
     """
-    builds: dict[str, str] = {}
-    for name in ("torch", *COMPANIONS):
+    foreign: list[str] = []
+    for name in COMPANIONS if is_on_cpu() else ():
         with suppress(PackageNotFoundError):
-            builds[name] = version(name)
-    if not (torch := builds.pop("torch", "")).endswith(CPU_TAG):
-        return
-    foreign = {
-        name: build for name, build in builds.items() if sys.modules.get(name) is None and not build.endswith(CPU_TAG)
-    }
+            if not (build := version(name)).endswith(CPU_TAG) and sys.modules.get(name) is None:
+                foreign.append(f"{name} {build}")
+                sys.modules[name] = None  # type: ignore[assignment]
     if foreign:
-        sys.modules.update(dict.fromkeys(foreign))  # type: ignore[arg-type]
-        log.info("hidden from vllm, not built for torch %s: %s", torch, ", ".join(map(" ".join, foreign.items())))
+        log.info("hidden from vllm, not built for torch %s: %s", version("torch"), ", ".join(foreign))
 
 
 def is_eager(options: Mapping[str, str]) -> bool:
