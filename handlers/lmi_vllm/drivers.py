@@ -11,6 +11,7 @@ from typing import Any, ClassVar, cast
 
 import torch
 from torch.distributed import TCPStore
+from vllm.config import ParallelConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.lora.peft_helper import PEFTHelper
 from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
@@ -61,10 +62,8 @@ class VllmEngine:
         self._is_alone = isinstance(self._engine.model_executor, UniProcExecutor)
         if not self._is_alone:
             torch.set_num_threads(num_threads)  # vLLM leaves one to this process, where another engine may compute
-        self._heartbeat: NodeHeartbeat | None = None
-        if arguments.nnodes > 1:  # not on Ray, whose own nodes watch each other
-            port = self.config.parallel_config.master_port
-            self._heartbeat = NodeHeartbeat(arguments.master_addr, port, arguments.node_rank, arguments.nnodes)
+        nodes = self.config.parallel_config  # of one node on Ray, whose own nodes watch each other
+        self._heartbeat = NodeHeartbeat(nodes) if nodes.nnodes > 1 else None
         VllmEngine.num_open += 1
 
     def add(self, work: VllmWork) -> None:
@@ -195,14 +194,14 @@ class NodeHeartbeat:
     """Heartbeats by which the nodes of one engine watch each other. `is_whole` is false once a watched node is lost.
 
     In vLLM a group that has lost a node waits without end. So each node writes a heartbeat to the store that torch
-    keeps on node 0 while the group lives, at `address` and `port`, and reads the heartbeats that it watches.
+    keeps on node 0 while the group lives, and reads the heartbeats that it watches.
     """
 
-    def __init__(self, address: str, port: int, rank: int, num_nodes: int) -> None:
+    def __init__(self, nodes: ParallelConfig) -> None:
         self.is_whole = True
-        self._address, self._port, self._rank = address, port, rank
+        self._nodes = nodes
         # Every node watches node 0, which watches every node.
-        watched = range(1, num_nodes) if rank == 0 else [0]
+        watched = range(1, nodes.nnodes) if nodes.node_rank == 0 else [0]
         self._heard = {node: (0, time.monotonic()) for node in watched}
         self._is_closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="node-heartbeat", daemon=True)
@@ -214,9 +213,10 @@ class NodeHeartbeat:
 
     def _run(self) -> None:
         try:
-            store = TCPStore(self._address, self._port, is_master=False, timeout=timedelta(seconds=SILENT_S))
+            address, port = self._nodes.master_addr, self._nodes.master_port
+            store = TCPStore(address, port, is_master=False, timeout=timedelta(seconds=SILENT_S))
             while not self._is_closed.wait(BEAT_S):
-                store.add(f"lmi/beat/{self._rank}", 1)
+                store.add(f"lmi/beat/{self._nodes.node_rank}", 1)
                 for node, (last, heard_s) in self._heard.items():
                     num_beats, now = store.add(f"lmi/beat/{node}", 0), time.monotonic()
                     if num_beats != last:

@@ -12,11 +12,10 @@ from typing import Any
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.exceptions import VLLMValidationError
 from vllm.inputs import tokens_input
-from vllm.pooling_params import PoolingParams
-from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
 from handlers.base.configuration import AnyConfig, settled
+from handlers.base.mailbox import Mailbox
 from handlers.base.sequence import Sequence
 from handlers.driven.arguments import refusal
 from handlers.driven.executor import DrivenExecutor, name_of
@@ -26,13 +25,12 @@ from handlers.lmi_vllm.about import environment
 from handlers.lmi_vllm.arguments import engine_arguments, named_for
 from handlers.lmi_vllm.drivers import NodeHeartbeat, VllmEngine
 from handlers.lmi_vllm.preparations import GuideGate, ImageReader
-from handlers.lmi_vllm.translation import VllmWork
+from handlers.lmi_vllm.translation import Params, VllmWork
 from handlers.lmi_vllm.vllm_log import StartupLog
 from lmi import errors
-from lmi.executor import EngineInfo, ErrorKind, Executor, Progress, Request
+from lmi.executor import EngineInfo, ErrorKind, Progress, Request
 from lmi.settings.config import EngineConfig
 
-NUM_WARM_UP_TOKENS = 4
 OUT_OF_MEMORY = (
     "set option.gpu_memory_utilization, option.max_model_len or option.max_rolling_batch_size lower, or "
     "option.tensor_parallel_degree higher"
@@ -93,7 +91,7 @@ class VllmExecutor(DrivenExecutor[VllmWork]):
         self._preparations = (self._guides, ImageReader(engine.renderer, info.max_sequence_length, self._wake))
         progress("warm-up", 0.0)
         try:
-            self._run_to_the_end(_warm_up_works(is_pooling=is_pooling))
+            self._run_to_the_end(translation.warm_up_works(is_pooling=is_pooling))
         except Exception as error:  # only a step shows that a kernel cannot do what the model needs
             raise explained(error, folder, options) from error
         self._start()
@@ -109,7 +107,7 @@ class VllmExecutor(DrivenExecutor[VllmWork]):
         prompt["arrival_time"] = row.arrival_time
         return self._work_of(sequence, row.name, prompt, translation.row_params(sequence, row.num_top))
 
-    def _work_of(self, sequence: Sequence, name: str, prompt: Any, params: SamplingParams | PoolingParams) -> VllmWork:
+    def _work_of(self, sequence: Sequence, name: str, prompt: Any, params: Params) -> VllmWork:
         loaded = self._adapters.used_by(sequence)
         adapter = None if loaded is None else translation.lora_request(loaded)
         return VllmWork(name, prompt, params, adapter, translation.priority(sequence.request))
@@ -118,22 +116,14 @@ class VllmExecutor(DrivenExecutor[VllmWork]):
         return ErrorKind.INVALID if isinstance(error, VLLMValidationError) else super()._kind_of(error)
 
 
-def _warm_up_works(*, is_pooling: bool) -> list[VllmWork]:
-    """The first steps set up kernels and so take as long as many steps."""
-    common = {"max_tokens": NUM_WARM_UP_TOKENS, "ignore_eos": True, "detokenize": False}
-    greedy = SamplingParams(output_kind=RequestOutputKind.DELTA, temperature=0.0, **common)
-    sampled = SamplingParams(output_kind=RequestOutputKind.DELTA, top_p=0.9, seed=0, logprobs=0, **common)
-    kinds = [PoolingParams(task="embed")] if is_pooling else [greedy, sampled]
-    return [VllmWork(f"warm-up.{number}", tokens_input([0] * 8), kind) for number, kind in enumerate(kinds)]
-
-
-class Follower(Executor):
+class Follower(Mailbox):
     """A further node of an engine that spans several machines: its ranks get their work from node 0.
 
     It takes no requests, loads this node's part of the model and waits until the group ends.
     """
 
     def __init__(self, model: str, config: EngineConfig, progress: Progress) -> None:
+        super().__init__()
         with starting(model, config, progress) as arguments:
             settings = arguments.create_engine_config(headless=True)
             self._ranks = MultiprocExecutor(settings, monitor_workers=False)
@@ -141,11 +131,11 @@ class Follower(Executor):
         self._has_lost_rank = threading.Event()
         self._ranks.register_failure_callback(self._has_lost_rank.set)
         self._ranks.start_worker_monitor()
-        rank, num_nodes, leader = arguments.node_rank, arguments.nnodes, arguments.master_addr
-        self._heartbeat = NodeHeartbeat(leader, settings.parallel_config.master_port, rank, num_nodes)
+        nodes = settings.parallel_config
+        self._heartbeat = NodeHeartbeat(nodes)
         self._info = translation.describe(settings, config.max_beam_width)
-        self._is_closing = threading.Event()
-        self._refusal = f"this is node {rank} of {num_nodes} and takes no requests; node 0, {leader}, does"
+        place = f"node {nodes.node_rank} of {nodes.nnodes}"
+        self._refusal = f"this is {place} and takes no requests; node 0, {nodes.master_addr}, does"
 
     @property
     def info(self) -> EngineInfo:
@@ -157,16 +147,6 @@ class Follower(Executor):
 
     def enqueue_request(self, request: Request) -> int:
         raise errors.Unavailable(self._refusal)
-
-    def await_responses(self, request_id: object = None, timeout_s: float | None = None) -> list[Any]:
-        self._is_closing.wait(timeout_s)
-        return []
-
-    def pass_responses_to(self, take: object) -> None:
-        return None
-
-    def get_num_responses_ready(self, request_id: int | None = None) -> int:
-        return 0
 
     def cancel_request(self, request_id: int) -> None:
         return None
@@ -180,7 +160,7 @@ class Follower(Executor):
     def shutdown(self) -> None:
         """Shut down cleanly if the group is whole. Otherwise the ranks die with this process."""
         is_whole = self.can_enqueue_requests()
-        self._is_closing.set()
+        self._end_waiting()
         self._heartbeat.close()
         if is_whole:
             self._ranks.shutdown()

@@ -5,10 +5,10 @@ except for stop words of several tokens, which it does not know.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from vllm.config import ModelConfig, VllmConfig
-from vllm.inputs import MultiModalInput, TokensInput
+from vllm.inputs import MultiModalInput, TokensInput, tokens_input
 from vllm.lora.request import LoRARequest
 from vllm.model_executor.model_loader import get_model_cls
 from vllm.pooling_params import PoolingParams
@@ -24,28 +24,25 @@ from handlers.lmi_vllm import vllm_log
 from handlers.lmi_vllm.arguments import num_express_places
 from lmi.errors import InvalidRequest
 from lmi.executor.executor import Capabilities, Embeddings, EngineInfo
-from lmi.executor.request import (
-    DEFAULT_PRIORITY,
-    PRIORITY_STEPS,
-    GuidedDecodingParams,
-    GuideType,
-    OutputConfig,
-    Request,
-    SamplingConfig,
-)
+from lmi.executor.request import DEFAULT_PRIORITY, PRIORITY_STEPS, GuidedDecodingParams, GuideType, Request
 from lmi.executor.response import FinishReason, Tensor
 
 MAX_TEMPERATURE = 2.0  # of SamplingParams
 MAX_SIGNED = 2**63 - 1  # vLLM's seeds are signed, as torch's are: two seeds that differ by 2^63 become one
 # The ends that vLLM reports, for a sequence that Sequence's rules have not ended by then.
 REASONS = {"stop": FinishReason.END_ID, "length": FinishReason.LENGTH, "repetition": FinishReason.STOP_WORDS}
+NUM_WARM_UP_TOKENS = 4
+# Of every request for tokens. Its stop_token_ids has the end tokens too.
+OF_ALL = {"ignore_eos": True, "detokenize": False, "output_kind": RequestOutputKind.DELTA, "skip_clone": True}
+
+Params: TypeAlias = SamplingParams | PoolingParams
 
 
 @dataclass(frozen=True, slots=True)
 class VllmWork:
     id: str
     prompt: TokensInput | MultiModalInput
-    params: SamplingParams | PoolingParams
+    params: Params
     adapter: LoRARequest | None = None
     priority: int = 0
 
@@ -61,9 +58,7 @@ class CheckedParams(SamplingParams):
         return None
 
 
-def params_of(
-    sequence: Sequence, embeddings: Embeddings | None, structure: StructuredOutputsParams | None
-) -> SamplingParams | PoolingParams:
+def params_of(sequence: Sequence, embeddings: Embeddings | None, structure: StructuredOutputsParams | None) -> Params:
     """Translate the request of a sequence, whose structure is given as vLLM has checked it."""
     asked = sequence.request.pooling_params
     if asked is None or embeddings is None:
@@ -74,19 +69,16 @@ def params_of(
 
 def sampling_params(sequence: Sequence, structure: StructuredOutputsParams | None = None) -> SamplingParams:
     """Translate a request for tokens."""
-    request, config, output = sequence.request, sequence.request.sampling_config, sequence.request.output_config
+    request = sequence.request
     params = (SamplingParams if structure is None else CheckedParams)(
         max_tokens=int(sequence.max_tokens),
-        min_tokens=min(int(config.min_tokens or 0), int(sequence.max_tokens)),
-        ignore_eos=True,  # stop_token_ids has the end tokens of the request
+        min_tokens=min(int(sequence.min_tokens), int(sequence.max_tokens)),
         stop_token_ids=stop_token_ids(sequence),
         structured_outputs=structure,
         logit_bias={int(token_id): float(bias) for token_id, bias in request.embedding_bias} or None,
-        detokenize=False,
-        output_kind=RequestOutputKind.DELTA,
-        skip_clone=True,
-        **_choice(config, sequence.seed),
-        **_log_probs(output, sequence),
+        **OF_ALL,
+        **_choice(sequence),
+        **_log_probs(sequence),
     )
     if request.bad_words:  # vLLM's argument takes texts and turns them into token ids
         params._bad_words_token_ids = [[int(one) for one in word] for word in request.bad_words]
@@ -95,19 +87,20 @@ def sampling_params(sequence: Sequence, structure: StructuredOutputsParams | Non
 
 def row_params(sequence: Sequence, num_top: int) -> SamplingParams:
     """The parameters of a running beam: one token, and the best `num_top` with their log-probs."""
-    return SamplingParams(
-        max_tokens=1,
-        temperature=0.0,
-        ignore_eos=True,
-        detokenize=False,
-        output_kind=RequestOutputKind.DELTA,
-        skip_clone=True,
-        **_log_probs(sequence.request.output_config, sequence) | {"logprobs": num_top},
-    )
+    return SamplingParams(max_tokens=1, temperature=0.0, **OF_ALL, **_log_probs(sequence) | {"logprobs": num_top})
 
 
-def _choice(config: SamplingConfig, seed: int) -> dict[str, Any]:
+def warm_up_works(*, is_pooling: bool) -> list[VllmWork]:
+    """The first steps set up kernels and so take as long as many steps."""
+    greedy = SamplingParams(max_tokens=NUM_WARM_UP_TOKENS, temperature=0.0, **OF_ALL)
+    sampled = SamplingParams(max_tokens=NUM_WARM_UP_TOKENS, top_p=0.9, seed=0, logprobs=0, **OF_ALL)
+    kinds: list[Params] = [PoolingParams(task="embed")] if is_pooling else [greedy, sampled]
+    return [VllmWork(f"warm-up.{number}", tokens_input([0] * 8), kind) for number, kind in enumerate(kinds)]
+
+
+def _choice(sequence: Sequence) -> dict[str, Any]:
     """The parameters that choose a token. Unset ones are omitted: vLLM accepts None only in some fields."""
+    config = sequence.request.sampling_config
     if config.is_greedy:
         given: dict[str, float | None] = {"temperature": 0.0}
     else:
@@ -119,12 +112,12 @@ def _choice(config: SamplingConfig, seed: int) -> dict[str, Any]:
     if not config.is_greedy and config.top_k is not None:
         chosen["top_k"] = int(config.top_k)
     if config.seed is not None:  # vLLM then makes a generator for the request, which costs time
-        chosen["seed"] = int(seed) & MAX_SIGNED  # the highest bit could make -1, which means no seed
+        chosen["seed"] = int(sequence.seed) & MAX_SIGNED  # the highest bit could make -1, which means no seed
     return chosen
 
 
-def _log_probs(output: OutputConfig, sequence: Sequence) -> dict[str, Any]:
-    wanted: dict[str, Any] = {}
+def _log_probs(sequence: Sequence) -> dict[str, Any]:
+    output, wanted = sequence.request.output_config, dict[str, Any]()
     if output.return_log_probs or output.num_top_log_probs:
         wanted["logprobs"] = int(output.num_top_log_probs)
     if sequence.lacks_prompt_log_probs:
