@@ -37,7 +37,8 @@ class EngineLoop:
 
     def abort(self, ids: Iterable[str]) -> None:
         """Cancel tasks; those that have ended are ignored."""
-        self._loop.call_soon_threadsafe(self._cancel, list(ids))
+        for name in list(ids):
+            self._loop.call_soon_threadsafe(self._cancel, name)
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine to its end. Raises what it raises."""
@@ -87,10 +88,9 @@ class EngineLoop:
         if self._tasks.get(name) is task:  # not one that has begun since, by the same name
             del self._tasks[name]
 
-    def _cancel(self, names: list[str]) -> None:
-        for name in names:
-            if (task := self._tasks.get(name)) is not None:
-                task.cancel()
+    def _cancel(self, name: str) -> None:
+        if (task := self._tasks.get(name)) is not None:
+            task.cancel()
 
     def _flush(self) -> None:
         batch, self._batch = self._batch, []
