@@ -106,17 +106,6 @@ def _limit(start: Start) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what Rust says of each client's guide
 
 
-def _fork(compile: Compile, connection: socket.socket, start: Start) -> None:
-    parent_pid = os.getpid()
-    if os.fork():
-        return
-    try:
-        linux.die_with_parent(parent_pid, signal.SIGKILL)
-        _compile(compile, connection, start)
-    finally:
-        os._exit(0)
-
-
 def main(control: socket.socket, file: BinaryIO) -> None:
     linux.set_title("lmi-guides")
     linux.set_oom_score(1000)
@@ -125,9 +114,15 @@ def main(control: socket.socket, file: BinaryIO) -> None:
     with file:
         start = msgspec.msgpack.decode(file.read(), type=Start)
     compile: Compile = import_module(start.compiler).new_compile(start)
+    pid = os.getpid()
     while fds := socket.recv_fds(control, 1, 1)[1]:  # none when the engine has closed its end
         with socket.socket(fileno=fds[0]) as connection:
-            _fork(compile, connection, start)
+            if os.fork() == 0:
+                try:
+                    linux.die_with_parent(pid, signal.SIGKILL)
+                    _compile(compile, connection, start)
+                finally:
+                    os._exit(0)
 
 
 if __name__ == "__main__":
