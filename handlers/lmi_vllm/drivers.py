@@ -157,7 +157,7 @@ def _outer_id(inner_id: str) -> str:
     return inner_id.rpartition("-")[0]
 
 
-def shorten_allocation(scheduler: Any) -> bool:
+def shorten_allocation(scheduler: Any) -> None:
     """Let the scheduler skip the allocation of cache blocks where nothing can change, if its cache allows that.
 
     vLLM asks its block manager for each sequence in each step, though a sequence that computes one token needs a new
@@ -166,10 +166,8 @@ def shorten_allocation(scheduler: Any) -> bool:
     """
     manager = scheduler.kv_cache_manager
     managers = manager.coordinator.single_type_managers
-    if len(managers) != 1 or type(managers[0]) is not FullAttentionManager or scheduler.connector is not None:
-        return False
-    manager.allocate_slots = skipping(manager.allocate_slots, managers[0], manager.empty_kv_cache_blocks)
-    return True
+    if len(managers) == 1 and type(managers[0]) is FullAttentionManager and scheduler.connector is None:
+        manager.allocate_slots = skipping(manager.allocate_slots, managers[0], manager.empty_kv_cache_blocks)
 
 
 def skipping(allocate: Allocate, manager: FullAttentionManager, nothing: Any) -> Allocate:
