@@ -24,6 +24,7 @@ CHECKED = (
     "wheel"
 )
 NOTHING_IS_SENT = {"TRTLLM_NO_USAGE_STATS": "1", "TELEMETRY_DISABLED": "1", "DO_NOT_TRACK": "1"}
+ARGUMENTS = ("tensorrt_llm", "llmapi", "llm_args.py")  # the file with what LLM takes
 ARGUMENT_CLASSES = ("BaseLlmArgs", "TorchLlmArgs")
 # Ranks on one machine need no network: TensorRT-LLM's answer to a single node that hangs. A container rarely may read
 # another process's memory (CMA), which shared memory of Open MPI 4 would use for large messages.
@@ -82,17 +83,14 @@ ADVICE = {
 
 def option_names() -> frozenset[str] | None:
     """The arguments of the installed LLM and the options of its table, or None if TensorRT-LLM is not installed."""
-    own = frozenset[str]().union(*(_classes().get(name, ()) for name in ARGUMENT_CLASSES)) - {"model_config"}
+    classes = fields_by_class(*ARGUMENTS)
+    own = frozenset[str]().union(*(classes.get(name, ()) for name in ARGUMENT_CLASSES)) - {"model_config"}
     return (own | TRANSLATED.keys() | FORBIDDEN.keys()) - IGNORED.keys() if own else None
-
-
-def _classes() -> Mapping[str, frozenset[str]]:
-    return fields_by_class("tensorrt_llm", "llmapi", "llm_args.py")
 
 
 def check(config: EngineConfig) -> Mapping[str, str]:
     """Refuse what this engine cannot do, and what the installed line lacks, with the reason."""
-    faults = {f"option.{name}": reason for name, reason in _lacking(config)}
+    faults = _lacking(config)
     for name in config.options.keys() & FORBIDDEN.keys():
         harmless = FORBIDDEN[name].partition(":")[0]
         if harmless == "nothing" or config.options[name].lower() != harmless:
@@ -106,18 +104,17 @@ def check(config: EngineConfig) -> Mapping[str, str]:
     return faults
 
 
-def _lacking(config: EngineConfig) -> list[tuple[str, str]]:
+def _lacking(config: EngineConfig) -> dict[str, str]:
     """Each option whose argument the installed TensorRT-LLM lacks, as far as its source text says."""
-    classes = _classes()
-    faults = []
-    for name in config.options.keys() & (TRANSLATED.keys() | LACKING.keys()):
+    classes, faults = fields_by_class(*ARGUMENTS), dict[str, str]()
+    for name in sorted(config.options.keys() & (TRANSLATED.keys() | LACKING.keys())):
         target = TRANSLATED.get(name, name)
         argument, _, field = target.partition(".")
         known = classes.get(CONFIG_CLASSES.get(argument, "") if field else ARGUMENT_CLASSES[-1])
         if known is not None and (field or argument) not in known:  # what the text does not show counts as existing
-            why = LACKING.get(target)
-            faults.append((name, f"nothing: this TensorRT-LLM has no {target}" + (f", {why}" if why else "")))
-    return sorted(faults)
+            why = f", {LACKING[target]}" if target in LACKING else ""
+            faults[f"option.{name}"] = f"nothing: this TensorRT-LLM has no {target}{why}"
+    return faults
 
 
 def environment(config: EngineConfig, environ: Mapping[str, str], slot: int, folder: str) -> Mapping[str, str]:
