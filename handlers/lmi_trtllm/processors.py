@@ -89,10 +89,11 @@ class PostProcessor:
             name = shorten(self.function)
             title = "the batched logits post-processor" if self.function == BATCHED else f"logits post-processor {name}"
             log.exception("%s failed for request %d", title, self.request_id)
-            message = f"{title} failed: {said(error)}"
+            fault = self.sequence, writable(f"{title} failed: {said(error)}"[:MAX_FAULT_CHARS])
             try:
-                _send(self.faults, (self.sequence, writable(message[:MAX_FAULT_CHARS])))
-            except OSError as unsent:
+                with open(os.open(self.faults, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC), "wb") as pipe:
+                    os.write(pipe.fileno(), msgspec.json.encode(fault) + b"\n")
+            except OSError as unsent:  # it is not here, or is full
                 log.error("request %d is not told: %s", self.request_id, unsent)
 
     def _call(self, logits: Tensor, token_ids: list[list[int]]) -> None:
@@ -127,15 +128,6 @@ class BadWords:
             banned = [word[-1] for word in self.words if tuple(generated[1 - len(word) :]) == word[:-1]]
             if banned:
                 logits[beam, 0, banned] = -torch.inf
-
-
-def _send(path: str, fault: tuple[str, str]) -> None:
-    """Write to the pipe of a `Faults`. Raises OSError if it is not here, or is full."""
-    fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        os.write(fd, msgspec.json.encode(fault) + b"\n")
-    finally:
-        os.close(fd)
 
 
 def _rows(changed: object, rows: Tensor) -> Tensor:
