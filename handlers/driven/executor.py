@@ -102,9 +102,8 @@ class DrivenExecutor(SteppedExecutor[Sequence], Generic[Work]):
         self._engine = engine
         self._info = info
         self._adapters = Adapters(engine, self.title, max_resident_adapters, self._kind_of)
-        take_turns = info.capabilities.lora and not mixes_adapters
         max_batch = info.max_num_sequences if info.num_express_places else math.inf  # the engine has a bound too
-        self._turns = Turns[Sequence](max_batch, adapters_take_turns=take_turns)
+        self._turns = Turns[Sequence](max_batch, adapters_take_turns=not mixes_adapters)
         self._preparations: SequenceOf[Preparation[Any]] = ()  # a sequence passes one after the other
         self._known: dict[str, Sequence] = {}  # the sequences that the engine has, by their ids there
         self._load = EngineLoad()
@@ -184,10 +183,7 @@ class DrivenExecutor(SteppedExecutor[Sequence], Generic[Work]):
         """The sequences whose preparations go on."""
         return [sequence for one in self._preparations for sequence in one.waiting]
 
-    def _add(self, sequence: Sequence) -> None:
-        self._prepare(sequence, 0)
-
-    def _prepare(self, sequence: Sequence, first: int) -> None:
+    def _add(self, sequence: Sequence, first: int = 0) -> None:
         """Begin the next preparation that a sequence needs. Its turn may come when there is none left."""
         for preparation in self._preparations[first:]:
             if (future := preparation.begin(sequence)) is not None:
@@ -214,7 +210,7 @@ class DrivenExecutor(SteppedExecutor[Sequence], Generic[Work]):
                     log.exception("request %d was not prepared", sequence.id)
                     sequence.fail(f"the request was not prepared: {errors.cause_line(error)}")
                 else:
-                    self._prepare(sequence, number + 1)
+                    self._add(sequence, number + 1)
         return [sequence for sequence in prepared if sequence.is_finished]
 
     def _remove(self, sequence: Sequence) -> None:
@@ -326,11 +322,9 @@ class DrivenExecutor(SteppedExecutor[Sequence], Generic[Work]):
     def _take_row(self, sequence: Sequence, output: SequenceOutput) -> int:
         """Note the output of one beam. Begin the next round after a round's last one, and return its new tokens."""
         rounds = _rounds(sequence)
-        if sequence.is_finished or isinstance(output.end, Exception):
+        if sequence.is_finished or isinstance(output.end, Exception) or not rounds.take(output):
             return 0
         num_rows = len(rounds.names)
-        if not rounds.take(output):
-            return 0
         if not sequence.is_finished and self._give(sequence):
             self._load.num_running += len(rounds.names)  # it runs on, though the engine has not seen these rows yet
             if self._load.running is not None:

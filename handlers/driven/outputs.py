@@ -7,6 +7,7 @@ reports log-probs from before its rules, so beside beams there is none but `min_
 import math
 import time
 from dataclasses import dataclass
+from typing import Any
 
 from handlers.base.beams import Beam, Candidate, num_candidates
 from handlers.base.sequence import Sequence
@@ -18,8 +19,8 @@ from lmi.executor import EngineInfo, FinishReason, PromptLogProb, Request, Tenso
 class LogProbs:
     """Log-probs at some positions, one list for each position.
 
-    A list starts with the token at its position. The best tokens follow in order and may repeat it. A list may be
-    longer than the request asked for.
+    A list starts with the token at its position. The best tokens follow in order, though it may be one of them. A list
+    may be longer than the request asked for.
     """
 
     token_ids: list[list[int]]
@@ -43,6 +44,14 @@ class SequenceOutput:
     num_cached_tokens: int = 0  # of the prompt, reported with its first token
     beams: list[Beam] | None = None
     embedding: Tensor | None = None  # of a request that asks for that of its prompt
+    rows: Any = None  # of tensors that the request asked for, a type of the engine
+
+
+def ending_tokens(sequence: Sequence) -> list[int]:
+    """Every single token that ends a sequence, for an engine that is to stop there."""
+    words = [word[0] for word in sequence.request.stop_words if len(word) == 1]
+    ends = [] if sequence.request.ignore_eos else sorted(sequence.end_ids)
+    return [int(token_id) for token_id in dict.fromkeys([*ends, *words])]
 
 
 def feed(sequence: Sequence, output: SequenceOutput) -> None:
@@ -67,11 +76,9 @@ def feed(sequence: Sequence, output: SequenceOutput) -> None:
 
 
 def best(log_probs: LogProbs, position: int, num_top: int) -> list[TokenLogProb]:
-    pairs = list(zip(log_probs.token_ids[position], log_probs.values[position], strict=True))
-    others = pairs[1:]
-    if len(others) < num_top:  # the chosen token is among the best and was written only once
-        others = sorted(pairs, key=lambda pair: -pair[1])
-    return [TokenLogProb(token_id, log_prob) for token_id, log_prob in others[:num_top]]
+    places = slice(1, num_top + 1)
+    pairs = zip(log_probs.token_ids[position][places], log_probs.values[position][places], strict=True)
+    return [TokenLogProb(token_id, log_prob) for token_id, log_prob in pairs]
 
 
 def _note_prompt(sequence: Sequence, output: SequenceOutput) -> None:

@@ -27,7 +27,7 @@ from handlers.lmi_trtllm import adapters, processors
 from handlers.lmi_trtllm.about import AUTO, CPP_SAMPLER, explained, installed
 from handlers.lmi_trtllm.arguments import llm_arguments
 from handlers.lmi_trtllm.engine import TrtllmEngine, TrtllmWork
-from handlers.lmi_trtllm.outputs import TrtllmOutput, note_rows
+from handlers.lmi_trtllm.outputs import note_rows
 from handlers.lmi_trtllm.sampling import TrtllmSampler, check_beams, refuse_rules, retention, sampling_params
 from lmi.errors import ModelUnusable, PromptTooLong, Unsupported
 from lmi.executor.config import ExecutorConfig
@@ -192,7 +192,7 @@ class TrtllmExecutor(DrivenExecutor[TrtllmWork]):
     def _take(self, output: SequenceOutput, step: Step[Sequence]) -> None:
         """Keep the rows of a step's tensors before its tokens are appended."""
         sequence = self._known.get(output.id)
-        if sequence is not None and isinstance(output, TrtllmOutput) and output.rows is not None:
+        if sequence is not None and output.rows is not None:
             note_rows(sequence, output.rows, len(output.token_ids))
         super()._take(output, step)
 

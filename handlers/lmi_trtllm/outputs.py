@@ -5,7 +5,6 @@ off, and is put back, and the reason of the end may be missing.
 """
 
 from collections.abc import Mapping, Sequence as SequenceOf
-from dataclasses import dataclass
 from itertools import count
 from typing import TypeAlias
 
@@ -34,11 +33,6 @@ class OutputFault(RuntimeError):
     """TensorRT-LLM did not report what it was asked for."""
 
 
-@dataclass(slots=True)
-class TrtllmOutput(SequenceOutput):
-    rows: Rows | None = None  # of the tensors that the request asked for, at this step
-
-
 class Cursor:
     """How much of one request's output was read. It belongs to the thread that waits for the output."""
 
@@ -51,7 +45,7 @@ class Cursor:
         self._num_read = 0  # tokens
         self._is_first = True
 
-    def read(self, output: RequestOutput) -> TrtllmOutput | None:
+    def read(self, output: RequestOutput) -> SequenceOutput | None:
         """What is new, or None if nothing is. Raises OutputFault if something is missing at the end."""
         if error := getattr(output, "error", None):  # older versions have no such attribute
             raise OutputFault(str(error))
@@ -70,7 +64,7 @@ class Cursor:
             new.rows = rows_of(output)
         return new
 
-    def _tokens(self, output: RequestOutput) -> TrtllmOutput | None:
+    def _tokens(self, output: RequestOutput) -> SequenceOutput | None:
         completion = output.outputs[0]
         token_ids = list(completion.token_ids or ())
         num_reported = len(token_ids)
@@ -85,17 +79,12 @@ class Cursor:
             log_probs = of_entries(new, entries, self._num_top)
         self._num_read += len(new)
         end = end_of(completion, self._sequence) if output.finished else None
-        return TrtllmOutput(self._name, new, log_probs, end=end) if new or end is not None else None
+        return SequenceOutput(self._name, new, log_probs, end=end) if new or end is not None else None
 
-    def _beams(self, output: RequestOutput) -> TrtllmOutput | None:
-        """All beams at this step, the best first, or None while one of them waits for its log-probs."""
+    def _beams(self, output: RequestOutput) -> SequenceOutput:
+        """All beams at this step, the best first."""
         beams = [_beam(one, self._sequence, is_over=output.finished) for one in output.outputs]
-        known = [beam for beam in beams if beam is not None]
-        if len(known) == len(beams):
-            return TrtllmOutput(self._name, [], end=known[0].finish_reason if output.finished else None, beams=known)
-        if output.finished:
-            raise OutputFault("the engine reported fewer log-probs than tokens of a beam")
-        return None
+        return SequenceOutput(self._name, [], end=beams[0].finish_reason if output.finished else None, beams=beams)
 
     def _prompt(self, output: RequestOutput) -> LogProbs | None:
         """The log-probs of the prompt, or None if they are not there yet."""
@@ -160,22 +149,17 @@ def of_logits(token_ids: SequenceOf[int], logits: Tensor, num_top: int) -> LogPr
     return known
 
 
-def _beam(completion: CompletionOutput, sequence: Sequence, *, is_over: bool) -> Beam | None:
-    token_ids = list(completion.token_ids or ())
-    log_probs: list[float] = []
+def _beam(completion: CompletionOutput, sequence: Sequence, *, is_over: bool) -> Beam:
+    """A beam with log-probs comes only when it is over, with all of them."""
+    token_ids, log_probs = list(completion.token_ids or ()), list[float]()
     if sequence.request.output_config.return_log_probs:
-        known = of_entries(token_ids, completion.logprobs or (), 0)
-        if len(known.values) < len(token_ids):
-            return None
-        log_probs = [values[0] for values in known.values]
-    else:
-        token_ids += cut_off(completion, sequence) if is_over else []
-    return Beam(
-        token_ids,
-        log_probs,
-        sum=completion.cumulative_logprob or 0.0,
-        finish_reason=_reason_of(completion, token_ids, sequence) if is_over else FinishReason.NOT_FINISHED,
-    )
+        log_probs = [values[0] for values in of_entries(token_ids, completion.logprobs or (), 0).values]
+        if len(log_probs) < len(token_ids):
+            raise OutputFault("the engine reported fewer log-probs than tokens of a beam")
+    elif is_over:
+        token_ids += cut_off(completion, sequence)
+    reason = _reason_of(completion, token_ids, sequence) if is_over else FinishReason.NOT_FINISHED
+    return Beam(token_ids, log_probs, sum=completion.cumulative_logprob or 0.0, finish_reason=reason)
 
 
 def _reason_of(completion: CompletionOutput, token_ids: list[int], sequence: Sequence) -> FinishReason:
@@ -203,8 +187,7 @@ def rows_of(result: RequestOutput) -> Rows:
 def note_rows(sequence: Sequence, rows: Rows, num_new: int) -> None:
     """Keep the rows of a result before its `num_new` tokens are appended. Fails the sequence if one has no row."""
     captured, (context, generation) = sequence.captured, rows
-    if captured is None:
-        return
+    assert captured is not None
     for name in captured.context:
         if name in context and not captured.context[name].by_place:
             block = _array(context[name])

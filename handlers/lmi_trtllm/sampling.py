@@ -15,6 +15,7 @@ from torch import Tensor
 
 from handlers.base.captured import LOGITS
 from handlers.base.sequence import Sequence
+from handlers.driven.outputs import ending_tokens
 from handlers.guides.json_schemas import ANY_OBJECT
 from handlers.lmi_trtllm.about import CPP_SAMPLER, Profile
 from handlers.lmi_trtllm.processors import BadWords, PostProcessor
@@ -78,11 +79,7 @@ def end_token(sequence: Sequence) -> int | None:
 
 def stop_token_ids(sequence: Sequence) -> list[int]:
     """Every other single token that ends the sequence there; none beside `min_tokens`, which holds back only ends."""
-    if sequence.min_tokens:
-        return []
-    ends = [] if sequence.request.ignore_eos else sorted(sequence.end_ids - {end_token(sequence)})
-    words = [word[0] for word in sequence.request.stop_words if len(word) == 1]
-    return [int(token_id) for token_id in dict.fromkeys([*ends, *words])]
+    return [] if sequence.min_tokens else [one for one in ending_tokens(sequence) if one != end_token(sequence)]
 
 
 def embedding_bias(request: Request, vocab_size: int) -> Tensor | None:

@@ -18,7 +18,7 @@ from vllm.v1.outputs import LogprobsLists, LogprobsTensors
 
 from handlers.base.adapters import LoadedAdapter
 from handlers.base.sequence import Sequence
-from handlers.driven.outputs import LogProbs, SequenceOutput
+from handlers.driven.outputs import LogProbs, SequenceOutput, ending_tokens
 from handlers.guides.vocabulary import NO_TEXTS
 from handlers.lmi_vllm import vllm_log
 from handlers.lmi_vllm.arguments import num_express_places
@@ -73,7 +73,7 @@ def sampling_params(sequence: Sequence, structure: StructuredOutputsParams | Non
     params = (SamplingParams if structure is None else CheckedParams)(
         max_tokens=int(sequence.max_tokens),
         min_tokens=min(int(sequence.min_tokens), int(sequence.max_tokens)),
-        stop_token_ids=stop_token_ids(sequence),
+        stop_token_ids=ending_tokens(sequence),
         structured_outputs=structure,
         logit_bias={int(token_id): float(bias) for token_id, bias in request.embedding_bias} or None,
         **OF_ALL,
@@ -123,13 +123,6 @@ def _log_probs(sequence: Sequence) -> dict[str, Any]:
     if sequence.lacks_prompt_log_probs:
         wanted["prompt_logprobs"] = int(output.num_prompt_log_probs or 0)
     return wanted
-
-
-def stop_token_ids(sequence: Sequence) -> list[int]:
-    """Every single token that ends the sequence."""
-    words = [word[0] for word in sequence.request.stop_words if len(word) == 1]
-    ends = [] if sequence.request.ignore_eos else sorted(sequence.end_ids)
-    return [int(token_id) for token_id in dict.fromkeys([*ends, *words])]
 
 
 def structure(guide: GuidedDecodingParams) -> StructuredOutputsParams:
