@@ -47,7 +47,8 @@ OBJECT = {"type": "object"}
 ANY_OBJECT = '{"type": "object"}'  # what JSON means
 COMBINED = ("$ref", "anyOf", "oneOf", "allOf", *DEPENDENT)
 MAPPINGS = ("properties", "patternProperties", *DEPENDENT)
-JSON_TYPES = {"enum": list, "prefixItems": list, "pattern": str, **dict.fromkeys(MAPPINGS, dict)}  # else: of any
+LISTS = ("enum", "prefixItems", "anyOf", "oneOf", "allOf")
+JSON_TYPES = {"pattern": str, **dict.fromkeys(LISTS, list), **dict.fromkeys(MAPPINGS, dict)}  # else: of any
 CONTROL = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f\ud800-\udfff]")  # what a string of an answer never has
 OF_PATTERNS = re.compile(r"\\(?:x[01][0-9A-Fa-f]|x7[Ff]|u00[01][0-9A-Fa-f]|u007[Ff]|[xu]\{|c|0)")
 
@@ -169,8 +170,7 @@ class _SchemaReader:
         for name in ("allOf", "anyOf", "oneOf"):
             if name not in schema:
                 continue
-            given = schema[name]
-            if not isinstance(given, list) or not given:
+            if not (given := schema[name]):
                 raise _Fault(f"{name} of a wrong type")
             given = _without_common_types(given) if name == "oneOf" else given
             is_single = name != "allOf" or len(given) == 1
