@@ -41,7 +41,7 @@ class SequenceOutput:
     log_probs: LogProbs | None = None
     prompt_log_probs: LogProbs | None = None
     end: FinishReason | Exception | None = None
-    num_cached_tokens: int = 0  # of the prompt, reported with its first token
+    num_cached_tokens: int = 0  # of the prompt; with its first token it counts
     beams: list[Beam] | None = None
     embedding: Tensor | None = None  # of a request that asks for that of its prompt
     rows: Any = None  # of tensors that the request asked for, a type of the engine

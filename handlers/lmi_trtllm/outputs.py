@@ -37,13 +37,9 @@ class Cursor:
     """How much of one request's output was read. It belongs to the thread that waits for the output."""
 
     def __init__(self, name: str, sequence: Sequence) -> None:
-        output = sequence.request.output_config
         self._name, self._sequence = name, sequence
-        self._num_top = output.num_top_log_probs
-        self._wants_log_probs = output.return_log_probs or output.num_top_log_probs > 0
-        self._lacks_prompt = sequence.index == 0 and output.num_prompt_log_probs is not None
+        self._lacks_prompt = sequence.lacks_prompt_log_probs
         self._num_read = 0  # tokens
-        self._is_first = True
 
     def read(self, output: RequestOutput) -> SequenceOutput | None:
         """What is new, or None if nothing is. Raises OutputFault if something is missing at the end."""
@@ -58,25 +54,24 @@ class Cursor:
         if new is None:
             return None
         new.prompt_log_probs, self._lacks_prompt = prompt, False
-        new.num_cached_tokens = int(output.cached_tokens or 0) if self._is_first else 0
-        self._is_first = False
+        new.num_cached_tokens = int(output.cached_tokens or 0)
         if self._sequence.captured is not None:
             new.rows = rows_of(output)
         return new
 
     def _tokens(self, output: RequestOutput) -> SequenceOutput | None:
-        completion = output.outputs[0]
+        completion, asked = output.outputs[0], self._sequence.request.output_config
         token_ids = list(completion.token_ids or ())
         num_reported = len(token_ids)
         if output.finished:
             token_ids += cut_off(completion, self._sequence)
         new, log_probs = token_ids[self._num_read :], None
-        if self._wants_log_probs:
+        if asked.return_log_probs or asked.num_top_log_probs:
             entries = (completion.logprobs or [])[self._num_read :]  # at the end also that of a token that was cut off
             new = new[: len(entries)]
             if output.finished and self._num_read + len(new) < num_reported:
                 raise OutputFault("the engine reported fewer log-probs than tokens")
-            log_probs = of_entries(new, entries, self._num_top)
+            log_probs = of_entries(new, entries, asked.num_top_log_probs)
         self._num_read += len(new)
         end = end_of(completion, self._sequence) if output.finished else None
         return SequenceOutput(self._name, new, log_probs, end=end) if new or end is not None else None

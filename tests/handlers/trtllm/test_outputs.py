@@ -82,7 +82,7 @@ def test_each_token_is_read_once_and_a_step_without_news_gives_nothing(reader: R
     for token_ids in ([4], [4], [4, 5, 6]):
         reader.read(token_ids)
     assert [output.token_ids for output in reader.outputs] == [[4], [5, 6]]
-    assert [output.num_cached_tokens for output in reader.outputs] == [2, 0]
+    assert reader.sequence.num_cached_tokens == 2
 
 
 @pytest.mark.parametrize("token_ids", [[4, 5, END], [4, 5]], ids=["kept", "cut off"])
