@@ -1,8 +1,4 @@
-"""Translates an EngineConfig to the arguments of `tensorrt_llm.LLM`, each with the type of its pydantic field.
-
-Every field of `TorchLlmArgs` can be given as option.<name>; a nested configuration is JSON, and some of its fields have
-options of their own.
-"""
+"""Translates an EngineConfig, whose options name any field of `TorchLlmArgs`, to the typed arguments of `LLM`."""
 
 import json
 import logging

@@ -1,8 +1,4 @@
-"""TensorRT-LLM's `LLM`, driven by an event loop on its own thread.
-
-A request that it refuses or gives up ends by itself. Any other error, or the end of one of its processes, means that
-it cannot go on. After a cancel nobody waits for it.
-"""
+"""TensorRT-LLM's `LLM`, driven by an event loop on its own thread. After a cancel nobody waits for it."""
 
 import asyncio
 import contextlib
@@ -37,7 +33,7 @@ WAIT_S = 0.1  # for an output, before deadlines are checked
 STATISTICS_WAIT_S = 0.5  # for statistics, before they are asked for again
 CLOSE_WAIT_S = 5.0  # for TensorRT-LLM's own shutdown, which may never return
 STARTERS = (b"mpi4py", b"multiprocessing.spawn", b"--multiprocessing-fork")  # in command lines of ranks
-# What ends only one request. An AssertionError comes from TensorRT-LLM's check of one result.
+# What ends only one request; any other error ends the engine. TensorRT-LLM asserts that a result is right.
 OF_ONE_REQUEST = (RequestError, AssertionError, OutputFault, LmiError)
 # TensorRT-LLM's names are ours in camel case.
 CACHE_FIELDS = {one: re.sub("_(.)", lambda found: found[1].upper(), one) for one in KvCacheStats.__struct_fields__}

@@ -1,7 +1,4 @@
-"""Translates a Request to TensorRT-LLM's SamplingParams, so that it stops where `handlers/base/sequence.py` does.
-
-Every value gets its exact type.
-"""
+"""A Request as TensorRT-LLM's SamplingParams, each value of its exact type, and what they cannot say."""
 
 import math
 from dataclasses import dataclass
@@ -47,8 +44,9 @@ def sampling_params(
 ) -> SamplingParams:
     """Translate the request of a sequence into parameters that only this sequence uses. `functions` change its logits.
 
-    TensorRT-LLM knows one end token, and stop words of one token: further end tokens are stop words there. Its own
-    `ignore_eos` would drop the stop words too, so a sequence without an end gets an end token that no vocabulary has.
+    They stop where the sequence's own rules do. TensorRT-LLM knows one end token, and stop words of one token: further
+    end tokens are stop words there. Its own `ignore_eos` would drop the stop words too, so a sequence without an end
+    gets an end token that no vocabulary has.
     """
     request, end_id = sequence.request, end_token(sequence)
     min_tokens = min(int(sequence.min_tokens), int(sequence.max_tokens)) or None

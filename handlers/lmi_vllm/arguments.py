@@ -1,7 +1,4 @@
-"""Translates an EngineConfig to vLLM's `AsyncEngineArgs`, each argument with its type.
-
-Every field of `AsyncEngineArgs` can be given as option.<name>, in the words of vLLM's command line: 8k, JSON and lists.
-"""
+"""Translates an EngineConfig, whose options are in the words of vLLM's command line, to vLLM's `AsyncEngineArgs`."""
 
 import argparse
 import dataclasses

@@ -1,8 +1,4 @@
-"""What a sequence needs before vLLM gets it, made beside the steps: the check of its structure, and its images.
-
-vLLM checks a structure on the thread that steps, and compiles it with no limit of time or memory, so it is compiled
-first in a process with limits. To make pixels of files, and tokens of placeholders, takes milliseconds to seconds.
-"""
+"""What a sequence needs before vLLM gets it, made beside the steps: the check of its structure, and its images."""
 
 import hashlib
 import time
@@ -38,7 +34,10 @@ MAX_PIXELS = 50_000_000  # of all images of a request
 
 
 class GuideGate(Preparation[StructuredOutputsParams]):
-    """The check of structures, which ends by its limits. `checked` has them as vLLM has marked them."""
+    """The check of structures. vLLM does it on the thread that steps, and compiles with no limit of time or memory.
+
+    So a structure is compiled first in a process with limits. `checked` has them as vLLM has marked them.
+    """
 
     is_of_guides = True
 

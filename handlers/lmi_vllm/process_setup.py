@@ -23,13 +23,12 @@ from importlib.metadata import PackageNotFoundError, version
 from multiprocessing import resource_tracker
 from pathlib import Path
 
-import lmi.shared.log
 from handlers.lmi_vllm import vllm_log
 from handlers.lmi_vllm.about import NOTHING_IS_SENT, cache_folder, can_write
 from lmi.settings.config import EngineConfig
 from lmi.settings.kinds import is_true
 from lmi.shared import linux
-from lmi.shared.log import LineHandler, as_json, fd
+from lmi.shared.log import LineHandler, as_json, fd, setup
 from lmi.shared.sink import STDERR, guard_streams
 
 ENVIRONMENT = {
@@ -209,7 +208,7 @@ def _in_child() -> None:
     linux.die_with_parent(os.getppid(), signal.SIGKILL)
     hide_foreign_builds()  # before logging is set up: the parent has logged it
     role, level, form, path = json.loads(os.environ.get(LOG_NAME, '["engine", "INFO", "auto", "/proc/self/fd/2"]'))
-    lmi.shared.log.setup(f"{role} {multiprocessing.current_process().name}", level, form, _open_again(path))
+    setup(f"{role} {multiprocessing.current_process().name}", level, form, _open_again(path))
     guard_streams()
     sys.stderr = _Stderr()
     warnings.simplefilter("ignore", FutureWarning)  # about names that torch will drop, for vLLM's authors
