@@ -14,8 +14,7 @@ from typing import Any
 from orjson import dumps
 
 from lmi import errors
-from lmi.apis.base.api import Api, ErrorRules, Forms, Row
-from lmi.apis.base.formatter import JSON, SSE, ErrorFields
+from lmi.apis.base.api import JSON, SSE, Api, ErrorFields, ErrorRules, Forms, Row
 from lmi.apis.base.parameters import Given, Parameter, ParameterTable, named, rows
 from lmi.apis.base.readers import Message, Parsed, boolean, choice, takes, text
 from lmi.apis.guides import CONTRACT_NAME, AskedGuide, an_object, check_levels, json_schema

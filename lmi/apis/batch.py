@@ -10,8 +10,7 @@ from dataclasses import replace
 
 from orjson import dumps
 
-from lmi.apis.base.api import Api, ErrorRules, Forms, Row
-from lmi.apis.base.formatter import JSONLINES, ErrorFields, Formatter, WholeFormatter, text_of
+from lmi.apis.base.api import JSONLINES, Api, ErrorFields, ErrorRules, Formatter, Forms, Row, WholeFormatter, text_of
 from lmi.apis.base.parameters import ONE_SEQUENCE_STREAMED
 from lmi.apis.base.readers import Message, Parsed, adapter, boolean, check_types, read_inputs
 from lmi.apis.lmi import schema as lmi

@@ -12,8 +12,7 @@ from functools import partial
 
 from orjson import Fragment, dumps
 
-from lmi.apis.base.api import Api
-from lmi.apis.base.formatter import JSON
+from lmi.apis.base.api import JSON, Api
 from lmi.apis.base.parameters import Parameter, ParameterTable, named
 from lmi.apis.base.readers import Message, Parsed, check_values, choice, integer, refused
 from lmi.apis.openai.api import OPENAI_CHAT, OPENAI_CHAT_ERRORS, PROMPT

@@ -12,8 +12,7 @@ from orjson import dumps
 
 from lmi import errors
 from lmi.apis.base import parameters
-from lmi.apis.base.api import Api, ErrorRules, Forms, Row
-from lmi.apis.base.formatter import NO_TOKEN, SSE, ErrorFields, StepFormatter, WholeFormatter
+from lmi.apis.base.api import NO_TOKEN, SSE, Api, ErrorFields, ErrorRules, Forms, Row, StepFormatter, WholeFormatter
 from lmi.apis.base.parameters import ROWS, Given, Parameter, ParameterTable, in_parameters, rows
 from lmi.apis.base.readers import Message, Parsed, boolean, check_types, check_values, integer, number, read_object
 from lmi.apis.guides import tgi_grammar

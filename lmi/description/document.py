@@ -10,7 +10,7 @@ from typing import Any
 
 from lmi.adapters import routes as adapters
 from lmi.apis import anthropic, embeddings, tgi
-from lmi.apis.base.formatter import JSON, JSONLINES, SSE
+from lmi.apis.base.api import JSON, JSONLINES, SSE
 from lmi.apis.base.readers import JSON_SCHEMAS, adapter
 from lmi.apis.batch import DYNAMIC_BATCH
 from lmi.apis.lmi.api import LMI

@@ -12,8 +12,7 @@ from types import UnionType
 from typing import Any
 
 from lmi import errors
-from lmi.apis.base.api import ErrorRules
-from lmi.apis.base.formatter import JSON, SSE
+from lmi.apis.base.api import JSON, SSE, ErrorRules
 from lmi.apis.base.parameters import Parameter
 from lmi.apis.base.readers import JSON_SCHEMAS
 from lmi.settings.config import ModelConfig

@@ -13,8 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from lmi.adapters.choice import choose_adapter
-from lmi.apis.base.api import AnyApi, Rendered
-from lmi.apis.base.formatter import AsyncFormatter, Formatter
+from lmi.apis.base.api import AnyApi, AsyncFormatter, Formatter, Rendered
 from lmi.apis.base.readers import Message, Parsed, is_text, priority
 from lmi.errors import InvalidParameter, LmiError
 from lmi.http.exchange import SENT, TIMEOUT, TIMEOUT_MS, Exchange

@@ -6,8 +6,7 @@ from typing import Any
 
 import orjson
 
-from lmi.apis.base.api import AnyApi
-from lmi.apis.base.formatter import JSON, JSONLINES, AsyncFormatter
+from lmi.apis.base.api import JSON, JSONLINES, AnyApi, AsyncFormatter
 from lmi.apis.base.readers import Message, Parsed
 from lmi.apis.lmi.schema import name_of_several
 from lmi.errors import MalformedRequest, Unsupported, UserCodeFailed

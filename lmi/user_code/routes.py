@@ -9,8 +9,7 @@ from functools import partial
 
 import orjson
 
-from lmi.apis.base.api import retry_header
-from lmi.apis.base.formatter import JSON
+from lmi.apis.base.api import JSON, retry_header
 from lmi.apis.lmi.api import LMI
 from lmi.errors import LmiError
 from lmi.http.exchange import Exchange

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from lmi.apis import tgi
-from lmi.apis.base.formatter import ErrorFields, Formatter
+from lmi.apis.base.api import ErrorFields, Formatter
 from lmi.apis.base.readers import Parsed
 from lmi.apis.lmi.api import LMI
 from lmi.apis.lmi.schema import LmiFormat

@@ -15,8 +15,17 @@ from functools import partial
 
 from orjson import dumps
 
-from lmi.apis.base.api import Api, ErrorRules, Forms, Row
-from lmi.apis.base.formatter import ErrorFields, Formatter, StepFormatter, WholeFormatter, error_fields
+from lmi.apis.base.api import (
+    Api,
+    ErrorFields,
+    ErrorRules,
+    Formatter,
+    Forms,
+    Row,
+    StepFormatter,
+    WholeFormatter,
+    error_fields,
+)
 from lmi.apis.base.readers import Parsed
 from lmi.apis.lmi import schema
 from lmi.apis.lmi.schema import WIRE_NAMES, LmiFormat

@@ -5,8 +5,7 @@ from dataclasses import replace
 from functools import partial
 
 from lmi import errors
-from lmi.apis.base.api import Api, ErrorRules, Forms, Row
-from lmi.apis.base.formatter import SSE
+from lmi.apis.base.api import SSE, Api, ErrorRules, Forms, Row
 from lmi.apis.base.readers import JSON_SCHEMAS, Message
 from lmi.apis.openai import chat_formatter, chat_schema, formatter, schema
 from lmi.apis.openai.schema import OpenAIFormat

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from orjson import dumps
 
-from lmi.apis.base.formatter import SSE, one_line, text_of
+from lmi.apis.base.api import SSE, one_line, text_of
 from lmi.apis.base.readers import Parsed
 from lmi.apis.openai.calls.reader import AnswerPart, Arguments, Text, Thought, ToolCall
 from lmi.apis.openai.formatter import OpenAIFormatter, OpenAILines, OpenAIStream, OpenAIWhole, log_prob_fields

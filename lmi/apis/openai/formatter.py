@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import msgspec
 from orjson import dumps
 
-from lmi.apis.base.formatter import JSONLINES, SSE, ErrorFields, Formatter, WholeFormatter, one_line, text_of
+from lmi.apis.base.api import JSONLINES, SSE, ErrorFields, Formatter, WholeFormatter, one_line, text_of
 from lmi.apis.base.readers import Parsed
 from lmi.apis.openai.schema import OpenAIFormat
 from lmi.types import Answer, AnswerEnd, Delta, Token

@@ -8,8 +8,7 @@ import uuid
 from dataclasses import replace
 from typing import Any
 
-from lmi.apis.base.api import Api, Forms
-from lmi.apis.base.formatter import JSON, SSE, ErrorFields
+from lmi.apis.base.api import JSON, SSE, Api, ErrorFields, Forms
 from lmi.apis.base.readers import Parsed
 from lmi.apis.openai.api import CACHED, OPENAI_CHAT, OPENAI_CHAT_ERRORS
 from lmi.apis.openai.calls.reader import AnswerPart, Arguments, Text, Thought, ToolCall

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from lmi.apis.base.formatter import ErrorFields
+from lmi.apis.base.api import ErrorFields
 from lmi.apis.base.parameters import ROWS, Given, Parameter, ParameterTable, named
 from lmi.apis.base.readers import Message, Parsed, choice, refused, text
 from lmi.apis.guides import CONTRACT_NAME, AskedGuide, an_object, check_levels, json_schema

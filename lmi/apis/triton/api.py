@@ -12,8 +12,7 @@ from typing import Any
 
 from orjson import OPT_NON_STR_KEYS, OPT_SORT_KEYS, dumps
 
-from lmi.apis.base.api import Api, ErrorRules, Forms, Row
-from lmi.apis.base.formatter import SSE, ErrorFields, WholeFormatter, text_of
+from lmi.apis.base.api import SSE, Api, ErrorFields, ErrorRules, Forms, Row, WholeFormatter, text_of
 from lmi.apis.base.readers import JSON_SCHEMAS, Parsed
 from lmi.apis.triton import schema
 from lmi.apis.triton.schema import TritonFormat
