@@ -99,7 +99,7 @@ JOINTS = {
     *("lmi.supervisor.kinds", "lmi.supervisor.supervisor"),
 }
 STILL = {
-    "lmi.apis.lmi.schema": {"guides"},
+    "lmi.apis.lmi": {"guides"},
     "lmi.pipeline": {"chats"},  # loaded with a model, and Jinja where the model has a template
     "lmi.server.respond": {"adapters", "sessions", "user_code"},
     "lmi.server.routes.invocations": {"lines"},

@@ -6,7 +6,7 @@ from lmi.apis.anthropic import ANTHROPIC
 from lmi.apis.base.api import AnyApi
 from lmi.apis.batch import DYNAMIC_BATCH
 from lmi.apis.embeddings import EMBEDDINGS
-from lmi.apis.lmi.api import LMI
+from lmi.apis.lmi import LMI
 from lmi.apis.openai.api import OPENAI_CHAT, OPENAI_CHAT_LINES, OPENAI_COMPLETIONS, OPENAI_TEXT_LINES
 from lmi.apis.responses.api import RESPONSES
 from lmi.apis.tgi import TGI, TGI_GENERATE, TGI_STREAM

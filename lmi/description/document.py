@@ -13,8 +13,7 @@ from lmi.apis import anthropic, embeddings, tgi
 from lmi.apis.base.api import JSON, JSONLINES, SSE
 from lmi.apis.base.readers import JSON_SCHEMAS, adapter
 from lmi.apis.batch import DYNAMIC_BATCH
-from lmi.apis.lmi.api import LMI
-from lmi.apis.lmi.schema import PARAMETERS
+from lmi.apis.lmi import LMI, PARAMETERS
 from lmi.apis.openai import api as openai
 from lmi.apis.responses import api as responses
 from lmi.apis.table import BY_ROUTE

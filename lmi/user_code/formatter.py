@@ -8,7 +8,7 @@ import orjson
 
 from lmi.apis.base.api import JSON, JSONLINES, AnyApi, AsyncFormatter
 from lmi.apis.base.readers import Message, Parsed
-from lmi.apis.lmi.schema import name_of_several
+from lmi.apis.lmi import name_of_several
 from lmi.errors import MalformedRequest, Unsupported, UserCodeFailed
 from lmi.http.exchange import CUSTOM_ATTRIBUTES, Exchange
 from lmi.server.service import Service

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from lmi.apis import batch as dynamic_batch, tgi
+from lmi.apis import batch as dynamic_batch, lmi, tgi
 from lmi.apis.guides import asked_guide, json_schema
-from lmi.apis.lmi import schema as lmi
 from lmi.apis.openai import chat_schema as openai_chat, schema as openai
 from lmi.apis.triton import schema as triton
 from lmi.errors import InvalidParameter

@@ -11,12 +11,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from lmi.apis import embeddings, tgi
+from lmi.apis import embeddings, lmi, tgi
 from lmi.apis.anthropic import ANTHROPIC, MESSAGES
 from lmi.apis.base import parameters
 from lmi.apis.base.parameters import ParameterTable
 from lmi.apis.base.readers import Parsed
-from lmi.apis.lmi import schema as lmi
 from lmi.apis.openai import chat_schema as openai_chat, schema as openai
 from lmi.apis.responses import schema as responses
 from lmi.apis.responses.api import RESPONSES

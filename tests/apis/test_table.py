@@ -9,8 +9,7 @@ import pytest
 
 from lmi.apis.base.api import AnyApi
 from lmi.apis.base.readers import PROMPTS
-from lmi.apis.lmi.api import LMI
-from lmi.apis.lmi.schema import LmiFormat
+from lmi.apis.lmi import LMI, LmiFormat
 from lmi.apis.openai.api import OPENAI_CHAT, OPENAI_COMPLETIONS
 from lmi.apis.table import APIS
 from lmi.errors import (

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lmi.apis.lmi import schema as lmi
+from lmi.apis import lmi
 from lmi.errors import GenerationFailed, Unsupported
 from lmi.executor import Capabilities, FinishReason, GuideType, Request, Response, Result, SamplingConfig
 from lmi.pipeline import beams_of

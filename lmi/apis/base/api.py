@@ -11,8 +11,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Generic, NamedTuple, Self
 
-from orjson import dumps
-
 from lmi.apis.base.readers import Message, Parsed
 from lmi.errors import LmiError, Unauthorized
 from lmi.settings.config import ModelConfig
@@ -145,12 +143,6 @@ class StepFormatter(Formatter[Format]):
     @abstractmethod
     def _step(self, token: Token) -> bytes:
         """Return a record. The answer so far has the token, and its `finish_reason` with the last one."""
-
-
-def error_fields(error: ErrorFields) -> bytes:
-    """Return the two or three keys that every error ends with."""
-    fields = b'"error": %b, "code": %d' % (dumps(error.message), error.code)
-    return fields if error.kind is None else b'%b, "error_type": %b' % (fields, dumps(error.kind))
 
 
 def one_line(fields: bytes) -> bytes:
