@@ -19,7 +19,7 @@ from lmi.apis.base.parameters import Given, Parameter, ParameterTable, named, ro
 from lmi.apis.base.readers import Message, Parsed, boolean, choice, takes, text
 from lmi.apis.guides import CONTRACT_NAME, AskedGuide, an_object, check_levels, json_schema
 from lmi.apis.openai import chat_schema
-from lmi.apis.openai.calls.reader import AnswerPart, Arguments, Text, Thought, ToolCall
+from lmi.apis.openai.calls import AnswerPart, Arguments, Text, Thought, ToolCall
 from lmi.apis.openai.chat_formatter import BlockStream, named_event
 from lmi.apis.openai.schema import SHARED, TOOLS, OpenAIFormat, anything, default_format, hidden
 from lmi.apis.openai.tools import ToolChoice, Tools, flat_tools, function_choice, mode_choice

@@ -219,7 +219,7 @@ def _form(words: Sequence[str], other_names: dict[str, str]) -> Kind:
 
 FORM_NAME = matching("a name", r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 # The further names are vLLM's names of the forms. Source: the parsers of vLLM 0.32.
-# lmi/apis/openai/calls/parsers.py has these, but text.
+# lmi/apis/openai/parts.py has these, but text.
 TOOL_CALL_FORMS = (
     "hermes json deepseek_v3 deepseek_v31 glm45 granite granite-20b-fc jamba kimi_k2 lfm2 minimax_m2 mistral openai "
     "phi4_mini_json pythonic qwen3_xml seed_oss text"

@@ -15,7 +15,7 @@ from orjson import dumps
 
 from lmi.apis.base.api import SSE, one_line, text_of
 from lmi.apis.base.readers import Parsed
-from lmi.apis.openai.calls.reader import AnswerPart, Arguments, Text, Thought, ToolCall
+from lmi.apis.openai.calls import AnswerPart, Arguments, Text, Thought, ToolCall
 from lmi.apis.openai.formatter import OpenAIFormatter, OpenAILines, OpenAIStream, OpenAIWhole, log_prob_fields
 from lmi.apis.openai.parts import AnswerParts
 from lmi.apis.openai.schema import OpenAIFormat

@@ -11,7 +11,7 @@ from typing import Any
 from lmi.apis.base.api import JSON, SSE, Api, ErrorFields, Forms
 from lmi.apis.base.readers import Parsed
 from lmi.apis.openai.api import CACHED, OPENAI_CHAT, OPENAI_CHAT_ERRORS
-from lmi.apis.openai.calls.reader import AnswerPart, Arguments, Text, Thought, ToolCall
+from lmi.apis.openai.calls import AnswerPart, Arguments, Text, Thought, ToolCall
 from lmi.apis.openai.chat_formatter import BlockStream
 from lmi.apis.openai.schema import OpenAIFormat
 from lmi.apis.responses import schema

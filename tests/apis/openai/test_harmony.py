@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 from hypothesis import given, strategies as st
 
-from lmi.apis.openai.calls.reader import AnswerPart, Arguments, Text, Thought, ToolCall
+from lmi.apis.openai.calls import AnswerPart, Arguments, Text, Thought, ToolCall
 from lmi.apis.openai.parts import CHANNEL, CONSTRAIN, ENDS, MESSAGE, START, AnswerParts, harmony
 
 THOUGHT = f"{CHANNEL}analysis{MESSAGE}I <see>.<|end|>"

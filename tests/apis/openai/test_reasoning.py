@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from lmi.apis.openai.calls.reader import Text, Thought
-from lmi.apis.openai.parts import MARKS, AnswerParts
+from lmi.apis.openai.calls import Text, Thought
+from lmi.apis.openai.parts import THOUGHT_MARKS, AnswerParts
 from lmi.apis.openai.schema import OpenAIFormat
 from lmi.settings.annexes import REASONING_FORMS
 
@@ -47,11 +47,11 @@ def test_an_answer_is_parted_whole_and_by_single_characters(name: str) -> None:
     assert split(prompt, list(answer)) == (thought, said)
 
 
-@pytest.mark.parametrize("form", MARKS)
+@pytest.mark.parametrize("form", THOUGHT_MARKS)
 def test_each_form_has_its_own_marks(form: str) -> None:
-    opening, closing = MARKS[form]
+    opening, closing = THOUGHT_MARKS[form]
     assert reasoning(f"<|assistant|>{opening}", form).feed(f"a <b>{closing}c") == [Thought("a <b>"), Text("c")]
-    assert set(MARKS) == set(REASONING_FORMS) - {"openai"}  # of which tests/apis/openai/test_harmony.py is
+    assert set(THOUGHT_MARKS) == set(REASONING_FORMS) - {"openai"}  # of which tests/apis/openai/test_harmony.py is
 
 
 @given(st.lists(st.sampled_from(["<think>", "</think>", "<", "/", "think>", " ", "\n", "a"])), st.booleans())

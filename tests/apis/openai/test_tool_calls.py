@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from lmi.apis.openai.calls.parsers import PARSERS
-from lmi.apis.openai.calls.reader import AnswerPart, Arguments, Read, Text, ToolCall
-from lmi.apis.openai.parts import AnswerParts, forced_call
+from lmi.apis.openai.calls import AnswerPart, Arguments, Read, Text, ToolCall
+from lmi.apis.openai.parts import PARSERS, AnswerParts, forced_call
 from lmi.settings.annexes import TOOL_CALL_FORMS
 
 CALL = '{"name": "f", "arguments": {"a": [1, {"b": "}"}]}}'
