@@ -18,22 +18,8 @@ from lmi.apis.openai import api as openai
 from lmi.apis.responses import api as responses
 from lmi.apis.table import BY_ROUTE
 from lmi.apis.triton import api as triton
-from lmi.description.parts import (
-    STRING,
-    ApiDescription,
-    Content,
-    Form,
-    Operation,
-    Schema,
-    array,
-    asked,
-    content,
-    either,
-    or_null,
-    parameter,
-    struct,
-    taken,
-)
+from lmi.description import parts
+from lmi.description.parts import ApiDescription, Form, Schema, array, asked, content, either, or_null, struct, taken
 from lmi.http.exchange import CUSTOM_ATTRIBUTES, TIMEOUT, TIMEOUT_MS
 from lmi.models import routes as models
 from lmi.server.metrics import MEDIA_TYPE
@@ -47,7 +33,7 @@ def document(config: Config) -> dict[str, Any]:
     apis = [invocations(config), adapters.description(config), models.description(config), server(config)]
     if not config.is_user_code:
         apis[1:1] = [each.describe(config) for each in (openai, responses, anthropic, embeddings, tgi, triton)]
-    paths: dict[str, dict[str, Operation]] = {}
+    paths: dict[str, dict[str, parts.Operation]] = {}
     for path, methods in ((path, methods) for api in apis for path, methods in api.paths.items()):
         paths.setdefault(path, {}).update(methods)
         for method, operation in methods.items():
@@ -69,7 +55,7 @@ def document(config: Config) -> dict[str, Any]:
     }
 
 
-def _share_failures(paths: dict[str, dict[str, Operation]]) -> dict[str, Any]:
+def _share_failures(paths: dict[str, dict[str, parts.Operation]]) -> dict[str, Any]:
     """Replace repeated error responses by references. Returns the shared responses."""
     shared: dict[str, Any] = {}
     for operation in (operation for methods in paths.values() for operation in methods.values()):
@@ -115,13 +101,13 @@ def server(config: Config) -> ApiDescription:
     api.add("get", "/load", "The number of requests that are served", content(struct(server_load=int)))
     info = struct(version=str, server=dict, models=dict)
     api.add("get", "/server_info", "The settings of the server and its models, without secrets", content(info))
-    page: Content = {"text/html; charset=utf-8": {"schema": STRING}}
-    api.add("get", "/metrics", "Metrics for Prometheus", {MEDIA_TYPE: {"schema": STRING}})
+    page = {"text/html; charset=utf-8": {"schema": parts.STRING}}
+    api.add("get", "/metrics", "Metrics for Prometheus", {MEDIA_TYPE: {"schema": parts.STRING}})
     api.add("get", "/openapi.json", "This description", content(dict))
     api.add("get", "/", "The playground for a browser, links for others", page | content(dict))
     api.add("get", "/playground", "A page to chat with the model", page)
     api.add("get", "/docs", "This description, to read and to try", page)
-    files: Content = {f"{media_type}; charset=utf-8": {"schema": STRING} for media_type in pages.TYPES.values()}
+    files = {f"{media_type}; charset=utf-8": {"schema": parts.STRING} for media_type in pages.TYPES.values()}
     api.add("get", "/pages/{name}", "A file of the pages", files)
     api.add("get", "/execution-parameters", "How a batch transform should send its records", "ExecutionParameters")
     return api
@@ -146,22 +132,21 @@ BATCH_REQUEST = {
     "examples": [EXAMPLE | {"inputs": [EXAMPLE["inputs"]], "parameters": {"max_new_tokens": 8}}],
 }
 DURATION: Schema = {"type": "number", "exclusiveMinimum": 0}
-HEADERS = (
-    parameter(
-        "header",
+OF_HEADERS: tuple[tuple[str, Form, str], ...] = (
+    (
         CUSTOM_ATTRIBUTES,
         tuple(f"route={route}" for route in BY_ROUTE),
         "another API for this body: route=" + ", ".join(BY_ROUTE),
     ),
-    parameter(
-        "header",
+    (
         HEADER,
         {"type": "string", "maxLength": MAX_ID_CHARS, "pattern": f"^({ID.pattern})?$"},
         "the id of an open session; all requests of a session go to one engine",
     ),
-    parameter("header", TIMEOUT, DURATION, "the seconds that the client waits, after which the request ends with 504"),
-    parameter("header", TIMEOUT_MS, DURATION, "the same in milliseconds, as Envoy sends it; the shorter one counts"),
+    (TIMEOUT, DURATION, "the seconds that the client waits, after which the request ends with 504"),
+    (TIMEOUT_MS, DURATION, "the same in milliseconds, as Envoy sends it; the shorter one counts"),
 )
+HEADERS = [parts.parameter("header", name, form, meaning) for name, form, meaning in OF_HEADERS]
 SESSIONS = {
     "SessionRequest": asked({"requestType": (NEW_SESSION, CLOSE)}, "requestType", example={"requestType": NEW_SESSION}),
     "SessionAnswer": struct(result=str),

@@ -19,7 +19,7 @@ from lmi.settings.config import ModelConfig
 
 Schema = dict[str, Any]
 Form = type | UnionType | str | tuple[str, ...] | list[Any] | Schema | None
-"""A schema in short, which `schema_of` writes out."""
+"""A schema in short, which `schema_of` writes out. As a body it may also be a Content."""
 Content = dict[str, Schema]  # by media type
 Operation = dict[str, Any]
 Causes = Iterable[type[errors.LmiError]]
@@ -138,10 +138,10 @@ class ApiDescription:
         method: str,
         path: str,
         summary: str,
-        ok: Form | Content,
+        ok: Form,
         causes: Causes = (),
         *,
-        body: Form | Content = None,
+        body: Form = None,
         parameters: Iterable[Schema] = (),
     ) -> Operation:
         """Describe an operation, whose failures have these causes and those of every route. Without `ok` it fails."""
@@ -156,9 +156,7 @@ class ApiDescription:
         self.paths.setdefault(path, {})[method] = described
         return described
 
-    def infer(
-        self, path: str, summary: str, ok: Form | Content, body: Form | Content, parameters: Iterable[Schema] = ()
-    ) -> Operation:
+    def infer(self, path: str, summary: str, ok: Form, body: Form, parameters: Iterable[Schema] = ()) -> Operation:
         return self.add("post", path, summary, ok, OF_INFERENCE, body=body, parameters=parameters)
 
     def _failures(self, causes: Causes) -> dict[str, Schema]:
@@ -172,7 +170,7 @@ class ApiDescription:
         }
 
 
-def _content(form: Form | Content) -> Content:
+def _content(form: Form) -> Content:
     return form if isinstance(form, dict) else content(form)
 
 
