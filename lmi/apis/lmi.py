@@ -1,18 +1,15 @@
 """The LMI API, with a rolling batch: `{"inputs": "...", "parameters": {...}, "stream": false}`.
 
-A refused parameter is answered in the format that the client asked for, so `read` chooses that first. As in the
-reference, names that are unknown or without effect are ignored, and null and the documented defaults mean "left out".
-The answer is one object, or a stream with a line or event for each step:
+As in the reference, names that are unknown or without effect are ignored, and null and the documented defaults mean
+"left out". The answer is one object, with the best of several sequences, or a line or event for each step:
 
     {"generated_text": "...", "details": {"finish_reason": "length", "generated_tokens": 8, "inputs": "", "tokens": []}}
 
     {"token": {"id": 304, "text": "Deep ", "log_prob": -0.05}}
     {"token": {}, "generated_text": "...", "details": {"finish_reason": "length", "generated_tokens": 9, "inputs": ""}}
 
-The best of several sequences is the answer, and its details hold the others. The bytes are the reference's:
-`", "` and `": "` as separators, UTF-8 not escaped, keys in a fixed order. With tgi_compat the log-prob and the special
-flag have TGI's names, and the flag is never left out.
-Sources: the LMI handlers' inference API schema (v0.28.0), and what the reference passes on to TGI and vLLM.
+The bytes are the reference's: `", "` and `": "` as separators, UTF-8 not escaped, keys in a fixed order. Sources: the
+LMI handlers' inference API schema (v0.28.0), and what the reference passes on to TGI and vLLM.
 """
 
 from collections.abc import Iterable
@@ -28,7 +25,6 @@ from lmi.apis.base.api import Api, ErrorFields, ErrorRules, Formatter, Forms, Ro
 from lmi.apis.base.parameters import ROWS, Given, Parameter, ParameterTable, in_parameters, named, rows
 from lmi.apis.base.readers import Message, Parsed, takes
 from lmi.apis.guides import GUIDED, asked_guide
-from lmi.errors import MalformedRequest, shorten
 from lmi.settings.config import ModelConfig, SamplingDefaults
 from lmi.types import Answer, AnswerFormat, OutputFormat, Token, ranked
 
@@ -41,7 +37,10 @@ STOP_SEQUENCES = ROWS["stop_sequences"].read
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LmiFormat(AnswerFormat):
-    """The format of an answer. With `tgi_compat` keys have TGI's names, and a whole answer is a list of one."""
+    """The format of an answer.
+
+    With `tgi_compat` keys have TGI's names, the special flag is never left out, and a whole answer is a list of one.
+    """
 
     tgi_compat: bool = False
 
@@ -88,12 +87,12 @@ def read(
     """
     fields = readers.read_inputs(body, content_type)
     if "inputs" not in fields:
-        raise MalformedRequest("inputs is missing")
+        raise errors.MalformedRequest("inputs is missing")
     inputs = fields["inputs"]
     if isinstance(inputs, list):
-        raise MalformedRequest("inputs must be one string; a list of them needs option.rolling_batch=disable")
+        raise errors.MalformedRequest("inputs must be one string; a list of them needs option.rolling_batch=disable")
     if not isinstance(inputs, str) or not inputs:
-        raise MalformedRequest(f"inputs must be a non-empty string, given {shorten(inputs)}")
+        raise errors.MalformedRequest(f"inputs must be a non-empty string, given {errors.shorten(inputs)}")
     readers.check_types(fields)
     return Message(fields, _format(fields, model, accepts_events), model.sampling_defaults)
 
@@ -129,13 +128,12 @@ def parse(message: Message[LmiFormat]) -> Parsed[LmiFormat]:
     reasons = PARAMETERS.without_effect(given, is_greedy=is_greedy) | _without_details(given, format)
     PARAMETERS.drop(given, reasons, ignored)
     guide, field_names = asked_guide(given, "parameters.")
-    num_prompt_log_probs = given.get("num_prompt_log_probs", 0 if "decoder_input_details" in given else None)
     request = parameters.request_of(
         {"num_top_log_probs": given.get("top_n_tokens")} | given,
         is_greedy=is_greedy,
         is_streaming=format.is_streamed,
         prompt=fields["inputs"],
-        num_prompt_log_probs=num_prompt_log_probs,
+        num_prompt_log_probs=given.get("num_prompt_log_probs", 0 if "decoder_input_details" in given else None),
         needs_log_probs=given["details"] or format.is_streamed or parameters.needs_ranking(given),
         guided_decoding=guide,
         adapter=readers.adapter("adapters", fields.get("adapters")),
@@ -190,25 +188,24 @@ class LmiFormatter(Formatter[LmiFormat]):
         super().__init__(parsed)
         self._token_json = tgi_token if parsed.format.tgi_compat else lmi_token
 
-    def _details(
-        self, answer: Answer, tokens: list[Token] | None, prefill: list[Token] | None, others: Iterable[Answer] = ()
-    ) -> bytes:
-        """Write the Details object. `tokens` is None in a stream. `others` are the sequences besides the answer."""
+    def _details(self, answer: Answer, prefill: list[Token] | None, others: Iterable[Answer] | None = None) -> bytes:
+        """Write the Details object. `others` are those beside a whole answer; a stream has told its tokens."""
+        is_whole = others is not None
         items = [
             b'"finish_reason": %b' % dumps(answer.finish_reason),
             b'"generated_tokens": %d' % len(answer.tokens),
             b'"inputs": %b' % dumps(self._request.prompt),
         ]
-        if tokens is not None:
-            items.append(b'"tokens": %b' % self._tokens(tokens))
+        if is_whole:
+            items.append(b'"tokens": %b' % self._tokens(answer.tokens))
         shown = prefill if self._request.prefill_details else None
-        if shown is None and tokens is not None and self._format.tgi_compat:
+        if shown is None and is_whole and self._format.tgi_compat:
             shown = []  # TGI's client refuses a whole answer without it
         if shown is not None:
             items.append(b'"prefill": [%b]' % b", ".join(map(self._prompt_token, shown)))
-        if tokens is not None and self._request.num_top_log_probs:
-            items.append(b'"top_tokens": [%b]' % b", ".join(self._tokens(token.top or ()) for token in tokens))
-        if sequences := b", ".join(map(self._sequence, others)):
+        if is_whole and self._request.num_top_log_probs:
+            items.append(b'"top_tokens": [%b]' % b", ".join(self._tokens(token.top or ()) for token in answer.tokens))
+        if sequences := b", ".join(map(self._sequence, others or ())):
             items.append(b'"best_of_sequences": [%b]' % sequences)
         return b"{%b}" % b", ".join(items)
 
@@ -237,7 +234,7 @@ class LmiWhole(LmiFormatter, WholeFormatter[LmiFormat]):
         best, *others = ranked(self._request, answers)
         body = b'{"generated_text": %b' % dumps(self._full_text(best.text))
         if self._format.details:
-            body += b', "details": %b' % self._details(best, best.tokens, answers[0].prefill, others)
+            body += b', "details": %b' % self._details(best, answers[0].prefill, others)
         return b"[%b}]" % body if self._format.tgi_compat else b"%b}" % body
 
     @staticmethod
@@ -263,7 +260,7 @@ class LmiStream(LmiFormatter, StepFormatter[LmiFormat]):
         if answer.finish_reason is not None:
             fields += b', "generated_text": %b' % dumps(self._full_text(answer.text))
             if self._format.details:
-                fields += b', "details": ' + self._details(answer, None, answer.prefill)
+                fields += b', "details": ' + self._details(answer, answer.prefill)
         return self.record(fields)
 
     @classmethod
@@ -312,19 +309,6 @@ def _write_error(error: ErrorFields, format: LmiFormat, *, in_answer: bool) -> t
     return LmiWhole.media_type, b"{%b}" % error_fields(error)
 
 
-ERRORS = ErrorRules(
-    _write_error,
-    (
-        Row(errors.MalformedRequest, INVALID_STATUS, "validation"),
-        Row(errors.InvalidRequest, INVALID_STATUS, "validation", in_answer=True),
-        Row(errors.GenerationFailed, 424, "generation", in_answer=True),
-        Row(errors.DeadlineExceeded, 504, "generation", in_answer=True),
-        Row(errors.OutOfMemory, 507, "generation", in_answer=True),
-        Row(errors.EngineLost, 503, "generation", in_answer=True),
-    ),
-    WIRE_NAMES,
-    lambda status: "validation" if status < 500 else "overloaded",
-)
 LMI: Api[LmiFormat] = Api(
     name="lmi",
     prefixes=("/",),
@@ -332,7 +316,19 @@ LMI: Api[LmiFormat] = Api(
     read=read,
     parse=parse,
     formatter=FORMS.formatter,
-    errors=ERRORS,
+    errors=ErrorRules(
+        _write_error,
+        (
+            Row(errors.MalformedRequest, INVALID_STATUS, "validation"),
+            Row(errors.InvalidRequest, INVALID_STATUS, "validation", in_answer=True),
+            Row(errors.GenerationFailed, 424, "generation", in_answer=True),
+            Row(errors.DeadlineExceeded, 504, "generation", in_answer=True),
+            Row(errors.OutOfMemory, 507, "generation", in_answer=True),
+            Row(errors.EngineLost, 503, "generation", in_answer=True),
+        ),
+        WIRE_NAMES,
+        lambda status: "validation" if status < 500 else "overloaded",
+    ),
     read_for_events=partial(read, accepts_events=True),
     takes_user_code=True,
     json_end=b"\n",

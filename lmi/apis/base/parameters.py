@@ -41,6 +41,9 @@ class Parameter:
     fields: tuple[str, ...] = ()
 
 
+Rows = Mapping[str, Parameter]
+
+
 def named(*parameters: Parameter) -> dict[str, Parameter]:
     """Return parameters that the wire calls as they are called here."""
     return {row.name: row for row in parameters}
@@ -99,12 +102,7 @@ class ParameterTable(dict[str, Parameter]):
     `spell` turns a name into the one that an error uses. Several names may have one meaning; the first one is told.
     """
 
-    def __init__(
-        self,
-        parameters: Mapping[str, Parameter],
-        spell: Callable[[str], str] = str,
-        hidden: Mapping[str, Parameter] | None = None,
-    ) -> None:
+    def __init__(self, parameters: Rows, spell: Callable[[str], str] = str, hidden: Rows | None = None) -> None:
         super().__init__(parameters)
         self.spell = spell
         self._known = {**self, **(hidden or {})}
