@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +13,8 @@ from lmi.apis.base.api import AnyApi
 from lmi.apis.base.readers import PROMPTS
 from lmi.apis.lmi import LMI, LmiFormat
 from lmi.apis.openai.api import OPENAI_CHAT, OPENAI_COMPLETIONS
-from lmi.apis.table import APIS
+from lmi.apis.table import APIS, BY_ROUTE
+from lmi.description.document import document
 from lmi.errors import (
     DeadlineExceeded,
     GenerationFailed,
@@ -25,9 +28,10 @@ from lmi.errors import (
     UnknownAdapter,
     Unsupported,
 )
-from lmi.settings.config import ModelConfig
+from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig
 from lmi.types import OutputFormat
 
+TESTS = Path(__file__).parent.parent
 SHAPE_1 = ["error", "code"]
 SHAPE_2 = ["generated_text", "details", "error", "code"]
 SHAPE_2_STREAM = ["token", "generated_text", "details", "error", "code"]
@@ -160,3 +164,23 @@ def test_each_field_that_chooses_an_api_at_invocations_belongs_to_one_api_and_is
     fields = [api.body_field for api in APIS.values() if api.body_field]
     assert len(fields) == len(set(fields))
     assert set(fields) <= set(PROMPTS)
+
+
+@pytest.mark.parametrize("api", APIS.values(), ids=APIS)
+def test_each_api_has_golden_files_tests_of_its_own_and_its_answers_at_invocations(api: AnyApi) -> None:
+    module = api.parse.__module__.removeprefix("lmi.apis.").partition(".")[0]
+    assert list((TESTS / "golden" / api.name).glob("*.request")), "golden files"
+    assert list((TESTS / "apis" / module).glob("test_*.py")), "a folder of tests"
+    model = ModelConfig(path="demo", name="demo")
+    described = document(Config(server=ServerConfig(), model=model, engine=EngineConfig()))
+    schemas, failures = described["components"]["schemas"], described["components"]["responses"]
+    for path in BY_ROUTE.keys() & set(api.paths):
+        answers = described["paths"][path]["post"]["responses"]
+        ok = _schemas_in(schemas["AnswerOfRoute"], schemas["LineOfRoute"], schemas["EventOfRoute"])
+        assert _schemas_in(answers.pop("200")) <= ok, "ANSWERS and EVENTS"
+        failed = [failures[each["$ref"].rpartition("/")[2]] for each in answers.values()]
+        assert _schemas_in(*failed) <= _schemas_in(schemas["ErrorOfRoute"]), "ErrorOfRoute"
+
+
+def _schemas_in(*parts: dict[str, Any]) -> set[str]:
+    return set(re.findall(r'"#/components/schemas/(\w+)"', json.dumps(parts)))
