@@ -28,7 +28,6 @@ def default_format(model: ModelConfig) -> AnswerFormat:
 
 
 def read(body: bytes, content_type: str | None, model: ModelConfig) -> Message[AnswerFormat]:
-    """Decode the body and check it as a whole. Raises MalformedRequest."""
     fields = read_inputs(body, content_type, MAX_INPUTS)
     inputs = fields.get("inputs")
     if "inputs" not in fields:
@@ -45,7 +44,6 @@ def read(body: bytes, content_type: str | None, model: ModelConfig) -> Message[A
 
 
 def parse(message: Message[AnswerFormat]) -> Parsed[AnswerFormat]:
-    """Return one request for each input. Raises InvalidParameter or Unsupported."""
     fields, format = message.fields, message.format
     parameters, ignored = dict(fields.get("parameters") or {}), []
     for name in WITHOUT_EFFECT:

@@ -50,7 +50,6 @@ PARAMETERS = ParameterTable(
 
 
 def parse(message: Message[OpenAIFormat]) -> Parsed[OpenAIFormat]:
-    """Return the requests of a body, one for each input. Raises InvalidParameter or Unsupported."""
     ignored: list[str] = []
     given = PARAMETERS.read(message.fields, ignored)
     format = replace(message.format, is_base64=given.get("encoding_format") == BASE64)

@@ -5,7 +5,7 @@ without structure.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 from urllib.parse import unquote
@@ -93,14 +93,11 @@ def _at(schema: dict[str, Any], reference: str) -> Any:
     return value
 
 
-@takes({"type": "string"})
-def regex(name: str, value: object) -> GuidedDecodingParams:
-    return GuidedDecodingParams(GuideType.REGEX, text(name, value))
+def _of_text(kind: GuideType) -> Callable[[str, object], GuidedDecodingParams]:
+    return takes({"type": "string"})(lambda name, value: GuidedDecodingParams(kind, text(name, value)))
 
 
-@takes({"type": "string"})
-def grammar(name: str, value: object) -> GuidedDecodingParams:
-    return GuidedDecodingParams(GuideType.EBNF_GRAMMAR, text(name, value))
+regex, grammar = _of_text(GuideType.REGEX), _of_text(GuideType.EBNF_GRAMMAR)
 
 
 def choices(name: str, value: object) -> GuidedDecodingParams:
@@ -145,9 +142,7 @@ def response_format(name: str, value: object) -> GuidedDecodingParams | None:
     if wanted.get("value") is not None:
         check_members(name, wanted, ("type", "value"))
         return tgi_grammar(name, wanted)
-    kind = wanted.get("type", "text")
-    if kind not in ("text", "json_object", "json_schema"):
-        raise InvalidParameter(f"{name}.type", "one of text, json_object, json_schema", kind)
+    kind = choice(("text", "json_object", "json_schema"))(f"{name}.type", wanted.get("type", "text"))
     check_members(name, wanted, ("type", "json_schema") if kind == "json_schema" else ("type",))
     if kind != "json_schema":
         return GuidedDecodingParams(GuideType.JSON) if kind == "json_object" else None

@@ -80,7 +80,7 @@ WIRE_NAMES = PARAMETERS.wire_names(input_token_ids="inputs", lora_config="adapte
 def read(
     body: bytes, content_type: str | None, model: ModelConfig, *, accepts_events: bool = False
 ) -> Message[LmiFormat]:
-    """Decode the body, check it as a whole and choose the format of its answer. Raises MalformedRequest.
+    """Choose the format of the answer first, since a refused parameter is answered in it.
 
     With `accepts_events` the answer is server-sent events unless body or settings choose another format. A body of type
     `text/plain` is a prompt. Any other type, or none, is read as JSON: `curl -d` sends a form's type, boto3 sends none.
@@ -113,7 +113,6 @@ def _format(fields: dict[str, Any], model: ModelConfig, accepts_events: bool) ->
 
 
 def parse(message: Message[LmiFormat]) -> Parsed[LmiFormat]:
-    """Check the parameters and build the request. Raises InvalidParameter or Unsupported."""
     fields, format = message.fields, message.format
     written, ignored = fields.get("parameters") or {}, parameters.unknown(fields, KNOWN_FIELDS)
     given = {"max_new_tokens": DEFAULT_MAX_NEW_TOKENS, "details": format.tgi_compat} | PARAMETERS.read(written, ignored)

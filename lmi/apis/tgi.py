@@ -17,7 +17,6 @@ from lmi.apis.base.parameters import ROWS, Given, Parameter, ParameterTable, in_
 from lmi.apis.base.readers import Message, Parsed, boolean, check_types, check_values, integer, number, read_object
 from lmi.apis.guides import tgi_grammar
 from lmi.description.parts import NOTHING, ApiDescription, Form, asked, content, either, or_null, struct, taken
-from lmi.errors import InvalidParameter, MalformedRequest, Unsupported, shorten
 from lmi.settings.config import Config, ModelConfig
 from lmi.types import Answer, AnswerFormat, GenerationRequest, OutputFormat, Token, ranked
 
@@ -64,16 +63,13 @@ NOT_STREAMED = {
 def read(
     body: bytes, content_type: str | None, model: ModelConfig, *, stream: bool | None = None
 ) -> Message[TgiFormat]:
-    """Decode a body of any content type and check it as a whole. Raises MalformedRequest.
-
-    With `stream` None the body says whether the answer is streamed, and a whole answer is a list.
-    """
+    """With `stream` None the body says whether the answer is streamed, and a whole answer is a list."""
     check_values(body)
     fields = read_object(body)
     inputs = fields.get("inputs")
     if not isinstance(inputs, str) or not inputs:
-        given = f", given {shorten(inputs)}" if "inputs" in fields else ""
-        raise MalformedRequest(f"inputs must be a non-empty string{given}")
+        given = f", given {errors.shorten(inputs)}" if "inputs" in fields else ""
+        raise errors.MalformedRequest(f"inputs must be a non-empty string{given}")
     check_types(fields, has_stream=stream is None)
     is_streaming = fields.get("stream") if stream is None else stream
     output_format = OutputFormat.SSE if is_streaming else OutputFormat.JSON
@@ -81,7 +77,6 @@ def read(
 
 
 def parse(message: Message[TgiFormat]) -> Parsed[TgiFormat]:
-    """Check the parameters and build the request. Raises InvalidParameter or Unsupported."""
     fields, format = message.fields, message.format
     written, ignored = fields.get("parameters") or {}, parameters.unknown(fields, KNOWN_FIELDS)
     given = {"max_new_tokens": DEFAULT_MAX_NEW_TOKENS} | PARAMETERS.read(written, ignored)
@@ -115,11 +110,11 @@ def _is_greedy(fields: dict[str, Any], given: dict[str, Any]) -> bool:
 def _check_together(given: Given, *, is_streamed: bool, is_greedy: bool) -> None:
     for name, reason in (NOT_HERE | (NOT_STREAMED if is_streamed else {})).items():
         if name in given:
-            raise Unsupported(in_parameters(name), reason)
+            raise errors.Unsupported(in_parameters(name), reason)
     if "best_of" in given and is_greedy:
-        raise InvalidParameter(in_parameters("best_of"), "1 without sampling", given["best_of"])
+        raise errors.InvalidParameter(in_parameters("best_of"), "1 without sampling", given["best_of"])
     if "best_of" in given and "seed" in given:
-        raise InvalidParameter(in_parameters("seed"), "left out with best_of", given["seed"])
+        raise errors.InvalidParameter(in_parameters("seed"), "left out with best_of", given["seed"])
 
 
 class TgiWhole(WholeFormatter[TgiFormat]):

@@ -9,11 +9,9 @@ from importlib.metadata import version
 from typing import Any
 
 from lmi.adapters import routes as adapters
-from lmi.apis import anthropic, embeddings, tgi
+from lmi.apis import anthropic, batch, embeddings, lmi, tgi
 from lmi.apis.base.api import JSON, JSONLINES, SSE
 from lmi.apis.base.readers import JSON_SCHEMAS, adapter
-from lmi.apis.batch import DYNAMIC_BATCH
-from lmi.apis.lmi import LMI, PARAMETERS
 from lmi.apis.openai import api as openai
 from lmi.apis.responses import api as responses
 from lmi.apis.table import BY_ROUTE
@@ -120,7 +118,7 @@ REQUEST = asked(
     {
         "inputs": PROMPT,
         "stream": bool | None,
-        "parameters": or_null(asked(taken(PARAMETERS))),
+        "parameters": or_null(asked(taken(lmi.PARAMETERS))),
         "adapters": {**or_null(JSON_SCHEMAS[adapter]), "description": "the name of a loaded LoRA adapter"},
     },
     "inputs",
@@ -190,7 +188,7 @@ def invocations(config: Config) -> ApiDescription:
     ok = content("AnswerOfRoute") | content("LineOfRoute", JSONLINES) | content("EventOfRoute", SSE, end="[DONE]")
     if config.user_code is not None:
         ok |= {"*/*": {}}  # its formatter's
-    rules = [api.errors for api in (DYNAMIC_BATCH if is_batch else LMI, *BY_ROUTE.values())]
+    rules = [api.errors for api in (batch.DYNAMIC_BATCH if is_batch else lmi.LMI, *BY_ROUTE.values())]
     schemas = (BATCH if is_batch else _schemas(is_tgi)) | SESSIONS | of_route
     api = ApiDescription("LMI", ABOUT, config.model, schemas, content("ErrorOfRoute", JSON, JSONLINES, SSE), rules)
     for path in PATHS:
@@ -201,7 +199,7 @@ def invocations(config: Config) -> ApiDescription:
 def _user_code(config: Config) -> ApiDescription:
     """Describe user code as the model. It decides what it takes and what it answers."""
     about, anything = "SageMaker's paths, answered by the model's own code.", {"*/*": Schema()}
-    api = ApiDescription("LMI", about, config.model, {"Error": THREE_KEYS}, rules=[LMI.errors])
+    api = ApiDescription("LMI", about, config.model, {"Error": THREE_KEYS}, rules=[lmi.LMI.errors])
     for path in PATHS:
         asks = api.infer(path, "Ask the model's code", anything, anything)
         asks["responses"]["default"] = {"description": "what the model's code answers", "content": anything}

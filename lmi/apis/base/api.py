@@ -245,9 +245,10 @@ class Forms(NamedTuple):
 class Api(Generic[Format]):
     """One API.
 
-    `default_format` is the format of the answer to a body that `read` refuses. `read_for_events` reads the body of a
-    client whose Accept asks for server-sent events. At /invocations a request selects the API with one of its `paths`
-    as the route in Custom-Attributes, or with `body_field` in its body.
+    `read` decodes a body and checks it as a whole (else MalformedRequest), `parse` checks its fields (else
+    InvalidParameter or Unsupported). `default_format` is the format of the answer to a body that `read` refuses.
+    `read_for_events` reads the body of a client whose Accept asks for server-sent events. At /invocations a request
+    selects the API with one of its `paths` as the route in Custom-Attributes, or with `body_field` in its body.
     """
 
     name: str

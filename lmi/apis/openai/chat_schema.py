@@ -14,7 +14,7 @@ import msgspec
 import orjson
 
 from lmi.apis.base.parameters import Given, Parameter, ParameterTable, named
-from lmi.apis.base.readers import Message, Parsed, boolean, check_size, integer, text
+from lmi.apis.base.readers import Message, Parsed, boolean, check_size, choice, integer, text
 from lmi.apis.guides import CONTRACT_NAME, AskedGuide, an_object, asked_guide, check_levels
 from lmi.apis.openai import schema
 from lmi.apis.openai.schema import HARMONY, OpenAIFormat, anything
@@ -108,7 +108,6 @@ read = partial(
 
 
 def parse(message: Message[OpenAIFormat]) -> Parsed[OpenAIFormat]:
-    """Return the request of a chat. Raises InvalidParameter or Unsupported."""
     ignored: list[str] = []
     given = {"max_new_tokens": None} | CHAT.read(message.fields, ignored)  # what the context has room for
     given["max_new_tokens"] = given.pop("max_completion_tokens", given["max_new_tokens"])
@@ -184,9 +183,7 @@ def chat_request(
 
 def _message(name: str, value: object) -> dict[str, Any]:
     fields = an_object(name, value)
-    role = fields.get("role")
-    if not isinstance(role, str) or role not in ROLES:
-        raise InvalidParameter(f"{name}.role", "one of " + ", ".join(ROLES), role)
+    role = choice(ROLES)(f"{name}.role", fields.get("role"))
     is_needed, has_images = role != "assistant", role in ("user", "tool")
     said = content(f"{name}.content", fields.get("content"), is_needed=is_needed, has_images=has_images)
     known: dict[str, Any] = {"role": "system" if role == "developer" else role, "content": said}
@@ -253,8 +250,7 @@ def _of_source(place: str, source: dict[str, Any]) -> Image:
     name = f"{place}.source"
     if source.get("type") != "base64":
         raise Unsupported(f"{name}.type", f"{FETCHES_NOTHING}, given {shorten(source.get('type'))}")
-    if source.get("media_type") not in MEDIA_TYPES:
-        raise InvalidParameter(f"{name}.media_type", f"one of {', '.join(MEDIA_TYPES)}", source.get("media_type"))
+    choice(MEDIA_TYPES)(f"{name}.media_type", source.get("media_type"))
     return Image(_image_bytes(f"{name}.data", text(f"{name}.data", source.get("data"))), place, "image")
 
 

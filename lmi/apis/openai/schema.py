@@ -177,7 +177,7 @@ def read(
     check: Callable[[bytes], None] = check_prompts,
     stream_format: OutputFormat | None = None,
 ) -> Message[OpenAIFormat]:
-    """Decode a body that passes the `check` of its size, and choose the format of its answer. Raises MalformedRequest.
+    """Read a body that passes the `check` of its size.
 
     With `stream_format` None a stream is server-sent events. Else its format is that of `output_formatter`, else that
     of the server's settings, else `stream_format`.
@@ -199,7 +199,6 @@ def read(
 
 
 def parse(message: Message[OpenAIFormat]) -> Parsed[OpenAIFormat]:
-    """Return the requests of a completion, one for each prompt. Raises InvalidParameter or Unsupported."""
     ignored: list[str] = []
     given = COMPLETION.read(message.fields, ignored)
     if given.get("suffix"):

@@ -124,7 +124,6 @@ RESPONSES = ParameterTable(
 
 
 def parse(message: Message[OpenAIFormat]) -> Parsed[OpenAIFormat]:
-    """Return the request of a response. Raises InvalidParameter or Unsupported."""
     ignored: list[str] = []
     given = {"max_new_tokens": None} | RESPONSES.read(message.fields, ignored)
     messages = _messages(given)

@@ -45,10 +45,7 @@ class TritonFormat(AnswerFormat):
     num_answers: int = 1
 
 
-def _prompt(name: str, value: object) -> str:
-    if not isinstance(value, str) or not value:
-        raise InvalidParameter(name, "a non-empty string", value)
-    return value
+PROMPT = readers.checked({}, lambda value: "" if isinstance(value, str) and value else "a non-empty string")
 
 
 def _words(max_words: int) -> Reader:
@@ -74,11 +71,7 @@ def _unless_empty(read: Reader) -> Reader:
     return lambda name, value: None if value == "" else read(name, value)
 
 
-@takes({"type": "boolean"})
-def _negated(name: str, value: object) -> bool:
-    return not readers.boolean(name, value)
-
-
+NEGATED = takes({"type": "boolean"})(lambda name, value: not readers.boolean(name, value))
 STOP_WORDS = _words(readers.MAX_STOP_SEQUENCES)
 NOT_BUILT = {
     "an adapter is used by the name that it was loaded under, lora_name": (
@@ -168,7 +161,7 @@ MEANT = rows(
 )
 MEANT |= FLAG | rows("length_penalty early_stopping cache_salt", logprobs="num_top_log_probs", lora_name="adapter")
 MEANT |= {
-    "text_input": Parameter("prompt", _prompt, "The prompt.", fields=("inputs", "input_token_ids")),
+    "text_input": Parameter("prompt", PROMPT, "The prompt.", fields=("inputs", "input_token_ids")),
     "stream": Parameter("stream", readers.boolean, "Whether the answer comes token by token."),
     "max_tokens": replace(ROWS["max_new_tokens"], off=(DEFAULT_MAX_NEW_TOKENS,)),
     "temperature": replace(ROWS["temperature"], off=(0,)),
@@ -183,7 +176,7 @@ MEANT |= {
         fields=("guided_decoding_params",),
     ),
     "guided_decoding_guide": Parameter("guide", _unless_empty(readers.text), "That structure."),
-    "exclude_input_in_output": replace(ROWS["return_full_text"], read=_negated),
+    "exclude_input_in_output": replace(ROWS["return_full_text"], read=NEGATED),
     **{
         name: Parameter(name, readers.boolean, f"Whether the answer has {' and '.join(keys)}.", (False,))
         for name, keys in RETURNS.items()
@@ -209,7 +202,6 @@ INPUTS = ParameterTable(
 def read(
     body: bytes, content_type: str | None, model: ModelConfig, *, output_format: OutputFormat
 ) -> Message[TritonFormat]:
-    """Decode a body of any content type. Raises MalformedRequest."""
     body = body.removeprefix(BOM)
     readers.check_values(body)
     try:
@@ -231,7 +223,6 @@ def _id(fields: dict[str, Any]) -> str:
 
 
 def parse(message: Message[TritonFormat]) -> Parsed[TritonFormat]:
-    """Check the inputs and build the request. Raises InvalidRequest."""
     ignored: list[str] = []
     given = {"max_new_tokens": DEFAULT_MAX_NEW_TOKENS} | _read(message.fields, ignored)
     if "prompt" not in given:
