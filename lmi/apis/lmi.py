@@ -59,14 +59,9 @@ PARAMETERS = ParameterTable(
         "early_stopping no_repeat_ngram_size logits_post_processor_name cache_salt"
     )
     | GUIDED
-    | rows(
-        num_beams="beam_width",
-        ignore_eos_token="ignore_eos",
-        prompt_logprobs="num_prompt_log_probs",
-        decoder_input_details="decoder_input_details",
-        logprobs="num_top_log_probs",
-        top_n_tokens="top_n_tokens",
-    )
+    | rows(num_beams="beam_width", ignore_eos_token="ignore_eos", prompt_logprobs="num_prompt_log_probs")
+    | rows("decoder_input_details", logprobs="num_top_log_probs")
+    | rows("top_n_tokens")
     | named(
         Parameter("min_length", readers.integer(0), ROWS["min_tokens"].help, (0, 1)),
         Parameter("stop", _stop, "Texts that end the answer.", ((), False)),
@@ -181,8 +176,6 @@ def _without_details(given: Given, format: LmiFormat) -> dict[str, str]:
 
 
 class LmiFormatter(Formatter[LmiFormat]):
-    """Writes tokens and details."""
-
     def __init__(self, parsed: Parsed[LmiFormat]) -> None:
         super().__init__(parsed)
         self._token_json = tgi_token if parsed.format.tgi_compat else lmi_token

@@ -15,7 +15,7 @@ from lmi.apis.base import parameters
 from lmi.apis.base.api import NO_TOKEN, SSE, Api, ErrorFields, ErrorRules, Forms, Row, StepFormatter, WholeFormatter
 from lmi.apis.base.parameters import ROWS, Given, Parameter, ParameterTable, in_parameters, rows
 from lmi.apis.base.readers import Message, Parsed, boolean, check_types, check_values, integer, number, read_object
-from lmi.apis.guides import tgi_grammar
+from lmi.apis.guides import CONTRACT_NAME, HELP, tgi_grammar
 from lmi.description.parts import NOTHING, ApiDescription, Form, asked, content, either, or_null, struct, taken
 from lmi.settings.config import Config, ModelConfig
 from lmi.types import Answer, AnswerFormat, GenerationRequest, OutputFormat, Token, ranked
@@ -43,12 +43,7 @@ PARAMETERS = ParameterTable(
         "top_k": replace(ROWS["top_k"], read=integer(1)),
         "top_p": replace(ROWS["top_p"], read=number(0, 1, low_open=True)),
         "top_n_tokens": replace(ROWS["num_top_log_probs"], read=integer(0, parameters.MAX_TOP_N_TOKENS)),
-        "grammar": Parameter(
-            "guided_decoding",
-            tgi_grammar,
-            "The structure that the answer must have.",
-            fields=("guided_decoding_params",),
-        ),
+        "grammar": Parameter("guided_decoding", tgi_grammar, HELP, fields=(CONTRACT_NAME,)),
         "watermark": Parameter("watermark", boolean, "No effect.", (False,)),
     },
     in_parameters,

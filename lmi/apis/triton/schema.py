@@ -17,7 +17,7 @@ from lmi.apis.base import readers
 from lmi.apis.base.parameters import ROWS, Parameter, ParameterTable, request_of, rows
 from lmi.apis.base.readers import Message, Parsed, Reader, takes
 from lmi.apis.beams import FLAG, read_search
-from lmi.apis.guides import json_schema
+from lmi.apis.guides import CONTRACT_NAME, json_schema
 from lmi.errors import InvalidParameter, InvalidRequest, MalformedRequest, Unsupported, shorten
 from lmi.executor import GuidedDecodingParams, GuideType
 from lmi.executor.checks import MAX_INT
@@ -28,9 +28,7 @@ DEFAULT_MAX_NEW_TOKENS = 30
 MAX_ID_BYTES = 1024  # every event repeats it
 MAX_NUMBER_CHARS = 32  # of a number that comes as text
 BOM = b"\xef\xbb\xbf"
-GUIDE_TYPES = {"json": GuideType.JSON, "json_schema": GuideType.JSON_SCHEMA, "regex": GuideType.REGEX} | {
-    "ebnf_grammar": GuideType.EBNF_GRAMMAR
-}
+GUIDE_TYPES = {kind.name.lower(): kind for kind in GuideType}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +70,7 @@ def _unless_empty(read: Reader) -> Reader:
 
 
 NEGATED = takes({"type": "boolean"})(lambda name, value: not readers.boolean(name, value))
+GUIDE_TYPE = _unless_empty(readers.choice(tuple(GUIDE_TYPES)))
 STOP_WORDS = _words(readers.MAX_STOP_SEQUENCES)
 NOT_BUILT = {
     "an adapter is used by the name that it was loaded under, lora_name": (
@@ -89,13 +88,9 @@ NOT_BUILT = {
 NOTHING: tuple[object, ...] = ("", [], [""], [0], [False], False, 0)
 REFUSED = {name: readers.refused(reason, *NOTHING) for reason, names in NOT_BUILT.items() for name in names.split()}
 RETURNS: dict[str, tuple[str, ...]] = {  # flag -> keys of the answer
-    "return_finish_reason": ("finish_reason",),
-    "return_num_input_tokens": ("num_input_tokens",),
-    "return_num_output_tokens": ("num_output_tokens",),
-    "return_cumulative_logprob": ("cumulative_logprob",),
-    "return_logprobs": ("logprobs",),
-    "return_log_probs": ("cum_log_probs", "output_log_probs"),
-}
+    f"return_{key}": (key,)
+    for key in "finish_reason num_input_tokens num_output_tokens cumulative_logprob logprobs".split()
+} | {"return_log_probs": ("cum_log_probs", "output_log_probs")}
 LOG_PROB_OUTPUTS = frozenset(("cumulative_logprob", "logprobs", "cum_log_probs", "output_log_probs"))
 WITHOUT_EFFECT = {
     "end_id": "the model's own end tokens count",
@@ -170,10 +165,7 @@ MEANT |= {
     "bad_words": replace(ROWS["bad_sequences"], read=_words(readers.MAX_WORDS)),
     "logits_post_processor_name": replace(ROWS["logits_post_processor_name"], off=("",)),
     "guided_decoding_guide_type": Parameter(
-        "guide_type",
-        _unless_empty(readers.choice(tuple(GUIDE_TYPES))),
-        "The kind of structure that the answer must have.",
-        fields=("guided_decoding_params",),
+        "guide_type", GUIDE_TYPE, "The kind of structure that the answer must have.", fields=(CONTRACT_NAME,)
     ),
     "guided_decoding_guide": Parameter("guide", _unless_empty(readers.text), "That structure."),
     "exclude_input_in_output": replace(ROWS["return_full_text"], read=NEGATED),
