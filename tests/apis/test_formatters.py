@@ -131,7 +131,12 @@ def test_an_event_of_tgi_counts_the_tokens_of_its_step() -> None:
     writer = TgiStream(
         tgi.parse(tgi.read(b'{"inputs": "a", "parameters": {"details": true}}', None, MODEL, stream=True))
     )
-    deltas = [Delta([Token(1, "a", -1.0)]), Delta([Token(2, "b"), Token(3, "c")]), Delta([], AnswerEnd.LENGTH)]
+    deltas = [
+        Delta([Token(1, "a", -1.0)]),
+        Delta([]),
+        Delta([Token(2, "b"), Token(3, "c")]),
+        Delta([], AnswerEnd.LENGTH),
+    ]
     events = [json.loads(record.removeprefix(b"data:")) for delta in deltas for record in writer.feed(delta)]
     assert [(event["index"], event["token"]["text"]) for event in events] == [(1, "a"), (3, "bc"), (4, "")]
     assert (events[-1]["generated_text"], events[-1]["details"]["generated_tokens"]) == ("abc", 3)

@@ -56,6 +56,20 @@ def test_the_option_overrides_the_model(tmp_path: Path) -> None:
         render(tmp_path, override="nowhere.jinja")
 
 
+@pytest.mark.parametrize(
+    ("name", "data", "fault"),
+    [
+        ("chat_template.jinja", b"\xff", "utf-8"),
+        ("chat_template.jinja", b"x" * 300_000, "over 262144 characters"),
+        ("chat_template.json", b"{", "Expecting"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, name: str, data: bytes, fault: str) -> None:
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(ModelUnusable, match=rf"{name}: .*{fault}"):
+        render(tmp_path)
+
+
 def test_a_broken_template_is_named_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_text("a\n{% for %}")
     with pytest.raises(ModelUnusable, match=r"chat_template\.jinja: .*line 2"):

@@ -47,7 +47,7 @@ EXPRESSIONS = """
 {{ [3, 1, 2] | sort(reverse=true) }}|{{ ['b', 'A', 'b'] | unique | list }}|{{ messages | groupby('role') | length }}
 {{ [1, 2, 3] | batch(2, 'x') | list }}|{{ [1, 2, 3] | slice(2) | list }}|{{ [1, 2, 3] | sum }}|{{ [1, 4] | max }}
 {{ 'a-b-c'.split('-', 1) }}|{{ 'a-b-c'.rsplit('-', maxsplit=1) }}|{{ '--a--'.strip('-') }}
-{{ 'ab'.replace('a', 'x') }}|{{ ', '.join(['a', 'b']) }}
+{{ 'ab'.replace('a', 'x') }}|{{ ', '.join(['a', 'b']) }}|{{ messages | reverse | join(',', attribute='role') }}
 {{ '%s has %5.2f' % ('it', 1) }}|{{ '%s'|format('x') }}|{{ '{:>5}|{a[b]}'.format(7, a={'b': 1}) }}
 {{ 'x'.center(5) }}|{{ 'x' | center(5) }}
 {{ 'a\nb' | indent(2, true) }}|{{ 'aXa' | replace('a', 'b', 1) }}|{{ '<a>' | e }}|{{ 'a b' | title }}
@@ -197,6 +197,10 @@ EXPLOSIONS = [
     "{% set s %}" + "{{ 'a' * 600000 }}" * 500 + "{% endset %}",
     "{% set x = cycler(*('a' * 60000000)) %}",
     "{{ strftime_now('%Y' * 1000000) }}",
+    "{{ 3000000000 * 'a' }}",
+    "{{ '\\t'.expandtabs(3000000000) }}",
+    "{% set a = 'a' * 9000000 %}{{ [a, a] | sort | length }}",
+    "{{ [{}] | map(attribute='a' * 1000) | list }}",
 ]
 
 
@@ -215,6 +219,11 @@ def test_no_expression_takes_long_or_much_memory(attack: str) -> None:
 def test_nothing_of_a_template_is_computed_when_it_is_compiled() -> None:
     for attack in ("{{ 'a' * 3000000000 }}", "{% autoescape 'a' | center(3000000000) %}{% endautoescape %}"):
         compiled(attack)
+
+
+def test_a_namespace_that_refers_to_itself_is_not_written() -> None:
+    text = compiled("{% set n = namespace() %}{% set n.a = [n] %}{{ n.a }}").render(TALK)
+    assert text == "[<Namespace>]"
 
 
 def test_a_test_of_numbers_writes_no_text() -> None:

@@ -334,6 +334,7 @@ REFUSED_CHATS: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "user"}]}, r"messages\[0\]\.content"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "image_url"),
     ({"messages": [{"role": "assistant", "tool_calls": [1]}]}, "tool_calls"),
+    ({"messages": [{"role": "assistant", "tool_calls": {}}]}, "a list of calls"),
     ({"max_tokens": 0}, "max_tokens"),
     ({"max_completion_tokens": 0}, "max_completion_tokens"),
     ({"top_logprobs": 2}, "top_logprobs"),
