@@ -14,13 +14,8 @@ from types import BuiltinMethodType, MethodType
 from typing import Any
 
 import jinja2
-import jinja2.ext
-from jinja2 import filters as plain, nodes, pass_context, pass_environment, pass_eval_context
+from jinja2 import ext, filters as plain, nodes, runtime, sandbox, utils, visitor
 from jinja2.parser import Parser
-from jinja2.runtime import Context
-from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
-from jinja2.utils import Namespace
-from jinja2.visitor import NodeTransformer
 
 from lmi.chats import limits
 from lmi.chats.limits import Budget, check_count, check_names, num_units
@@ -40,7 +35,7 @@ CONCAT, LISTED = " concat", " listed"
 Filter = Callable[..., Any]
 
 
-class TemplateEnvironment(ImmutableSandboxedEnvironment):
+class TemplateEnvironment(sandbox.ImmutableSandboxedEnvironment):
     """The environment of one model's templates, which may render in several threads.
 
     No expression is computed when a template is compiled. Each loop, macro, call and comparison looks at the clock.
@@ -48,10 +43,10 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
     slices, methods, and the filters, some of which chat templates do not have here.
     """
 
-    intercepted_binops = frozenset(ImmutableSandboxedEnvironment.default_binop_table)
+    intercepted_binops = frozenset(sandbox.ImmutableSandboxedEnvironment.default_binop_table)
 
     def __init__(self, max_render_s: float, max_units: int) -> None:
-        extensions = [_GenerationTag, jinja2.ext.loopcontrols]
+        extensions = [_GenerationTag, ext.loopcontrols]
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=extensions, optimized=False)
         self._limits = max_render_s, max_units
         self._local = threading.local()
@@ -78,7 +73,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
 
     # What a template's code calls.
 
-    def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:
+    def call(self, context: runtime.Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         budget = self.budget
         budget.check_time()
         owner = getattr(function, "__self__", None)
@@ -93,7 +88,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         is_there = isinstance(result, str) if owner is None else function.__name__ in limits.ASKING
         return result if is_there else budget.made(result)
 
-    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+    def call_binop(self, context: runtime.Context, operator: str, left: Any, right: Any) -> Any:
         result = self.budget.operate(operator, left, right)
         return self.binop_table[operator](left, right) if result is None else result
 
@@ -178,7 +173,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
 
     # Each of these is the filter of its name, as in Jinja.
 
-    @pass_environment
+    @jinja2.pass_environment
     def do_sum(self, environment: Any, iterable: Any, attribute: Any = None, start: Any = 0) -> Any:
         if not isinstance(start, int | float):
             raise GenerationFailed("the chat template gives sum a start that is no number")
@@ -192,7 +187,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         check_count(slices)
         return map(self.budget.made, plain.sync_do_slice(self.budget.listed(value), slices, fill_with))
 
-    @pass_eval_context
+    @jinja2.pass_eval_context
     def do_join(self, eval_ctx: Any, value: Any, d: str = "", attribute: Any = None) -> str:
         check_names((attribute,))
         if attribute is not None:
@@ -206,7 +201,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         self.budget.spend((len(s.splitlines()) + 1) * (num_units(width) if isinstance(width, str) else width))
         return plain.do_indent(s, width, first, blank)
 
-    @pass_eval_context
+    @jinja2.pass_eval_context
     def do_replace(self, eval_ctx: Any, s: Any, old: Any, new: Any, count: int | None = None) -> str:
         s, old, new = (value if isinstance(value, str) else str(value) for value in (s, old, new))
         limits.replaced(self.budget, s, (old, new) if count is None else (old, new, count))
@@ -261,7 +256,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         return str(self.budget.made(encoder.encode(value)))
 
 
-class _Formatter(SandboxedFormatter):
+class _Formatter(sandbox.SandboxedFormatter):
     """`str.format`, whose fields are looked up as the template's own attributes."""
 
     def __init__(self, environment: TemplateEnvironment, budget: Budget) -> None:
@@ -275,14 +270,14 @@ class _Formatter(SandboxedFormatter):
         return written
 
 
-class _Namespace(Namespace):
+class _Namespace(utils.Namespace):
     """A namespace that does not write its attributes, which may refer to others without end."""
 
     def __repr__(self) -> str:
         return "<Namespace>"
 
 
-class _GenerationTag(jinja2.ext.Extension):
+class _GenerationTag(ext.Extension):
     """`{% generation %}` marks the model's text for training. Here the block is only a scope."""
 
     tags = {"generation"}
@@ -306,7 +301,7 @@ def strftime_now(form: str) -> str:
 def _in_context(function: Filter) -> Filter:
     """Return a filter that needs a rendering, so that it is not computed when a template is compiled."""
 
-    @pass_context
+    @jinja2.pass_context
     def bounded(context: Any, *given: Any) -> Any:
         return function(*given)
 
@@ -323,7 +318,7 @@ def _of_number(function: Filter) -> Filter:
     return bounded
 
 
-class BoundedTree(NodeTransformer):
+class BoundedTree(visitor.NodeTransformer):
     """Changes a parsed template in place."""
 
     def visit(self, node: Any, *args: Any, **kwargs: Any) -> Any:

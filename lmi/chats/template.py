@@ -5,7 +5,6 @@ code from the model folder, so its time and memory have limits (`limits.py`).
 """
 
 import itertools
-import math
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -195,7 +194,7 @@ def of_texts(messages: Messages, placeholder: str) -> Messages:
 def _is_large(values: object, max_units: int) -> bool:
     """Whether a request's own values would fill a budget."""
     try:
-        Budget(math.inf, max_units).size(values)
+        Budget(MAX_RENDER_S, max_units).size(values)
     except OutOfRoom:
         return True
     return False

@@ -2,13 +2,6 @@
 
 A reader is a generator. It takes text from the front of `Held`, yields each part that this completes or continues, and
 None where it needs more text. With the last text the answer `is_over`.
-
-json_call        {"name": "f", "arguments": {…}}; `parameters` is another name of `arguments`
-json_call_list   a list of them
-named_call       the name, marks, and the arguments
-mistral_calls    one of the last two
-tagged_call      a name and arguments between tags; an argument is passed on when it is whole
-python_call_list a list as Python writes it, [f(a=1, b="x"), g()]; it is passed on when it is whole
 """
 
 import ast
@@ -127,7 +120,10 @@ def cut(text: str, *marks: str) -> tuple[str, str, str]:
 
 
 def json_call(held: Held) -> CallReading:
-    """Read an object. Its arguments are passed on as they come, once its name is known, and no fault counts then."""
+    """Read `{"name": "f", "arguments": {…}}`, where `parameters` is another name of `arguments`.
+
+    The arguments are passed on as they come, once the name is known, and no fault counts then.
+    """
     brackets = Brackets(*OF_JSON)
     name, key = "", None  # key: whose value is read
     at = start = 0  # start: of the key or the value
@@ -176,6 +172,7 @@ def json_call(held: Held) -> CallReading:
 
 
 def json_call_list(held: Held) -> CallReading:
+    """Read a list of objects, each as `json_call` reads it."""
     read, has_begun = "", False  # read: before the first call has begun
     while True:
         while not held.text:
@@ -202,7 +199,7 @@ def json_call_list(held: Held) -> CallReading:
 
 
 def named_call(held: Held, head: str) -> CallReading:
-    """`head` matches what stands before the arguments; its first group is the name."""
+    """Read a name, marks and arguments. `head` matches what stands before these; its first group is the name."""
     found = yield from _beginning(held, head, "{")
     if isinstance(found, str):
         return found
@@ -264,7 +261,10 @@ class Tags(NamedTuple):
 
 
 def tagged_call(held: Held, tags: Tags) -> CallReading:
-    """The type of an argument is that of the function's schema; without one it is a text."""
+    """Read a name and arguments between tags, each passed on when it is whole.
+
+    The type of an argument is that of the function's schema; without one it is a text.
+    """
     found = yield from _beginning(held, tags.head, tags.stop)
     if isinstance(found, str):
         return found
@@ -312,7 +312,7 @@ def _types(schema: object) -> set[str]:
 
 
 def python_call_list(held: Held) -> CallReading:
-    """Begins behind the opening bracket."""
+    """Read `[f(a=1, b="x"), g()]`, behind its opening bracket. It is passed on when it is whole."""
     brackets, at = Brackets("[({", "])}", "'\"", depth=1), 0
     while True:
         text = held.text[:MAX_CHARS]
