@@ -14,7 +14,7 @@ import msgspec
 import orjson
 
 from lmi.apis.base.parameters import Given, Parameter, ParameterTable, named
-from lmi.apis.base.readers import Message, Parsed, boolean, check_size, choice, integer, text
+from lmi.apis.base.readers import Message, Parsed, boolean, check_size, choice, integer, refused, text
 from lmi.apis.guides import CONTRACT_NAME, AskedGuide, an_object, asked_guide, check_levels
 from lmi.apis.openai import schema
 from lmi.apis.openai.schema import HARMONY, OpenAIFormat, anything
@@ -44,7 +44,7 @@ CHAT = ParameterTable(
     | schema.TOOLS
     | named(
         Parameter("messages", anything, "The conversation so far.", fields=("inputs", "input_token_ids", "images")),
-        Parameter("modalities", anything, "Nothing but `text`."),
+        Parameter("modalities", refused("models here write text alone", ["text"]), "Nothing but `text`."),
         Parameter("max_completion_tokens", integer(1), "The answer ends after so many tokens."),
         Parameter(
             "top_logprobs",
@@ -113,8 +113,6 @@ def parse(message: Message[OpenAIFormat]) -> Parsed[OpenAIFormat]:
     given["max_new_tokens"] = given.pop("max_completion_tokens", given["max_new_tokens"])
     CHAT.check_together(given)
     schema.check_whole(given)
-    if given.get("modalities", ["text"]) != ["text"]:
-        raise Unsupported("modalities", "models here write text alone")
     if given.get("top_logprobs") and not given.get("logprobs"):
         raise InvalidParameter("top_logprobs", "given together with logprobs true", given["top_logprobs"])
     if given.get("continue_final_message") and given.get("add_generation_prompt"):
@@ -151,7 +149,6 @@ def chat_request(
     format = replace(
         schema.format_of(given, format),
         has_log_probs=given.get("logprobs", False),
-        num_top_log_probs=given.get("top_logprobs", 0),
         function=choice.function,
         tool_calls=tool_call_form(choice, format.tool_calls),
         reasoning=HARMONY if format.tool_calls == HARMONY else format.reasoning,
@@ -175,7 +172,12 @@ def chat_request(
         continue_final_message=is_continued,
     )
     request = schema.openai_request(
-        given, format, chat=chat, needs_log_probs=format.has_log_probs, guided_decoding=guide
+        given,
+        format,
+        chat=chat,
+        num_top_log_probs=given.get("top_logprobs") or None,
+        needs_log_probs=format.has_log_probs,
+        guided_decoding=guide,
     )
     field_names = {**field_names, **{f"images[{n}]": image.place for n, image in enumerate(chat.images)}}
     return Parsed((request,), replace(format, field_names=field_names), ignored)

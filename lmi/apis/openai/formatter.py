@@ -179,7 +179,7 @@ class Completion(OpenAIFormatter):
         text = text_of(delta.tokens) if self._format.is_answer_wanted else ""
         if is_first:
             self._begun[delta.index] = 0
-            text = delta.prompt + text if self._format.echoes_prompt else text
+            text = delta.prompt + text if self._request.return_full_text else text
         return {
             "index": number,
             "text": text,
@@ -190,12 +190,23 @@ class Completion(OpenAIFormatter):
         }
 
     def _log_probs(self, delta: Delta, is_first: bool) -> dict[str, Any]:
+        """Return four lists. Offsets count characters of the tokens' joined spellings."""
         tokens = self._shown(delta)
-        if is_first and self._format.echoes_prompt:
+        if is_first and self._request.return_full_text:
             tokens = [*self._prefill(delta), *tokens]
-        offset = self._begun[delta.index]
-        self._begun[delta.index] += sum(len(token.spelling) for token in tokens)
-        return log_prob_lists(tokens, self._format, offset)
+        top: list[dict[str, float | None] | None] = []
+        offsets: list[int] = []
+        for token in tokens:
+            offsets.append(self._begun[delta.index])
+            self._begun[delta.index] += len(token.spelling)
+            named = {name_of(one, self._format): log_prob(one) for one in (*(token.top or ()), token)}
+            top.append(None if token.log_prob is None else named)
+        return {
+            "tokens": [name_of(token, self._format) for token in tokens],
+            "token_logprobs": [log_prob(token) for token in tokens],
+            "top_logprobs": top if self._request.num_top_log_probs else None,
+            "text_offset": offsets,
+        }
 
 
 class CompletionWhole(Completion, OpenAIWhole):
@@ -222,23 +233,6 @@ def log_prob_fields(tokens: list[Token], format: OpenAIFormat) -> dict[str, Any]
 
     content = [fields(token) | {"top_logprobs": [fields(other) for other in token.top or ()]} for token in tokens]
     return {"content": content, "refusal": None}
-
-
-def log_prob_lists(tokens: list[Token], format: OpenAIFormat, offset: int = 0) -> dict[str, Any]:
-    """Return the four lists of a completion. Offsets count characters of the tokens' joined spellings."""
-    top: list[dict[str, float | None] | None] = []
-    offsets: list[int] = []
-    for token in tokens:
-        offsets.append(offset)
-        offset += len(token.spelling)
-        named = {name_of(one, format): log_prob(one) for one in (*(token.top or ()), token)}
-        top.append(None if token.log_prob is None else named)
-    return {
-        "tokens": [name_of(token, format) for token in tokens],
-        "token_logprobs": [log_prob(token) for token in tokens],
-        "top_logprobs": top if format.num_top_log_probs else None,
-        "text_offset": offsets,
-    }
 
 
 def prompt_log_prob(token: Token, num_top: int) -> dict[str, Any] | None:

@@ -49,9 +49,7 @@ class OpenAIFormat(AnswerFormat):
     has_log_probs: bool = False
     num_prompt_log_probs: int | None = None
     names_tokens_by_id: bool = False  # in log-probs
-    num_top_log_probs: int = 0
     num_choices: int = 1
-    echoes_prompt: bool = False
     is_answer_wanted: bool = True  # False: only the prompt, for its log-probs
     function: str | None = None
     tool_calls: str | None = None
@@ -210,19 +208,19 @@ def parse(message: Message[OpenAIFormat]) -> Parsed[OpenAIFormat]:
     format = replace(
         format_of(given, message.format),
         has_log_probs="logprobs" in given,
-        num_top_log_probs=given.get("logprobs", 0),
-        echoes_prompt=given.get("return_full_text", False),
         is_answer_wanted=given.get("max_new_tokens") != 0,
     )
-    if format.echoes_prompt and format.has_log_probs:
+    num_top = given.get("logprobs", 0)
+    if given.get("return_full_text") and format.has_log_probs:
         if format.num_prompt_log_probs is None:
             field_names = {**field_names, "num_prompt_log_probs": "logprobs"}
-        given["num_prompt_log_probs"] = max(format.num_top_log_probs, format.num_prompt_log_probs or 0)
+        given["num_prompt_log_probs"] = max(num_top, format.num_prompt_log_probs or 0)
     format = replace(format, field_names=field_names)
     request = openai_request(
         given,
         format,
         max_new_tokens=max(1, given.get("max_new_tokens", DEFAULT_MAX_TOKENS)),
+        num_top_log_probs=num_top or None,
         needs_log_probs=format.has_log_probs or given.get("best_of", 1) > format.num_choices,
         guided_decoding=guide,
     )
@@ -288,7 +286,6 @@ def openai_request(given: Given, format: OpenAIFormat, **own: Any) -> Generation
         {name: value for name, value in given.items() if not (is_greedy and name in SAMPLING)},
         is_greedy=is_greedy,
         is_streaming=format.is_streamed,
-        num_top_log_probs=format.num_top_log_probs or None,
         adapter=format.adapter,
         **own,
     )

@@ -233,7 +233,7 @@ def test_echo_asks_for_the_prompt_s_log_probs_with_the_answer_s_alone() -> None:
 def test_log_probs_of_a_completion_may_be_asked_for_as_those_of_a_chat() -> None:
     assert completion(logprobs=True) == completion(logprobs=1)
     assert completion(logprobs=False) == completion()
-    assert completion(logprobs=0).format.has_log_probs and not completion(logprobs=0).format.num_top_log_probs
+    assert completion(logprobs=0).format.has_log_probs and not completion(logprobs=0).request.num_top_log_probs
 
 
 def test_what_has_no_effect_is_taken() -> None:
