@@ -12,6 +12,7 @@ import re
 import resource
 import sys
 import termios
+from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from urllib.parse import unquote
 import httptools
 import orjson
 from starlette.datastructures import Headers
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from lmi.errors import shorten
@@ -91,6 +93,11 @@ class Cycle(RequestResponseCycle):
             self.expected_content_length = len(message.get("body", b""))
         return super().send(message)
 
+    def note_departure(self) -> None:
+        """Let the application see that the client has left."""
+        self.disconnected = True
+        self.message_event.set()
+
     async def run_asgi(self, app: Any) -> None:
         """Run the application. A request that is cancelled, because the process ends, is cut and logs nothing."""
 
@@ -138,7 +145,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._part: Part = "start"
         self._arrival = Arrival()
         self._num_begun = 0  # requests, in the bytes that are being read
-        self._num_unanswered = 0
+        self._unanswered: deque[Cycle] = deque()  # the oldest first, whose application runs
         self._line = b""  # a request line as far as it has come, without an end
         self._due: Callable[[], None] | None = None  # what the timer calls, or has called last
         self._timer: asyncio.TimerHandle | None = None
@@ -160,7 +167,7 @@ class GuardedProtocol(HttpToolsProtocol):
         No request runs or waits there, but a part of a head may have arrived.
         """
         for other in self.connections:
-            is_busy = not isinstance(other, GuardedProtocol) or other._num_unanswered or other.transport.is_closing()
+            is_busy = not isinstance(other, GuardedProtocol) or other._unanswered or other.transport.is_closing()
             if other is not self and not is_busy:
                 other.transport.abort()
                 return True
@@ -182,6 +189,9 @@ class GuardedProtocol(HttpToolsProtocol):
             self._refuse(_refusal_of(error))
         else:
             self._mind_time()
+            num_waiting_bytes = sum(len(cycle.body) for cycle, _ in self.pipeline)
+            if len(self.pipeline) == MAX_PIPELINED or num_waiting_bytes > HIGH_WATER_LIMIT:
+                self.flow.pause_reading()  # only now, because a connection that is not read does not show its end
 
     def _check_line(self, data: bytes) -> None:
         """Refuse two spaces in a request line. Where one begins in a pipeline, nobody tells, so there they pass."""
@@ -254,7 +264,6 @@ class GuardedProtocol(HttpToolsProtocol):
         self._complete_scope()
         self._part = "body"
         self._begin_request(int(fields.get("content-length", sys.maxsize)))
-        self._num_unanswered += 1
         if len(self.pipeline) > MAX_PIPELINED:
             raise Refusal(400, f"at most {MAX_PIPELINED} requests may wait on one connection")
 
@@ -292,10 +301,10 @@ class GuardedProtocol(HttpToolsProtocol):
             on_response=self.on_response_complete,
         )
         self.cycle.num_missing_bytes = num_body_bytes
+        self._unanswered.append(self.cycle)
         if before is None or before.response_complete:
             self._start_asgi_task(self.cycle, self.app)
         else:
-            self.flow.pause_reading()
             self.pipeline.appendleft((self.cycle, self.app))
 
     def _check_fields(self, fields: Headers) -> None:
@@ -397,13 +406,10 @@ class GuardedProtocol(HttpToolsProtocol):
         self._refusal = refusal
         self._set_timer(None)
         if self._part == "body" and not self.cycle.response_complete:  # its body is at fault
-            self._num_unanswered -= 1
+            self._unanswered.pop().note_departure()
             if self.pipeline and self.pipeline[0][0] is self.cycle:
                 self.pipeline.popleft()
-            else:  # its application sees the client leave
-                self.cycle.disconnected = True
-                self.cycle.message_event.set()
-        if self._num_unanswered == 0:
+        if not self._unanswered:
             self._answer_refusal(refusal)  # else on_response_complete answers it later
 
     def _answer_refusal(self, refusal: Refusal) -> None:
@@ -442,17 +448,19 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        self._num_unanswered -= 1
+        self._unanswered.popleft()
         if self.transport.is_closing():
             return
         if self.cycle.is_early:
             self._linger(BODY_LINGER_S)
-        elif self._refusal is not None and self._num_unanswered == 0:
+        elif self._refusal is not None and not self._unanswered:
             self._answer_refusal(self._refusal)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._set_timer(None)
         self.resume_writing()
+        for cycle in self._unanswered:
+            cycle.note_departure()
         super().connection_lost(exc)
 
 

@@ -315,11 +315,15 @@ def test_an_error_in_a_stream_shows_in_the_metrics(lmi: Host) -> None:
 
 def open_stream(lmi: Host, prompt: str, **fields: object) -> socket.socket:
     """A connection on which a request is sent and nothing of the answer is read."""
+    raw = socket.create_connection(("127.0.0.1", lmi.port))
+    ask(raw, prompt, **fields)
+    return raw
+
+
+def ask(raw: socket.socket, prompt: str, **fields: object) -> None:
     fields = {"stream": True, "parameters": {"max_new_tokens": 150}, **fields}
     body = json.dumps({"inputs": prompt, **fields}).encode()
-    raw = socket.create_connection(("127.0.0.1", lmi.port))
     raw.sendall(b"POST /invocations HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
-    return raw
 
 
 def test_version_and_load_are_told_in_the_form_of_vllm(lmi: Host) -> None:
@@ -334,10 +338,13 @@ def test_version_and_load_are_told_in_the_form_of_vllm(lmi: Host) -> None:
 
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("prompt", ["hang", "hang abc"])
-def test_a_client_that_leaves_frees_the_engine(lmi: Host, stream: bool, prompt: str) -> None:
+@pytest.mark.parametrize("num_behind", [0, 1, 2])
+def test_a_client_that_leaves_frees_the_engine(lmi: Host, stream: bool, prompt: str, num_behind: int) -> None:
     num_cancelled = len(lmi.executor.cancelled)
     raw = open_stream(lmi, prompt, stream=stream)
     wait_until(lambda: lmi.executor.num_active == 1)
+    for _ in range(num_behind):  # requests that wait on the same connection
+        ask(raw, prompt, stream=stream)
     raw.close()
     wait_until(lambda: lmi.executor.num_active == 0)
     assert len(lmi.executor.cancelled) == num_cancelled + 1
