@@ -101,6 +101,10 @@ class Conflict(LmiError, label="conflict", status=409):
     """The name of what a client wants to load is taken, or it was removed while it loaded."""
 
 
+class RequestTooLarge(LmiError, label="request_too_large", status=413):
+    """The request has no room in a message to the engine."""
+
+
 class Overloaded(LmiError, label="overloaded", status=503, retry_after_s=1):
     """A queue, or the memory for the bodies of requests, has no room (Retry-After)."""
 

@@ -11,9 +11,9 @@ from hashlib import blake2b
 from itertools import count
 
 from lmi.engine.messages import AdapterOutcome, Cancel, Ready, Responses, Submit, decode_to_front_end, encode
-from lmi.errors import EngineLost, ErrorInfo, GenerationFailed, LmiError, Unavailable, from_info
+from lmi.errors import EngineLost, ErrorInfo, GenerationFailed, LmiError, RequestTooLarge, Unavailable, from_info
 from lmi.executor import EngineInfo, Request, ResponseError, Result
-from lmi.ipc import Connection, Connections, frame
+from lmi.ipc import Connection, Connections, FrameTooLarge, frame
 from lmi.shared.state import EngineRecord, FrontEndRecord
 from lmi.types import Origin
 
@@ -104,7 +104,10 @@ class EngineConnection(Connection):
 
     def submit(self, request: Request, origin: Origin = ANYBODY) -> ResponseStream:
         request_id = next(self._ids)
-        submit = frame(encode(Submit(request_id, request, origin)))  # first, because a frame that is too large raises
+        try:
+            submit = frame(encode(Submit(request_id, request, origin)))
+        except FrameTooLarge as error:
+            raise RequestTooLarge(f"the request does not fit on the way to the engine: {error}") from None
         num_tokens = len(request.input_token_ids) + request.max_tokens
         stream = self._streams[request_id] = ResponseStream(self, request_id, num_tokens)
         self.num_outstanding_tokens += stream.num_tokens

@@ -257,7 +257,7 @@ class EngineRecord(Record):
         return self.phase == Phase.READY and time.monotonic() - self.beat_s < SILENT_S
 
 
-OTHER_STATUSES = {200, 207, 405, 408, 413, 415, 417, 422, 429, 431, 501, 505, 529}  # HTTP's, and those of one API
+OTHER_STATUSES = {200, 207, 405, 408, 415, 417, 422, 429, 431, 501, 505, 529}  # HTTP's, and those of one API
 STATUS_CODES = (*map(str, sorted(STATUSES | OTHER_STATUSES)), "other")
 FINISH_REASONS = ("length", "eos_token", "stop_sequence", "error", "cancelled", "other")
 

@@ -15,9 +15,17 @@ import pytest
 from lmi.engine.client import ANYBODY, Engines, ResponseStream
 from lmi.engine.messages import Cancel, Ready, Refused, Responses, Submit, decode_to_engine, encode
 from lmi.engine.prefixes import PrefixEngines, keys_of
-from lmi.errors import GenerationFailed, InvalidParameter, LmiError, Overloaded, PromptTooLong, Unavailable
+from lmi.errors import (
+    GenerationFailed,
+    InvalidParameter,
+    LmiError,
+    Overloaded,
+    PromptTooLong,
+    RequestTooLarge,
+    Unavailable,
+)
 from lmi.executor import EngineInfo, FinishReason, Request, Response, ResponseError, Result
-from lmi.ipc import FrameReader, FrameTooLarge, frame
+from lmi.ipc import FrameReader, frame
 from lmi.shared.state import Block, Phase
 
 INFO = EngineInfo(name="scripted", vocab_size=10, max_sequence_length=100, max_num_sequences=4)
@@ -373,11 +381,11 @@ def test_an_engine_that_has_fallen_silent_gets_no_new_requests(tmp_path: Path) -
     run(test)
 
 
-def test_a_request_too_large_for_a_frame_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_a_request_too_large_for_a_frame_is_refused_and_leaves_nothing_behind(tmp_path: Path) -> None:
     async def test() -> None:
         async with engines(tmp_path) as (client, _, _):
             huge = Request(input_token_ids=(2**40,) * (8 << 20), max_tokens=1)
-            with pytest.raises(FrameTooLarge):
+            with pytest.raises(RequestTooLarge, match="at most 67108864 bytes"):
                 client.submit(huge)
             assert client.open[0].num_outstanding_tokens == 0
 
