@@ -57,7 +57,7 @@ ENGINES_NAMED_IN = {
         "GPUs that share each layer, or groups of cores on a CPU (vllm); max: all GPUs",
     },
     "lmi.settings.other_names": {"SM_VLLM_"},  # variables of another image
-    "lmi.server.metric_twins": {"vllm:"},  # the beginning of another server's metrics
+    "lmi.server.metrics": {"vllm:"},  # the beginning of another server's metrics
 }
 
 

@@ -28,7 +28,7 @@ ANNEXES = {
     "chats": ("lmi.chats",),
     "description": ("lmi.description",),
     "pages": ("lmi.server.routes.pages",),
-    "metrics": ("lmi.server.metrics", "lmi.server.metric_twins"),
+    "metrics": ("lmi.server.metrics",),
     "buffered_streams": ("lmi.http.buffered",),
     "access": ("lmi.server.access", "lmi.http.browsers"),
     "overload": ("lmi.engine.overload",),

@@ -162,7 +162,7 @@ class Record:
 
 
 LATENCY_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
-# Those below are vLLM's, after a few smaller ones, so that its series can be made of ours (`server/metric_twins.py`).
+# Those below are vLLM's, after a few smaller ones, so that its series can be made of ours (`server/metrics.py`).
 PHASE_BOUNDS_S = (
     *(0.001, 0.003, 0.01, 0.03, 0.1),
     *(0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680),
