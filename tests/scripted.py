@@ -69,8 +69,7 @@ from lmi.pipeline import Pipeline
 from lmi.runtime import ServerRuntime
 from lmi.server.app import build_app
 from lmi.server.front_end import FrontEnd
-from lmi.server.models import Models
-from lmi.server.service import Service
+from lmi.server.service import Models, Service
 from lmi.sessions.folder import Sessions
 from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig
 from lmi.shared.desired_state import Folder

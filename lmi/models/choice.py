@@ -21,8 +21,7 @@ from lmi.errors import InvalidRequest, Overloaded, StartError, Unavailable, Unkn
 from lmi.http.exchange import Exchange
 from lmi.models.folder import Model, ModelFolder
 from lmi.server.front_end import FrontEnd
-from lmi.server.models import UNKNOWN, WATCH_S, Models, until_done
-from lmi.server.service import Service
+from lmi.server.service import UNKNOWN, WATCH_S, Models, Service, until_done
 from lmi.settings.config import Config, EngineConfig
 from lmi.settings.kinds import local_path
 from lmi.shared.desired_state import State, Version, is_abandoned

@@ -19,9 +19,8 @@ from lmi.http.exchange import Exchange
 from lmi.models.choice import SeveralModels
 from lmi.models.folder import Model
 from lmi.server.front_end import FrontEnd
-from lmi.server.models import Models
 from lmi.server.routes.health import service_health
-from lmi.server.service import Service
+from lmi.server.service import Models, Service
 from lmi.settings.config import Config
 from lmi.shared.desired_state import NAME_PATTERN, State
 from lmi.shared.state import Phase

@@ -27,9 +27,8 @@ from lmi.runtime import ServerRuntime
 from lmi.server import lines
 from lmi.server.access import PROBES, Access, CrossOrigin
 from lmi.server.front_end import FrontEnd
-from lmi.server.models import Models
 from lmi.server.routes import health, invocations, kserve, openai, pages, tgi
-from lmi.server.service import Service
+from lmi.server.service import Models, Service
 from lmi.sessions.http import kept_clean
 from lmi.user_code import routes as user_code
 

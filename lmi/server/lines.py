@@ -21,9 +21,8 @@ from lmi.apis.base.api import JSON, AnyApi, one_line
 from lmi.apis.base.readers import Message
 from lmi.errors import LmiError, MalformedRequest
 from lmi.http.exchange import Exchange
-from lmi.server.models import Models
 from lmi.server.respond import Choose, Inference, generate
-from lmi.server.service import Service
+from lmi.server.service import Models, Service
 from lmi.sessions.folder import InvalidSession
 from lmi.sessions.http import request_type, session_of
 from lmi.settings.config import ServerConfig

@@ -25,7 +25,7 @@ from prometheus_client.samples import Sample
 from prometheus_client.utils import floatToGoString
 
 from lmi import __version__
-from lmi.server.models import Models
+from lmi.server.service import Models
 from lmi.shared import state
 from lmi.shared.state import Block, Record
 

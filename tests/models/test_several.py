@@ -18,7 +18,7 @@ from lmi.models.registry import ModelRegistry
 from lmi.models.routes import page
 from lmi.runtime import Runtime, ServerRuntime
 from lmi.server.front_end import FrontEnd
-from lmi.server.models import WATCH_S, Models
+from lmi.server.service import WATCH_S, Models
 from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig
 from lmi.shared.desired_state import State
 from lmi.shared.state import Phase

@@ -21,7 +21,7 @@ from lmi.runtime import ServerRuntime
 from lmi.server.app import ErrorMiddleware
 from lmi.server.front_end import FrontEnd
 from lmi.server.meter import Meter
-from lmi.server.models import Models
+from lmi.server.service import Models
 from lmi.settings.config import ServerConfig
 from lmi.shared.state import Block, Phase
 from lmi.types import AnswerEnd, Delta, GenerationRequest, Token

@@ -17,8 +17,7 @@ from lmi.description.document import document
 from lmi.runtime import ServerRuntime
 from lmi.server import metrics
 from lmi.server.front_end import FrontEnd
-from lmi.server.models import Models
-from lmi.server.service import Service
+from lmi.server.service import Models, Service
 from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig
 from lmi.shared.state import STATUS_CODES, Block, Phase
 from tests.scripted import host, wait_until

@@ -16,7 +16,7 @@ from lmi.errors import Overloaded
 from lmi.runtime import ServerRuntime
 from lmi.server.app import ErrorMiddleware
 from lmi.server.front_end import FrontEnd
-from lmi.server.models import Models
+from lmi.server.service import Models
 from lmi.settings.config import ServerConfig
 from tests.scripted import CAPABILITIES, Host, host, wait_until
 

@@ -6,8 +6,7 @@ These routes read shared memory and ask no process, so a busy or dead engine can
 import time
 
 from lmi.http.exchange import Exchange
-from lmi.server.models import Models
-from lmi.server.service import Service
+from lmi.server.service import Models, Service
 from lmi.shared.state import Block, Phase, SupervisorRecord
 
 

@@ -12,10 +12,9 @@ from lmi import __version__
 from lmi.apis.triton.api import MODELS, OUTPUTS
 from lmi.apis.triton.schema import INPUTS, tensor
 from lmi.http.exchange import Exchange
-from lmi.server.models import Models
 from lmi.server.routes.health import health, liveness, service_health
 from lmi.server.routes.invocations import named_model
-from lmi.server.service import Service
+from lmi.server.service import Models, Service
 from lmi.settings.config import ModelConfig
 
 SUCCESSES = ("length", "eos_token", "stop_sequence")

@@ -19,9 +19,8 @@ from lmi.apis.openai.schema import PROMPT_IDS
 from lmi.errors import InvalidParameter, UnknownModel, Unsupported, shorten
 from lmi.http.exchange import Exchange
 from lmi.pipeline import Pipeline
-from lmi.server.models import Models
 from lmi.server.respond import Inference
-from lmi.server.service import Service
+from lmi.server.service import Models, Service
 from lmi.types import GenerationRequest
 
 ADD_SPECIAL, NAMES = "add_special_tokens", "return_token_strs"

@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 
 from lmi import __version__
 from lmi.http.exchange import Exchange
-from lmi.server.models import Models
+from lmi.server.service import Models
 
 FILES = {path.name: path.read_bytes() for path in sorted((Path(__file__).parents[1] / "pages").iterdir())}
 TYPES = {".css": "text/css", ".html": "text/html", ".js": "text/javascript"}

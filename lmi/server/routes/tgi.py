@@ -4,9 +4,8 @@ from lmi import __version__
 from lmi.apis.base.parameters import MAX_SEQUENCES
 from lmi.apis.base.readers import MAX_STOP_SEQUENCES
 from lmi.http.exchange import Exchange
-from lmi.server.models import Models
 from lmi.server.routes import health
-from lmi.server.service import Service
+from lmi.server.service import Models, Service
 
 
 async def info(exchange: Exchange, service: Service) -> None:
