@@ -14,7 +14,7 @@ from lmi.shared import linux
 from lmi.shared.desired_state import State
 from lmi.shared.state import Phase
 from lmi.supervisor.child import Child
-from lmi.supervisor.model import RunningModel
+from lmi.supervisor.kinds import RunningModel
 from lmi.supervisor.stages import requirements
 
 ORPHAN_S = 2.0  # that a new folder may be without an entry

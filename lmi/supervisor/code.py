@@ -7,8 +7,7 @@ from lmi.runtime import Runtime
 from lmi.settings.config import Config
 from lmi.supervisor.child import ChildKind
 from lmi.supervisor.cores import Cores, of_cores, of_threads
-from lmi.supervisor.environment import with_installed, without_secrets
-from lmi.supervisor.kinds import environ_of, worker
+from lmi.supervisor.kinds import environ_of, with_installed, without_secrets, worker
 from lmi.supervisor.restarts import HangLimits
 
 NOTHING_BESIDE_CODE = {"PYTHONDONTWRITEBYTECODE": "1"}  # a model's folder is never written to

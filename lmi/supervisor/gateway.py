@@ -9,9 +9,8 @@ from lmi.gateway import argv
 from lmi.runtime import ServerRuntime
 from lmi.settings.annexes import digest
 from lmi.shared.files import write_whole
-from lmi.supervisor import environment
 from lmi.supervisor.child import Child, ChildKind
-from lmi.supervisor.kinds import MAX_FRONT_END_DEATHS
+from lmi.supervisor.kinds import MAX_FRONT_END_DEATHS, environ_of_child
 from lmi.supervisor.restarts import RestartTable
 
 
@@ -36,7 +35,7 @@ def gateways(runtime: ServerRuntime, port: int) -> list[Child]:
     kind = ChildKind(
         title="gateway",
         argv=lambda slot: [sys.executable, "-P", "-m", "lmi", *words],
-        environ=lambda slot: environment.of_child(os.environ) | own,  # with secrets: it uses S3
+        environ=lambda slot: environ_of_child(os.environ) | own,  # with secrets: it uses S3
         become=config.user.become if config.user else None,
         restarts=lambda: RestartTable(MAX_FRONT_END_DEATHS, 600.0),
         fatal=fatal,

@@ -1,6 +1,7 @@
-"""The kinds of the supervisor's children: how each starts, and what its exit codes mean."""
+"""How each child of the supervisor starts: its command, its environment, and what its exit codes mean."""
 
 import os
+import re
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -8,13 +9,12 @@ from functools import partial
 from pathlib import Path
 
 from lmi.errors import BadConfiguration, ModelUnusable, SecurityRefused, StartError
-from lmi.runtime import ENVIRONMENT_NAME, Runtime, ServerRuntime
+from lmi.runtime import ENVIRONMENT_NAME, LoadReport, Runtime, ServerRuntime
 from lmi.settings.config import Config
 from lmi.settings.handler import USER_CODE, announced
 from lmi.settings.listeners import User
 from lmi.shared.linux import SUPERVISOR_PID
 from lmi.shared.state import Block, Phase
-from lmi.supervisor import environment
 from lmi.supervisor.child import Child, ChildKind
 from lmi.supervisor.cores import Cores, of_cores, of_threads
 from lmi.supervisor.restarts import HangLimits, RestartTable
@@ -26,6 +26,55 @@ ENGINE_OOM_SCORE, FRONT_END_OOM_SCORE = 500, 0
 ENGINE_ERRORS = {error.exit_code: error for error in (BadConfiguration, ModelUnusable, SecurityRefused)}
 # Exit codes of gunicorn: 3 if a worker cannot boot, 4 if it cannot load the app.
 FRONT_END_ERRORS: dict[int, type[StartError]] = {3: StartError, 4: ModelUnusable}
+SECRET = re.compile(
+    r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|PASS|PASSPHRASE|CREDENTIALS?|API_?KEY|ACCESS_KEY|PRIVATE_KEY|AUTH"
+    r"|AUTHORIZATION|COOKIES?|DSN|CONNECTION_STRING|PAT$)(_|$)|(?<!^PUBLIC)(?<!_PUBLIC)_KEY$|_PWD$|^PIP_(EXTRA_)?INDEX_URL$"
+    r"|^OTEL_EXPORTER_OTLP_(\w+_)?HEADERS$"
+)
+OF_EXPORTER = re.compile(r"OTEL_EXPORTER_OTLP_(TRACES_)?HEADERS")  # which may hold a key of the collector
+WITH_PASSWORD = re.compile(r"://[^/?#\s]*@")  # in a value: an address that names who asks, https://user:password@host
+OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+NOT_FOR_CHILDREN = re.compile(r"GUNICORN_|LISTEN_(FDS|PID)|WEB_CONCURRENCY|NOTIFY_SOCKET")
+
+
+class RunningModel:
+    """The processes of one model: its engines or its user code, and its formatters.
+
+    This one stays as long as the server, which was started for it and ends with it.
+    """
+
+    def __init__(self, runtime: Runtime, cores: Cores | None = None) -> None:
+        self.runtime = runtime
+        self.config = runtime.config
+        self.block = runtime.attach()
+        self.children = of_model(runtime, self.block, cores)
+        self._enter(Phase.LOADING)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the model can give its first answer."""
+        formatters = all(record.phase == Phase.READY for record in self.block.formatters)
+        return formatters and any(record.phase == Phase.READY for record in self.block.engines)
+
+    def report(self) -> LoadReport:
+        slot = next(slot for slot, record in enumerate(self.block.engines) if record.phase == Phase.READY)
+        return self.runtime.read_report(slot)
+
+    def look(self, now: float) -> None:
+        if self._phase == Phase.LOADING and self.is_ready:
+            self._enter(Phase.READY)
+
+    def give_up(self, reason: str, now: float) -> bool:
+        """End its processes after a failure. Returns False if the server ends with it."""
+        return False
+
+    @property
+    def _phase(self) -> int:
+        return self.block.supervisor.phase
+
+    def _enter(self, phase: Phase, reason: str = "") -> None:
+        self.block.supervisor.reason = reason
+        self.block.supervisor.phase = phase
 
 
 def of_model(runtime: Runtime, block: Block, cores: Cores | None = None) -> list[Child]:
@@ -46,8 +95,8 @@ def engine(runtime: Runtime, cores: Cores | None = None) -> ChildKind:
 
     def environ(slot: int) -> dict[str, str]:
         kept = of_cores(cores.engines[slot] if cores else ()) | of_threads(config, os.environ)
-        inherited = environment.of_server(environ_of(runtime.path))
-        return inherited | kept | environment.of_engine(config, os.environ, slot, folder)
+        inherited = environ_of_server(environ_of(runtime.path))
+        return inherited | kept | environ_of_engine(config, os.environ, slot, folder)
 
     return worker(
         config,
@@ -105,7 +154,7 @@ def front_end(
     return ChildKind(
         title="front end",
         argv=lambda slot: command,
-        environ=lambda slot: environment.of_front_end(environ_of(runtime.path, user)) | of_cores(cores()),
+        environ=lambda slot: environ_of_front_end(environ_of(runtime.path, user)) | of_cores(cores()),
         become=user.become if user else None,
         inherited_fds=fds,
         folder=str(runtime.path),  # gunicorn imports from its working directory, and a model folder is not trusted
@@ -117,12 +166,6 @@ def front_end(
     )
 
 
-def environ_of(folder: Path, user: User | None = None) -> dict[str, str]:
-    """Return the environment that every child gets. `folder` is the server's or the model's."""
-    own = {ENVIRONMENT_NAME: str(folder), SUPERVISOR_PID: str(os.getpid())}
-    return environment.of_child(os.environ) | (user.environ if user else {}) | own
-
-
 def _front_end_error(runtime: ServerRuntime, block: Block, code: int, why: str) -> StartError | None:
     """Return why a front end cannot start while the server loads, or None if another start may succeed."""
     if code not in FRONT_END_ERRORS or block.supervisor.phase != Phase.LOADING:
@@ -132,3 +175,59 @@ def _front_end_error(runtime: ServerRuntime, block: Block, code: int, why: str) 
     except OSError:
         message = "the front end could not start, see the log above"
     return FRONT_END_ERRORS[code](message)
+
+
+def environ_of(folder: Path, user: User | None = None) -> dict[str, str]:
+    """Return the environment that every child gets. `folder` is the server's or the model's."""
+    own = {ENVIRONMENT_NAME: str(folder), SUPERVISOR_PID: str(os.getpid())}
+    return environ_of_child(os.environ) | (user.environ if user else {}) | own
+
+
+def environ_of_child(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment without variables that would change how gunicorn starts.
+
+    gunicorn uses setproctitle if an engine's library has installed it. SPT_NOENV keeps setproctitle from overwriting
+    the environment that /proc shows.
+    """
+    return {name: value for name, value in environ.items() if not NOT_FOR_CHILDREN.match(name)} | {"SPT_NOENV": "1"}
+
+
+def without_secrets(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment for every process but those that fetch models, install packages or speak for AWS."""
+    return {
+        name: value
+        for name, value in environ.items()
+        if not SECRET.search(name.upper()) and not WITH_PASSWORD.search(value)
+    }
+
+
+def environ_of_server(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment that front ends and engines inherit: without secrets, and no library asks a hub."""
+    return without_secrets(environ) | OFFLINE
+
+
+def environ_of_front_end(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of front ends, which send traces and so have the headers for their collector."""
+    return environ_of_server(environ) | {name: value for name, value in environ.items() if OF_EXPORTER.fullmatch(name)}
+
+
+def environ_of_engine(config: Config, environ: Mapping[str, str], slot: int, folder: str = "") -> dict[str, str]:
+    """Return the variables of the engine in this slot, beside those that it inherits. Libraries read them at import.
+
+    `folder` is for sockets. The supervisor removes it when the server ends.
+    """
+    given = config.engine.environ
+    environ = {**environ, **given}
+    handler = announced().get(config.engine.handler, USER_CODE)
+    names = handler.port_variables  # one that is set keeps its value
+    ports = zip(names, config.engine.ports[slot * len(names) :], strict=False)
+    named = {name: str(port) for name, port in ports if name not in environ}
+    installed = with_installed(config, environ) if config.engine.trust_remote_code else {}
+    return {**named, **handler.environment(config.engine, environ, slot, folder), **given, **installed}
+
+
+def with_installed(config: Config, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that put what was installed first on the path of a process, or none if nothing was."""
+    if config.requirements is None:
+        return {}
+    return {"PYTHONPATH": ":".join(filter(None, (config.requirements.folder, environ.get("PYTHONPATH"))))}

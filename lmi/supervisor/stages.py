@@ -18,8 +18,8 @@ from lmi.shared.linux import SUPERVISOR_PID
 from lmi.shared.state import SupervisorRecord
 from lmi.sources import fetches
 from lmi.sources.fetches import FetchReport
-from lmi.supervisor import environment
 from lmi.supervisor.child import Child, ChildKind
+from lmi.supervisor.kinds import environ_of_child
 from lmi.supervisor.restarts import RestartTable
 
 MAX_DEATHS = 3  # of one stage by signals or faults of ours; each try goes on where the last one ended
@@ -38,7 +38,7 @@ class Stage(Child):
         kind = ChildKind(
             title=title,
             argv=lambda slot: [sys.executable, "-P", "-m", *words, *log_words],
-            environ=lambda slot: environment.of_child(os.environ) | {SUPERVISOR_PID: str(os.getpid())},
+            environ=lambda slot: environ_of_child(os.environ) | {SUPERVISOR_PID: str(os.getpid())},
             output_logger="libraries",
             restarts=lambda: RestartTable(MAX_DEATHS, window_s=float("inf")),
             fatal=self.fatal,

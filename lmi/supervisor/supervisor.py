@@ -14,7 +14,6 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from functools import partial
 
 from lmi.adapters.files import register_beside
 from lmi.errors import StartError
@@ -32,7 +31,7 @@ from lmi.supervisor import banner, kinds
 from lmi.supervisor.child import Child, Failure
 from lmi.supervisor.cores import Cores, claimed, usable
 from lmi.supervisor.gateway import gateways
-from lmi.supervisor.model import RunningModel
+from lmi.supervisor.kinds import RunningModel
 from lmi.supervisor.preconditions import check_certificate, check_user, raise_file_limit, remove_leftovers
 from lmi.supervisor.restarts import DRAIN_CUT_S, DRAIN_END_S, LATE_TURN_S, drain_notice_s
 from lmi.supervisor.stages import Settle, Stage, stages
@@ -133,7 +132,7 @@ class Supervisor:
         for pid in self._front_end_pids() if cores else ():
             linux.bind_threads(self._cores, pid)
         runtime = self._runtime.add_model(config, register_beside)
-        self._models = (RunningModel(runtime, partial(kinds.of_model, cores=cores)),)
+        self._models = (RunningModel(runtime, cores),)
         self._runtime.show_model(runtime)
 
     def _enter(self, phase: Phase, reason: str = "") -> None:

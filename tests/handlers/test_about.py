@@ -14,7 +14,7 @@ from handlers.lmi_dist import about as lmi_dist
 from handlers.lmi_vllm import about as lmi_vllm
 from handlers.lmi_vllm.about import rank_cores
 from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig
-from lmi.supervisor.environment import of_engine
+from lmi.supervisor.kinds import environ_of_engine
 
 ROOT = Path(__file__).resolve().parents[2]
 HEAVY = {"torch", "vllm", "tensorrt_llm", "transformers", "safetensors", "xgrammar", "llguidance", "numpy"}
@@ -70,7 +70,7 @@ def vllm_config(**engine: Any) -> Config:
 
 
 def test_vllm_sends_nothing() -> None:
-    given = of_engine(vllm_config(), {}, slot=0)
+    given = environ_of_engine(vllm_config(), {}, slot=0)
     assert "VLLM_CPU_OMP_THREADS_BIND" not in given
     assert (given["VLLM_NO_USAGE_STATS"], given["DO_NOT_TRACK"]) == ("1", "1")
 
@@ -79,7 +79,7 @@ def test_what_vllm_compiles_is_kept_for_as_long_as_the_server_where_its_own_plac
     tmp_path: Path,
 ) -> None:
     def root(**environ: str) -> str | None:
-        return of_engine(vllm_config(), environ, slot=0, folder=str(tmp_path)).get("VLLM_CACHE_ROOT")
+        return environ_of_engine(vllm_config(), environ, slot=0, folder=str(tmp_path)).get("VLLM_CACHE_ROOT")
 
     assert root(HOME=str(tmp_path)) is None and root(HOME="/proc/none", XDG_CACHE_HOME=str(tmp_path)) is None
     assert root(HOME="/proc/none") == root(HOME=str(tmp_path), XDG_CACHE_HOME="/proc/none") == f"{tmp_path}/vllm"
@@ -88,25 +88,25 @@ def test_what_vllm_compiles_is_kept_for_as_long_as_the_server_where_its_own_plac
 
 def test_vllm_on_ray_joins_a_cluster_that_runs() -> None:
     on_ray = vllm_config(options={"distributed_executor_backend": "ray"})
-    given = of_engine(on_ray, {}, slot=0)
+    given = environ_of_engine(on_ray, {}, slot=0)
     assert (given["RAY_ADDRESS"], given["RAY_LOG_TO_DRIVER"], given["RAY_USAGE_STATS_ENABLED"]) == ("auto", "0", "0")
-    assert "RAY_ADDRESS" not in of_engine(on_ray, {"RAY_ADDRESS": "10.0.0.1:6379"}, slot=0)
-    assert "RAY_ADDRESS" not in of_engine(vllm_config(), {}, slot=0)
+    assert "RAY_ADDRESS" not in environ_of_engine(on_ray, {"RAY_ADDRESS": "10.0.0.1:6379"}, slot=0)
+    assert "RAY_ADDRESS" not in environ_of_engine(vllm_config(), {}, slot=0)
 
 
 def test_vllm_listens_on_the_ports_of_its_slot() -> None:
     config = vllm_config(num_engines=2, ports=(9000, 9001, 9002, 9003))
-    first, second = (of_engine(config, {}, slot) for slot in (0, 1))
+    first, second = (environ_of_engine(config, {}, slot) for slot in (0, 1))
     assert (first["VLLM_PORT"], first["MASTER_PORT"]) == ("9000", "9001")
     assert (second["VLLM_PORT"], second["MASTER_PORT"]) == ("9002", "9003")
-    assert "VLLM_PORT" not in of_engine(config, {"VLLM_PORT": "9009"}, slot=0)
-    assert {"VLLM_PORT", "MASTER_PORT"}.isdisjoint(of_engine(vllm_config(), {}, slot=0))
+    assert "VLLM_PORT" not in environ_of_engine(config, {"VLLM_PORT": "9009"}, slot=0)
+    assert {"VLLM_PORT", "MASTER_PORT"}.isdisjoint(environ_of_engine(vllm_config(), {}, slot=0))
 
 
 def test_vllm_s_sockets_go_with_the_server_where_their_paths_are_short_enough() -> None:
-    assert of_engine(vllm_config(), {}, slot=0, folder="/tmp/lmi-1")["VLLM_RPC_BASE_PATH"] == "/tmp/lmi-1"
+    assert environ_of_engine(vllm_config(), {}, slot=0, folder="/tmp/lmi-1")["VLLM_RPC_BASE_PATH"] == "/tmp/lmi-1"
     for folder in ("", "/tmp/" + "a" * 80):
-        assert "VLLM_RPC_BASE_PATH" not in of_engine(vllm_config(), {}, slot=0, folder=folder)
+        assert "VLLM_RPC_BASE_PATH" not in environ_of_engine(vllm_config(), {}, slot=0, folder=folder)
 
 
 def test_ranks_on_a_cpu_are_bound_to_cores_that_this_process_may_use() -> None:
@@ -114,12 +114,14 @@ def test_ranks_on_a_cpu_are_bound_to_cores_that_this_process_may_use() -> None:
     first, last = cores[0], cores[-1]
     os.sched_setaffinity(0, {first, last})
     try:
-        assert of_engine(config, {}, slot=0)["VLLM_CPU_OMP_THREADS_BIND"] == f"{first}|{last}"
+        assert environ_of_engine(config, {}, slot=0)["VLLM_CPU_OMP_THREADS_BIND"] == f"{first}|{last}"
     finally:
         os.sched_setaffinity(0, cores)
-    assert "VLLM_CPU_OMP_THREADS_BIND" not in of_engine(config, {"VLLM_CPU_OMP_THREADS_BIND": "0-1|2-3"}, slot=0)
+    assert "VLLM_CPU_OMP_THREADS_BIND" not in environ_of_engine(
+        config, {"VLLM_CPU_OMP_THREADS_BIND": "0-1|2-3"}, slot=0
+    )
     on_gpus = vllm_config(tensor_parallel_degree=2, device_ids=("0", "1"))
-    assert "VLLM_CPU_OMP_THREADS_BIND" not in of_engine(on_gpus, {}, slot=0)
+    assert "VLLM_CPU_OMP_THREADS_BIND" not in environ_of_engine(on_gpus, {}, slot=0)
 
 
 @pytest.mark.parametrize(

@@ -15,11 +15,11 @@ from lmi.settings.config import (
     UserCodeConfig,
 )
 from lmi.supervisor.code import of_user_code
-from lmi.supervisor.environment import (
-    of_child,
-    of_engine,
-    of_front_end,
-    of_server,
+from lmi.supervisor.kinds import (
+    environ_of_child,
+    environ_of_engine,
+    environ_of_front_end,
+    environ_of_server,
     without_secrets,
 )
 
@@ -69,12 +69,12 @@ def test_an_address_with_a_password_is_a_secret_whatever_its_name(value: str, is
 def test_front_ends_have_the_headers_of_the_collector_of_traces_and_no_other_secret() -> None:
     headers = {"OTEL_EXPORTER_OTLP_HEADERS": "x-key=1", "OTEL_EXPORTER_OTLP_TRACES_HEADERS": "x-key=2"}
     given = {**headers, "OTEL_EXPORTER_OTLP_LOGS_HEADERS": "x-key=3", "HF_TOKEN": "x"}
-    assert of_front_end(given) == {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", **headers}
+    assert environ_of_front_end(given) == {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", **headers}
 
 
 def test_front_ends_and_engines_ask_no_hub_whatever_the_operator_says() -> None:
     given = {"HF_HUB_OFFLINE": "0", "HF_TOKEN": "x", "PATH": "/bin"}
-    assert of_server(given) == {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "PATH": "/bin"}
+    assert environ_of_server(given) == {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "PATH": "/bin"}
 
 
 def test_what_a_requirements_txt_names_comes_first_on_the_path_of_the_models_own_code_alone(tmp_path: Path) -> None:
@@ -89,13 +89,13 @@ def test_what_a_requirements_txt_names_comes_first_on_the_path_of_the_models_own
 
     code = UserCodeConfig(path="model.py", handler="handle")
     assert of_user_code(config(code), {"PYTHONPATH": "/mine"}, slot=0)["PYTHONPATH"] == "/installed:/mine"
-    assert "PYTHONPATH" not in of_engine(config(code), {"PYTHONPATH": "/mine"}, slot=0)
-    assert of_engine(config(None, trust_remote_code=True), {}, slot=0)["PYTHONPATH"] == "/installed"
+    assert "PYTHONPATH" not in environ_of_engine(config(code), {"PYTHONPATH": "/mine"}, slot=0)
+    assert environ_of_engine(config(None, trust_remote_code=True), {}, slot=0)["PYTHONPATH"] == "/installed"
 
 
 def test_other_engines_get_none_of_vllm_s_variables() -> None:
     other = Config(server=ServerConfig(), model=ModelConfig(path="/m", name="m"), engine=EngineConfig(num_threads=1))
-    assert of_engine(other, {}, slot=0) == {}
+    assert environ_of_engine(other, {}, slot=0) == {}
 
 
 @pytest.mark.parametrize("handler", ["lmi-dist", "vllm"])
@@ -103,7 +103,7 @@ def test_engines_have_the_variables_of_option_env_above_all_others(handler: str)
     given = {"OMP_NUM_THREADS": "7", "HF_HUB_OFFLINE": "0", "MINE": "a,b", "MY_TOKEN": "t"}
     engine = EngineConfig(handler=handler, environ=given)
     config = Config(server=ServerConfig(), model=ModelConfig(path="/m", name="m"), engine=engine)
-    assert of_engine(config, {"MINE": "inherited"}, slot=0).items() >= given.items()
+    assert environ_of_engine(config, {"MINE": "inherited"}, slot=0).items() >= given.items()
 
 
 def test_user_code_has_the_variables_of_option_env(tmp_path: Path) -> None:
@@ -118,4 +118,4 @@ def test_user_code_has_the_variables_of_option_env(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["GUNICORN_CMD_ARGS", "GUNICORN_FD", "LISTEN_FDS", "WEB_CONCURRENCY"])
 def test_what_would_change_how_gunicorn_starts_is_left_out(name: str) -> None:
-    assert set(of_child({name: "x", "PATH": "/bin"})) == {"PATH", "SPT_NOENV"}
+    assert set(environ_of_child({name: "x", "PATH": "/bin"})) == {"PATH", "SPT_NOENV"}

@@ -24,7 +24,7 @@ from lmi.settings.config import EngineConfig
 from lmi.settings.engine_choice import choose_handler
 from lmi.settings.handler import announced
 from lmi.settings.resolve import Resolved
-from lmi.supervisor.environment import of_engine
+from lmi.supervisor.kinds import environ_of_engine
 from tests.handlers.trtllm import facts
 from tests.handlers.trtllm.double import write_double
 from tests.settings.settling import FOUR_GPUS, faults, settle
@@ -356,9 +356,9 @@ def test_auto_prefers_vllm_where_both_are_installed(
 
 def test_nothing_is_sent_to_its_makers_unless_the_operator_says_so(folder: Path, profile: str) -> None:
     config = served(folder).config
-    given = of_engine(config, {}, slot=0)
+    given = environ_of_engine(config, {}, slot=0)
     assert {name: given[name] for name in about.NOTHING_IS_SENT} == about.NOTHING_IS_SENT
-    assert "TELEMETRY_DISABLED" not in of_engine(config, {"TELEMETRY_DISABLED": "0"}, slot=0)
+    assert "TELEMETRY_DISABLED" not in environ_of_engine(config, {"TELEMETRY_DISABLED": "0"}, slot=0)
 
 
 def test_ranks_see_the_gpus_of_their_engine_and_use_no_network() -> None:
