@@ -15,12 +15,12 @@ from lmi.shared.desired_state import State
 from lmi.shared.state import Phase
 from lmi.supervisor.child import Child
 from lmi.supervisor.kinds import RunningModel
+from lmi.supervisor.restarts import KILL_S
 from lmi.supervisor.stages import requirements
 
 ORPHAN_S = 2.0  # that a new folder may be without an entry
 UNLOAD_S = 30.0  # for requests that run when their model is unloaded
 NOTICE_S = 0.2  # for a request that a front end took just before it saw that the model is gone
-KILL_S = 3.0  # for a process that was told to end
 
 log = logging.getLogger(__name__)
 

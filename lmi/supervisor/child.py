@@ -76,8 +76,9 @@ class Child:
         self._slot = slot
         self._table = kind.restarts()
         self._start_s = 0.0  # when the next process may start
-        self._spawned_s = 0.0
+        self._began_s = 0.0  # when this process started or, if nobody told it to end, when its end began
         self._was_ready = False  # whether this process was ever ready
+        self._is_ending = False  # by itself
         self._hung = ""  # why it counts as hung
         self._kill_s: float | None = None  # when to kill a hung process
 
@@ -96,7 +97,8 @@ class Child:
 
     def _start(self, now: float) -> None:
         """Start the process, or try again soon if the machine has no memory or no descriptor for it now."""
-        self._spawned_s, self._was_ready, self._kill_s, self._hung = now, False, None, ""
+        self._began_s, self._kill_s, self._hung = now, None, ""
+        self._was_ready = self._is_ending = False
         if self.record is not None:
             self.record.num_starts += 1
             self.record.phase = Phase.STARTING
@@ -144,7 +146,7 @@ class Child:
         """
         (why, label), record = self._reason(code), self.record
         if record is None:
-            stage, was_ready = self.kind.title, now - self._spawned_s >= STEADY_S
+            stage, was_ready = self.kind.title, now - self._began_s >= STEADY_S
         else:
             stage = record.stage or Phase(record.phase).name.lower()
             was_ready = self._was_ready or record.phase == Phase.READY  # perhaps since the last turn
@@ -171,11 +173,13 @@ class Child:
         return failure
 
     def _judge(self, record: EngineRecord, now: float, pauses: Pauses) -> None:
+        if record.phase == Phase.DRAINING and not self._is_ending:
+            self._is_ending, self._began_s = True, now
         if record.phase == Phase.READY and not self._was_ready:
             self._was_ready = True
             if record.num_starts > 1:
                 log.info("%s is ready, %.1f s after its last process was lost", self.name, now - record.lost_s)
-        elif self.kind.limits and (why := hang(record, self.kind.limits, self._spawned_s, now, pauses)):
+        elif self.kind.limits and (why := hang(record, self.kind.limits, self._began_s, now, pauses)):
             log.error("%s %s; its stacks follow, then it is killed", self.name, why)
             self._lose(record, why, "", now)
             self._hung, self._kill_s = why, now + STACKS_S

@@ -12,6 +12,7 @@ FIRST_DELAY_S = 0.2
 LONGEST_DELAY_S = 30.0
 STEADY_S = 60.0  # a process without a record that ran this long counts as one that was ready
 IDLE_BEAT_S = 10.0
+KILL_S = 3.0  # for a process that ends, by itself or because it was told to
 
 # After SIGTERM new requests get 503 for a moment, the port closes, open answers end, and then the rest are cut.
 DRAIN_CUT_S = 1.5  # after drain_timeout, when the remaining front ends are killed
@@ -74,15 +75,18 @@ class HangLimits:
 
 
 def hang(
-    record: EngineRecord, limits: HangLimits, spawned_s: float, now: float, pauses: Pauses = NO_PAUSES
+    record: EngineRecord, limits: HangLimits, began_s: float, now: float, pauses: Pauses = NO_PAUSES
 ) -> str | None:
     """Return why a live process counts as hung, or None.
 
     A busy engine hangs if it makes no step, an idle one if it gives no sign of life, and a loading one if it takes too
-    long. A long prompt or a compilation advances the step counter in small parts, so its engine does not count as hung.
+    long, and so does one that stopped by itself and does not end. A long prompt or a compilation advances the step
+    counter in small parts, so its engine does not count as hung. `began_s` is when the load or the end began.
     """
     if record.phase in (Phase.STARTING, Phase.LOADING):
-        since_s, what, limit_s = spawned_s, "did not finish loading", limits.loading_s
+        since_s, what, limit_s = began_s, "did not finish loading", limits.loading_s
+    elif record.phase == Phase.DRAINING:
+        since_s, what, limit_s = began_s, "stopped its work and did not end", KILL_S
     elif record.phase != Phase.READY:
         return None
     elif record.num_running or (limits.waiting_counts and record.num_waiting):

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -126,8 +127,18 @@ def test_an_exit_while_the_server_ends_is_no_failure(engine: Child) -> None:
     assert engine.record is not None and (engine.record.phase, engine.record.pid) == (Phase.LOST, 0)
 
 
-def test_a_hung_process_is_asked_for_its_stacks_and_then_killed(record: EngineRecord) -> None:
-    record.phase, record.num_running = Phase.READY, 1
+@pytest.mark.parametrize(
+    ("phase", "num_running", "looks", "why"),
+    [
+        (Phase.READY, 1, (9.0, 9.1, 11.0), "slept for 11.0 s (limit 10 s)"),  # it becomes ready, works, hangs
+        (Phase.DRAINING, 0, (1e3, 1003.0, 1003.5), "stopped its work and did not end for 3.5 s (limit 3 s)"),
+    ],
+    ids=["works", "ends by itself"],
+)
+def test_a_hung_process_is_asked_for_its_stacks_and_then_killed(
+    record: EngineRecord, phase: Phase, num_running: int, looks: Sequence[float], why: str
+) -> None:
+    record.phase, record.num_running = phase, num_running
     child = Child(ENGINE, 0, record)
     script = "import os, signal, time; signal.signal(signal.SIGUSR2, lambda *_: os.write(1, b'stacks\\n'))"
     script += "; print('up', flush=True); [time.sleep(0.01) for _ in range(6000)]"
@@ -135,14 +146,15 @@ def test_a_hung_process_is_asked_for_its_stacks_and_then_killed(record: EngineRe
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
         assert process.stdout is not None and process.stdout.readline() == "up\n"
         child.pid = process.pid
-        for now in (9.0, 9.1, 11.0):  # it becomes ready, works, hangs
+        for now in looks:
+            assert record.phase == phase
             child.look(now, NO_PAUSES)
         assert process.stdout.readline() == "stacks\n"
-        assert (record.phase, record.reason) == (Phase.LOST, "slept for 11.0 s (limit 10 s)")
-        child.look(12.0, NO_PAUSES)
+        assert (record.phase, record.reason) == (Phase.LOST, why)
+        child.look(looks[-1] + 1.0, NO_PAUSES)
         assert process.wait(60) == -signal.SIGKILL
-    assert child.exited(-9, now=12.0, is_ending=False) is None
-    assert record.reason == "slept for 11.0 s (limit 10 s)", "that is why it was killed"
+    assert child.exited(-9, now=looks[-1] + 1.0, is_ending=False) is None
+    assert record.reason == why, "that is why it was killed"
 
 
 @pytest.mark.parametrize(("kind", "is_left"), [(ENGINE, False), (FRONT_END, True)])
