@@ -29,10 +29,9 @@ from lmi.http.protocol import GuardedProtocol, Refusal
 from lmi.runtime import ServerRuntime
 from lmi.server.front_end import describe, explain
 from lmi.shared import linux
-from lmi.shared.pauses import Pauses
 from lmi.shared.sink import guard_streams
 from lmi.shared.state import FrontEndRecord, Phase
-from lmi.supervisor.restarts import FIRST_DELAY_S, LONGEST_DELAY_S, drain_notice_s
+from lmi.supervisor.restarts import FIRST_DELAY_S, LONGEST_DELAY_S, Pauses, drain_notice_s
 
 util._setproctitle = lambda title: None  # it would replace our names where setproctitle is installed, as with vLLM
 

@@ -13,10 +13,9 @@ from msgspec import Struct
 
 from lmi.errors import NoMemory, StartError
 from lmi.shared import linux
-from lmi.shared.pauses import Pauses
 from lmi.shared.state import EngineRecord, Phase
 from lmi.supervisor.output import ChildOutput
-from lmi.supervisor.restarts import LONGEST_DELAY_S, STEADY_S, HangLimits, RestartTable, hang
+from lmi.supervisor.restarts import LONGEST_DELAY_S, STEADY_S, HangLimits, Pauses, RestartTable, hang
 
 FORK_AGAIN_S = 1.0  # until the next try where the system refused a process
 STACKS_S = 0.5  # how long a hung process may write its stacks before it is killed

@@ -22,7 +22,7 @@ from lmi.supervisor.restarts import HangLimits, RestartTable
 APP = "lmi.server.app:create_app()"
 FAILED_NOTICE_S = 2.0
 MAX_FRONT_END_DEATHS = 10
-ENGINE_OOM_SCORE, FRONT_END_OOM_SCORE = 500, 0
+ENGINE_OOM_SCORE = 500
 ENGINE_ERRORS = {error.exit_code: error for error in (BadConfiguration, ModelUnusable, SecurityRefused)}
 # Exit codes of gunicorn: 3 if a worker cannot boot, 4 if it cannot load the app.
 FRONT_END_ERRORS: dict[int, type[StartError]] = {3: StartError, 4: ModelUnusable}
@@ -119,10 +119,7 @@ def worker(
     words: Sequence[str] = (),
     user: User | None = None,
 ) -> ChildKind:
-    """Return the kind of a process that front ends talk to over a socket.
-
-    `words` are for its command beside the slot.
-    """
+    """Return the kind of a process that front ends talk to over a socket. `words` follow the slot in its command."""
     return ChildKind(
         title=title,
         argv=lambda slot: [sys.executable, "-P", "-m", module, "--slot", str(slot), *words],
@@ -158,7 +155,6 @@ def front_end(
         become=user.become if user else None,
         inherited_fds=fds,
         folder=str(runtime.path),  # gunicorn imports from its working directory, and a model folder is not trusted
-        oom_score=FRONT_END_OOM_SCORE,
         restarts=lambda: RestartTable(MAX_FRONT_END_DEATHS, 600.0, first_delay_s=0.05),
         fatal=partial(_front_end_error, runtime, block),
         lost_label="front_end_lost",

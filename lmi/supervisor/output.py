@@ -47,10 +47,7 @@ class ChildOutput:
         self._close_writer()
 
     def may_wake(self, now: float) -> bool:
-        """Return whether new output may wake the supervisor.
-
-        It may not soon after the last read: the output of a process that prints all the time waits for the next turn.
-        """
+        """Return whether new output may wake the supervisor. Soon after a read it waits for the next turn."""
         return now - self._read_s >= CALM_S
 
     def read(self) -> None:

@@ -24,7 +24,6 @@ from lmi.settings.config import Config
 from lmi.settings.resolve import Resolved
 from lmi.shared import linux
 from lmi.shared.log import count_dropped_in, follow
-from lmi.shared.pauses import Pauses
 from lmi.shared.state import Block, Phase
 from lmi.sources.processes import Fetch, FetchProcesses
 from lmi.supervisor import banner, kinds
@@ -33,7 +32,7 @@ from lmi.supervisor.cores import Cores, claimed, usable
 from lmi.supervisor.gateway import gateways
 from lmi.supervisor.kinds import RunningModel
 from lmi.supervisor.preconditions import check_certificate, check_user, raise_file_limit, remove_leftovers
-from lmi.supervisor.restarts import DRAIN_CUT_S, DRAIN_END_S, LATE_TURN_S, drain_notice_s
+from lmi.supervisor.restarts import DRAIN_CUT_S, DRAIN_END_S, LATE_TURN_S, Pauses, drain_notice_s
 from lmi.supervisor.stages import Settle, Stage, stages
 
 TICK_S, LOADING_TICK_S = 0.2, 0.05
@@ -122,8 +121,11 @@ class Supervisor:
             self._stage = step if isinstance(step, Stage) else None
             if isinstance(step, Config):
                 self._add_model(step)
+        except StartError as error:
+            self._fail(Failure.of(error, "start"))
         except Exception as error:
-            self._fail(_failed_start(error))
+            log.exception("the start failed")
+            self._fail(Failure.of(StartError(f"{type(error).__name__}: {error}"), "start"))
 
     def _add_model(self, config: Config) -> None:
         self._block.supervisor.stage = ""
@@ -307,13 +309,6 @@ class Supervisor:
             linux.reap()
 
 
-def _failed_start(error: Exception) -> Failure:
-    if not isinstance(error, StartError):
-        log.error("the start failed", exc_info=error)
-        error = StartError(f"{type(error).__name__}: {error}")
-    return Failure.of(error, "start")
-
-
 def _send(children: Iterable[Child], signum: signal.Signals) -> None:
     for child in children:
         child.send(signum)
@@ -354,5 +349,5 @@ def run(resolved: Resolved, settle: Settle) -> int:
     try:
         return serve(resolved, settle)
     except StartError as error:
-        banner.say_failed(failure := _failed_start(error), resolved.config.server.log_format)
-        return failure.code
+        banner.say_failed(Failure.of(error, "start"), resolved.config.server.log_format)
+        return error.exit_code

@@ -38,9 +38,8 @@ from lmi.executor import LoraConfig, Request, Result, SamplingConfig
 from lmi.runtime import ENVIRONMENT_NAME, Runtime
 from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig
 from lmi.shared.desired_state import Folder, State, key
-from lmi.shared.pauses import Pauses
 from lmi.shared.state import Block, Phase
-from lmi.supervisor.restarts import LATE_TURN_S, HangLimits, hang
+from lmi.supervisor.restarts import LATE_TURN_S, HangLimits, Pauses, hang
 from tests.engine.test_worker import FrontEnd
 from tests.system.engines.foreign_engine import MAX_ADAPTERS, Executor, write_adapter
 

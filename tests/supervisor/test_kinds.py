@@ -8,10 +8,10 @@ from pathlib import Path
 
 from lmi.runtime import Runtime
 from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig
-from lmi.shared.pauses import Pauses
 from lmi.shared.state import Phase
 from lmi.supervisor import kinds
 from lmi.supervisor.cores import Cores
+from lmi.supervisor.restarts import Pauses
 from lmi.user_code.options import UserCodeConfig
 
 FORMATTER = "def write(output):\n    return b''\n"

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig
-from lmi.shared.pauses import Pauses
 from lmi.shared.state import Block, EngineRecord, Phase
 from lmi.supervisor.code import limits
-from lmi.supervisor.restarts import HangLimits, RestartTable, drain_notice_s, hang
+from lmi.supervisor.restarts import HangLimits, Pauses, RestartTable, drain_notice_s, hang
 from lmi.user_code.options import UserCodeConfig
 
 ENGINE = HangLimits.of(EngineConfig(step_timeout_s=60.0, first_step_timeout_s=300.0, model_loading_timeout_s=1200.0))
