@@ -51,7 +51,7 @@ ENGINES_NAMED_IN = {
     "lmi.user_code.options": {
         "Python or MPI; what runs the model is option.rolling_batch (auto, vllm, trtllm, lmi-dist)"
     },
-    "lmi.settings.engine_config": {
+    "lmi.settings.config": {
         *("lmi-dist", "vllm", "trtllm", "engine: auto, lmi-dist, vllm, trtllm, scheduler, disable"),
         "run Python code that comes with the model (vllm, trtllm)",
         "GPUs that share each layer, or groups of cores on a CPU (vllm); max: all GPUs",
@@ -115,7 +115,7 @@ def test_no_module_is_imported_by_what_it_imports() -> None:
 def test_the_settings_that_every_process_reads_stand_on_nothing_of_ours_but_what_an_option_is() -> None:
     code = "import sys, lmi.settings.config; print(*sorted(name for name in sys.modules if name.startswith('lmi.')))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    settings = ("", ".annexes", ".config", ".engine_config", ".kinds", ".listeners", ".option", ".server_config")
+    settings = ("", ".annexes", ".config", ".kinds", ".listeners", ".option")
     options = ("lmi.user_code", "lmi.user_code.options")
     assert done.stdout.split() == [*(f"lmi.settings{name}" for name in settings), *options]
 

@@ -95,8 +95,7 @@ ARROWS = {
 # What names the annexes: the tuples of APIs and routes, the table of options, the words of the contract and the start.
 JOINTS = {
     *("lmi.apis.table", "lmi.cli", "lmi.engine.worker", "lmi.executor", "lmi.server.app", "lmi.server.service"),
-    *("lmi.settings.config", "lmi.settings.engine_config", "lmi.settings.resolve", "lmi.settings.server_config"),
-    *("lmi.supervisor.kinds", "lmi.supervisor.supervisor"),
+    *("lmi.settings.config", "lmi.settings.resolve", "lmi.supervisor.kinds", "lmi.supervisor.supervisor"),
 }
 STILL = {
     "lmi.apis.lmi": {"guides"},

@@ -7,7 +7,6 @@ from contextlib import suppress
 from handlers.driven.arguments import fields_by_class
 from lmi.settings.config import EngineConfig
 from lmi.settings.handler import Auto, Handler
-from lmi.settings.machine import num_ranks_here
 
 NOTHING_IS_SENT = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "RAY_USAGE_STATS_ENABLED": "0"}
 BACKEND, ON_RAY = "distributed_executor_backend", "ray"
@@ -86,7 +85,7 @@ def can_write(folder: str) -> bool:
 
 def rank_cores(config: EngineConfig, slot: int, cores: Sequence[int]) -> list[tuple[int, ...]]:
     """The cores of each tensor parallel rank of engine `slot` here: equal groups for all engines, or shared cores."""
-    num_ranks = num_ranks_here(config.tensor_parallel_degree, config.options.get("nnodes", ""))
+    num_ranks = config.num_ranks_here(config.tensor_parallel_degree)
     size = max(1, len(cores) // (num_ranks * config.num_engines))
     used = min(size, config.num_threads or size)
     starts = [rank * size % len(cores) for rank in range(slot * num_ranks, (slot + 1) * num_ranks)]

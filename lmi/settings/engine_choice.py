@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from lmi.errors import BadConfiguration
 from lmi.settings.config import EngineConfig
 from lmi.settings.handler import USER_CODE, Auto, Handler, installed
-from lmi.settings.machine import Machine, num_ranks_here
+from lmi.settings.machine import Machine
 from lmi.settings.options import find
 from lmi.settings.values import Values
 from lmi.user_code.options import UserCodeConfig
@@ -147,8 +147,7 @@ def _with_replicas(values: Values, handler: Handler, gpus: tuple[str, ...]) -> E
         values.refuse(key, allowed)
     if refused.keys() & {TENSOR, PIPELINE}:
         return config
-    num_ranks = values.final(TENSOR) * values.final(PIPELINE)
-    gpus_each = num_ranks_here(num_ranks, values.given("option.nnodes", ""))
+    gpus_each = config.num_ranks_here(values.final(TENSOR) * values.final(PIPELINE))
     is_on_cluster = any(values.given(key) == text for key, text in handler.on_cluster.items())
     num_gpus = 0 if is_on_cluster else len(gpus)  # 0: those of this machine are no limit
     try:

@@ -10,6 +10,7 @@ from msgspec import Struct
 
 LARGEST = 2**31 - 1
 SIZE_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+LENGTH_UNITS = {"": 1, "k": 10**3, "m": 10**6, "K": 1 << 10, "M": 1 << 20}
 MOST_S = 1e7  # also of milliseconds
 WORDS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
 
@@ -114,6 +115,16 @@ def _size(number: str, unit: str) -> int:
     return size
 
 
+def _length(number: str, unit: str) -> int:
+    """Return a length like vLLM: k and m are decimal, K and M binary."""
+    length = round(float(number) * LENGTH_UNITS[unit])
+    if length < 1:
+        raise ValueError
+    if length > LARGEST:
+        raise TooLarge(f"at most {LARGEST} tokens, or auto")
+    return length
+
+
 TEXT = Kind("any text in UTF-8", str)
 ABSOLUTE_PATH = matching("an absolute path", r"/[^\0]*")
 BOOLEAN = Kind("true or false", word(WORDS))
@@ -123,6 +134,12 @@ NO_SECONDS = dict.fromkeys(("none", "0", "-1"))
 SECONDS_OR_NONE = Kind("seconds, more than 0, or none", word(NO_SECONDS, _seconds), unset="none", unit="SECONDS")
 SIZE = matching(
     "bytes, more than 0, as in 67108864, 64k, 64m or 1g", r"(?i)([0-9]{1,100})\s*([kmg]?)(?:i?b)?", _size, "BYTES"
+)
+LENGTH = matching("", r"([0-9]{1,100}(?:\.[0-9]{1,6}(?=[km]))?)([kmKM]?)", _length)
+LENGTH_OR_AUTO = Kind(
+    "a whole number of at least 1, as in 4096, 32k (32000) or 32K (32768), or auto",
+    word({"auto": None, "-1": None}, LENGTH.parse),
+    unit="TOKENS|auto",
 )
 NAME = matching("1 to 128 letters, digits or ._:@-, a letter or digit first", r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,127}")
 NAMES = several(f"names with ; between, each {NAME.allowed}", NAME)

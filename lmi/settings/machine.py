@@ -45,8 +45,3 @@ def is_container(environ: Mapping[str, str], files: Iterable[Path] = OF_CONTAINE
     """Return whether this process runs in a container, whose ports only its runtime opens to a network."""
     is_named = any(name.startswith(CONTAINER_VARIABLES) for name in environ)
     return os.getpid() == 1 or is_named or any(file.exists() for file in files)
-
-
-def num_ranks_here(num_ranks: int, nodes: str) -> int:
-    """Return how many of an engine's ranks run on this machine. `nodes` is the text of option.nnodes, or ""."""
-    return max(1, num_ranks // max(1, int(nodes) if nodes.isdecimal() else 1))

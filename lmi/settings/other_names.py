@@ -10,8 +10,8 @@ from dataclasses import replace
 
 from lmi.settings.annexes import MODELS, REASONING_FORMS, TOOL_CALL_FORMS
 from lmi.settings.engine_choice import ChosenEngine
-from lmi.settings.engine_config import LENGTH_OR_AUTO
 from lmi.settings.handler import USER_CODE
+from lmi.settings.kinds import LENGTH_OR_AUTO
 from lmi.settings.listeners import ADDRESS
 from lmi.settings.machine import Machine
 from lmi.settings.options import BY_KEY, OPTIONS, find

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Self
 
 from lmi.settings.config import Config, EngineConfig
-from lmi.settings.machine import num_ranks_here
 from lmi.shared import linux
 
 CLAIM = "\0lmi.cores"  # an abstract socket: the kernel frees the name when its process ends
@@ -37,7 +36,7 @@ class Cores:
         engine = config.engine
         is_arranged = "OMP_NUM_THREADS" in {**environ, **engine.environ} and engine.num_threads is None
         is_shared = not engine.bind_cores or bool(engine.device_ids) or config.is_user_code
-        if is_shared or is_arranged or _num_local_ranks(engine) > 1:
+        if is_shared or is_arranged or engine.num_ranks_here(engine.tensor_parallel_degree) > 1:
             return None
         num_threads = num_engine_threads(engine, config.model.path, len(cores))
         return cls.divide(cores, engine.num_engines, num_threads, config.server.frontend_workers)
@@ -104,8 +103,4 @@ def num_engine_threads(engine: EngineConfig, model_path: str, num_cores: int) ->
     weights = [file for pattern in ("*.safetensors", "*.bin") for file in Path(model_path).glob(pattern)]
     if sum(file.stat().st_size for file in weights) <= SMALL_MODEL_BYTES:
         num_cores -= 1  # the front end needs it more
-    return max(1, num_cores // (engine.num_engines * _num_local_ranks(engine)))
-
-
-def _num_local_ranks(engine: EngineConfig) -> int:
-    return num_ranks_here(engine.tensor_parallel_degree, engine.options.get("nnodes", ""))
+    return max(1, num_cores // (engine.num_engines * engine.num_ranks_here(engine.tensor_parallel_degree)))

@@ -12,7 +12,7 @@ from lmi.errors import BadConfiguration
 from lmi.runtime import ServerRuntime
 from lmi.server.access import PROBES, keys_of, read_keys
 from lmi.settings.annexes import KEYS
-from lmi.settings.server_config import ServerConfig
+from lmi.settings.config import ServerConfig
 from tests.scripted import host
 
 WITH_KEYS = {"api_keys": KEYS.parse("sk-one, sk-two")}

@@ -13,7 +13,7 @@ from lmi.http.exchange import CUSTOM_ATTRIBUTES, TIMEOUT, TIMEOUT_MS, Exchange
 from lmi.runtime import ServerRuntime
 from lmi.server.access import FAIRNESS_ID, Access
 from lmi.server.respond import client_of
-from lmi.settings.server_config import ServerConfig
+from lmi.settings.config import ServerConfig
 from tests.scripted import CAPABILITIES, host
 
 SAYING = [{TIMEOUT: "0.3"}, {TIMEOUT_MS: "300"}, {CUSTOM_ATTRIBUTES: "trace=a; timeout=0.3"}]
