@@ -23,7 +23,6 @@ from lmi.executor import Capabilities, EngineInfo, ExecutorConfig, GuideType, Pr
 from lmi.executor.checks import broken
 from lmi.settings.config import EngineConfig
 from lmi.settings.handler import folder_of
-from lmi.settings.machine import Machine
 from lmi.shared import linux
 
 log = logging.getLogger(__name__)
@@ -133,7 +132,7 @@ def choose_device(config: EngineConfig) -> str:
 
 def _has_cuda(config: EngineConfig) -> bool:
     is_wanted = config.device == "cuda"
-    if not is_wanted and not Machine.here(os.environ).gpus:
+    if not is_wanted and not linux.Machine.here(os.environ).gpus:
         return False
     if folder_of("torch") is None:
         if is_wanted:

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from lmi.errors import BadConfiguration
 from lmi.settings.config import EngineConfig
 from lmi.settings.handler import USER_CODE, Auto, Handler, installed
-from lmi.settings.machine import Machine
 from lmi.settings.options import find
 from lmi.settings.values import Values
+from lmi.shared.linux import Machine
 from lmi.user_code.options import UserCodeConfig
 
 NO_ROLLING_BATCH = "disable"  # the dynamic-batch schema, over any engine

@@ -13,11 +13,11 @@ from lmi.errors import BadConfiguration
 from lmi.settings import engine_choice, model_choice, other_names, ports, secure_mode
 from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig
 from lmi.settings.handler import USER_CODE, announced
-from lmi.settings.machine import Machine
 from lmi.settings.model_choice import MODEL, Fetched, find_folder
 from lmi.settings.options import OPTIONS
 from lmi.settings.properties import Properties, read
 from lmi.settings.values import Given, Setting, Values, collect
+from lmi.shared.linux import Machine
 from lmi.sources.fetches import FetchRequest, WantedSource, default_download_dir
 from lmi.sources.source import HubModel, parse, remote
 from lmi.user_code.options import FORMATTER_WORDS

@@ -13,9 +13,9 @@ from typing import Any, Self
 from lmi.errors import BadConfiguration, ModelUnusable, shorten
 from lmi.settings.handler import Handler
 from lmi.settings.kinds import TEXT, TooLarge
-from lmi.settings.machine import Machine
 from lmi.settings.options import OPTIONS, OTHER_ENV, TRANSLATED, find, key_of_env
 from lmi.settings.properties import Properties
+from lmi.shared.linux import Machine
 
 COMMAND_LINE, PLATFORM, FILE, ENVIRONMENT, OTHER_NAMES = range(5)
 SECRET = re.compile(r"token$|secret|password|credential|api_?key|access_?key|^option\.env$", re.IGNORECASE)

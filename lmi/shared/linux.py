@@ -1,4 +1,8 @@
-"""Linux calls on processes: start and end, signals, names, cores. Sources: prctl(2), waitpid(2), proc(5)."""
+"""What Linux does with processes (start and end, signals, names, cores), what this machine has, and a whole file.
+
+`scripts/install` asks for the machine before anything is installed, so this module and what it imports need only
+Python. Sources: prctl(2), waitpid(2), proc(5).
+"""
 
 import ctypes
 import os
@@ -7,8 +11,9 @@ import signal
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, Self
 
 from lmi.shared.sink import STDERR, STDOUT
 
@@ -20,6 +25,9 @@ IOLBF = 1  # of stdio.h
 LOG_FD_NAME = "LMI_LOG_FD"
 SUPERVISOR_PID = "LMI_SUPERVISOR_PID"  # the variable that names the supervisor to its children
 CORES = "LMI_CORES"  # the variable that names its cores to a process
+# What Docker, Podman, Kubernetes, ECS and SageMaker leave in a container.
+OF_CONTAINERS = (Path("/.dockerenv"), Path("/run/.containerenv"), Path("/opt/ml"))
+CONTAINER_VARIABLES = ("KUBERNETES_SERVICE_HOST", "ECS_CONTAINER_METADATA_URI_V4", "SAGEMAKER_", "SM_")
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -266,6 +274,53 @@ def memory_bytes() -> int:
     with suppress(OSError, ValueError):  # no such file, or "max"
         num_bytes = min(num_bytes, int(Path("/sys/fs/cgroup/memory.max").read_text()))
     return num_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Cores and GPUs that this process may use."""
+
+    num_cores: int
+    gpus: tuple[str, ...] = ()  # as CUDA_VISIBLE_DEVICES names them
+    is_container: bool = False
+
+    @classmethod
+    def here(cls, environ: Mapping[str, str]) -> Self:
+        return cls(num_usable_cores(), cls._gpus(environ), is_container(environ))
+
+    @staticmethod
+    def _gpus(environ: Mapping[str, str]) -> tuple[str, ...]:
+        present = sorted((path.name[6:] for path in Path("/dev").glob("nvidia[0-9]*")), key=int)
+        if not present or not (Path("/dev/nvidiactl").exists() or Path("/proc/driver/nvidia").exists()):
+            return ()
+        visible = environ.get("CUDA_VISIBLE_DEVICES")
+        if visible is None:
+            return tuple(str(number) for number in range(len(present)))
+        names = [name.strip() for name in visible.split(",")]
+        invalid = next((i for i, name in enumerate(names) if name in ("", "-1")), len(names))
+        return tuple(names[:invalid])  # CUDA too ends the list at the first invalid name
+
+
+def is_container(environ: Mapping[str, str], files: Iterable[Path] = OF_CONTAINERS) -> bool:
+    """Return whether this process runs in a container, whose ports only its runtime opens to a network."""
+    is_named = any(name.startswith(CONTAINER_VARIABLES) for name in environ)
+    return os.getpid() == 1 or is_named or any(file.exists() for file in files)
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file and rename it into place, so that a reader sees the old file or the new one.
+
+    Raises OSError, as on a full disk, and leaves no part of the new file then.
+    """
+    new = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
+        new.unlink(missing_ok=True)
+        with open(new, "xb") as file:  # follows no link that another user has put there
+            file.write(data)
+        new.rename(path)
+    except OSError:
+        new.unlink(missing_ok=True)
+        raise
 
 
 def _prctl(option: int, value: int) -> None:

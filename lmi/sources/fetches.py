@@ -23,7 +23,7 @@ import msgspec
 
 from lmi.errors import ErrorInfo, ModelUnusable, StartError, from_info
 from lmi.settings.config import Config
-from lmi.shared.files import write_whole
+from lmi.shared.linux import write_whole
 
 REQUEST, PROGRESS, RESULT, FAILURE = "request.json", "progress.json", "result.json", "failure.json"
 SPARE_BYTES = 1 << 30  # that stay free beside what is fetched

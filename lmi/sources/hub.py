@@ -36,7 +36,7 @@ from huggingface_hub.utils import (  # type: ignore[attr-defined]
 
 from lmi import __version__
 from lmi.errors import ModelUnusable, SourceUnreachable, StartError, cause_line, shorten
-from lmi.shared.files import write_whole
+from lmi.shared.linux import write_whole
 from lmi.sources.fetches import Place, link, size_of
 from lmi.sources.job import NO_BYTE_S, PASSING_STATUSES, Damaged, FetchJob, MayPass, Progress, attempt, run_all
 from lmi.sources.source import ADAPTER_CONFIG, CONFIG, HubModel, chosen, fault, taken

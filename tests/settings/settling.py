@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from lmi.errors import BadConfiguration
-from lmi.settings.machine import Machine
 from lmi.settings.properties import parse
 from lmi.settings.resolve import Resolved, resolve
+from lmi.shared.linux import Machine
 
 CPU = Machine(num_cores=4)
 FOUR_GPUS = Machine(num_cores=32, gpus=("0", "1", "2", "3"))

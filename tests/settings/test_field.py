@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from lmi.errors import BadConfiguration
-from lmi.settings.machine import Machine
 from lmi.settings.properties import parse
 from lmi.settings.resolve import Resolved, resolve
+from lmi.shared.linux import Machine
 from tests.settings.settling import CPU
 
 EIGHT_GPUS = Machine(num_cores=96, gpus=tuple("01234567"))
