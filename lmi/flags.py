@@ -19,9 +19,8 @@ from lmi.settings.annexes import MODELS
 from lmi.settings.handler import announced
 from lmi.settings.kinds import BOOLEAN, WORDS
 from lmi.settings.option import Option
-from lmi.settings.options import OPTIONS
 from lmi.settings.other_names import elsewhere, known_keys
-from lmi.settings.values import written
+from lmi.settings.values import OPTIONS, written
 
 GROUPS = {"model": "The model", "server": "The server", "engine": "The engine"}
 CONFIG = "--config"

@@ -12,7 +12,7 @@ import pytest
 
 from lmi import __version__
 from lmi.cli import main
-from lmi.settings.options import OPTIONS
+from lmi.settings.values import OPTIONS
 
 ROOT = Path(__file__).resolve().parent.parent
 

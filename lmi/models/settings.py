@@ -16,13 +16,12 @@ from lmi.settings.config import Config, EngineConfig, ServerConfig
 from lmi.settings.handler import Handler, announced
 from lmi.settings.kinds import local_path
 from lmi.settings.model_choice import MODEL, facts, find_folder
-from lmi.settings.options import find, is_of_server
 from lmi.settings.other_names import is_of_other_image
 from lmi.settings.ports import RANGE
 from lmi.settings.properties import read
 from lmi.settings.resolve import Resolved, resolve
 from lmi.settings.secure_mode import CONTROLS_KEY, SWITCH
-from lmi.settings.values import COMMAND_LINE, FILE, Given
+from lmi.settings.values import COMMAND_LINE, FILE, Given, find, is_of_server
 from lmi.shared import linux
 
 NAMING = frozenset(("load_models", "option.model_name", "option.served_model_name", "option.model_alias"))

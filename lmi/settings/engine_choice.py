@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 from lmi.errors import BadConfiguration
 from lmi.settings.config import EngineConfig
 from lmi.settings.handler import USER_CODE, Auto, Handler, installed
-from lmi.settings.options import find
-from lmi.settings.values import Values
+from lmi.settings.values import Values, find
 from lmi.shared.linux import Machine
 from lmi.user_code.options import UserCodeConfig
 

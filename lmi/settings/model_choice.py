@@ -17,9 +17,8 @@ from lmi.settings.annexes import MODELS, NamedModel
 from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig
 from lmi.settings.handler import announced
 from lmi.settings.kinds import local_path
-from lmi.settings.options import is_of_server
 from lmi.settings.properties import Properties
-from lmi.settings.values import ENVIRONMENT, FILE, Given, Setting, Values, collect
+from lmi.settings.values import ENVIRONMENT, FILE, Given, Setting, Values, collect, is_of_server
 from lmi.sources.source import ARCHIVE_SUFFIXES, GGUF, NO_GGUF, fault, listed, remote
 
 MODEL, NAME, DRAFT = "option.model_id", "option.model_name", "option.speculative_draft_model"

@@ -13,8 +13,7 @@ from lmi.settings.engine_choice import ChosenEngine
 from lmi.settings.handler import USER_CODE
 from lmi.settings.kinds import LENGTH_OR_AUTO
 from lmi.settings.listeners import ADDRESS
-from lmi.settings.options import BY_KEY, OPTIONS, find
-from lmi.settings.values import Given, Values
+from lmi.settings.values import BY_KEY, OPTIONS, Given, Values, find
 from lmi.shared.linux import Machine
 
 NEARLY_SAME = 0.86  # of difflib: rolling_back is a slip for rolling_batch, max_new_tokens is not one for max_num_tokens

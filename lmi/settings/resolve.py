@@ -14,9 +14,8 @@ from lmi.settings import engine_choice, model_choice, other_names, ports, secure
 from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig
 from lmi.settings.handler import USER_CODE, announced
 from lmi.settings.model_choice import MODEL, Fetched, find_folder
-from lmi.settings.options import OPTIONS
 from lmi.settings.properties import Properties, read
-from lmi.settings.values import Given, Setting, Values, collect
+from lmi.settings.values import OPTIONS, Given, Setting, Values, collect
 from lmi.shared.linux import Machine
 from lmi.sources.fetches import FetchRequest, WantedSource, default_download_dir
 from lmi.sources.source import HubModel, parse, remote

@@ -16,8 +16,7 @@ from lmi.settings.config import ServerConfig
 from lmi.settings.kinds import local_path
 from lmi.settings.model_choice import DRAFT
 from lmi.settings.option import PICKLES, REMOTE_CODE, SCRIPTS, TEMPLATES
-from lmi.settings.options import OPTIONS, find
-from lmi.settings.values import FILE, Values
+from lmi.settings.values import FILE, OPTIONS, Values, find
 from lmi.user_code.settings import REQUIREMENTS
 
 SWITCH, CONTROLS_KEY, CHANNELS = "secure_mode", "security_controls", "untrusted_channels"

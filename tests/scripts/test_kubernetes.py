@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from lmi.settings.config import ServerConfig
-from lmi.settings.options import OTHER_ENV, find, key_of_env
+from lmi.settings.values import OTHER_ENV, find, key_of_env
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "scripts" / "kubernetes"

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from lmi.settings.option import Option
-from lmi.settings.options import OPTIONS
 from lmi.settings.secure_mode import CONTROLS
-from lmi.settings.values import written
+from lmi.settings.values import OPTIONS, written
 
 
 def test_every_key_and_every_flag_means_one_option() -> None:
