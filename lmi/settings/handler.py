@@ -87,10 +87,7 @@ def installed(handlers: Mapping[str, Handler]) -> dict[str, Handler]:
 
 def folder_of(library: str) -> Path | None:
     """Return the folder of a top-level package without importing it, or None if it is not installed."""
-    try:
-        spec = importlib.util.find_spec(library)
-    except ValueError:  # the imported module has no spec
-        return None
+    spec = importlib.util.find_spec(library)
     return Path(spec.origin).parent if spec is not None and spec.origin else None
 
 

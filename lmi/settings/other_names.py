@@ -4,7 +4,7 @@ Sources: LMI's serving.properties, and AWS's pages of LMI and of its vLLM, SGLan
 """
 
 import difflib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 
@@ -212,18 +212,11 @@ def is_of_other_image(name: str) -> bool:
     return name in NAMES or (name.startswith(PREFIXES) and name not in OF_SUPERVISORD)
 
 
-def of_other_images(environ: Mapping[str, str]) -> list[str]:
-    """Return the line about variables of other images, or no line. Their values may be secrets."""
-    names = sorted(filter(is_of_other_image, environ))
-    if not names:
-        return []
-    counted = "1 variable" if len(names) == 1 else f"{len(names)} variables"
-    return [f"{counted} of AWS's other images not read yet: {', '.join(names)}"]
-
-
-def unused_of_platform(environ: Mapping[str, str]) -> list[str]:
-    """Return the line about SageMaker's variables that set no option, or no line."""
-    used = {name for option in OPTIONS for name in option.platform}
-    named = {name for name in environ if name.startswith("SAGEMAKER_") and not is_of_other_image(name)}
-    unused = sorted(named - used)
-    return [f"{', '.join(unused)}: set no option"] if unused else []
+def report_variables(values: Values) -> None:
+    """Warn of variables of other images, whose values may be secrets, and note SageMaker's that set no option."""
+    if others := sorted(filter(is_of_other_image, values.environ)):
+        counted = "1 variable" if len(others) == 1 else f"{len(others)} variables"
+        values.warn(f"{counted} of AWS's other images not read yet: {', '.join(others)}")
+    used = {name for option in OPTIONS for name in option.platform}.union(others)
+    if unused := sorted(name for name in values.environ if name.startswith("SAGEMAKER_") and name not in used):
+        values.details.append(f"{', '.join(unused)}: set no option")

@@ -94,8 +94,8 @@ def resolve(
     """
     machine = machine or Machine.here(environ)
     values = Values(environ, folder, cwd, machine, announced(), fetched or {}, untrusted)
-    values.warnings += [*properties.warnings, *other_names.of_other_images(environ)]
-    values.details += other_names.unused_of_platform(environ)
+    values.warnings += properties.warnings
+    other_names.report_variables(values)
     givens = filter(counts, collect(properties, environ, flags, files or {}))
     placed, missing = model_choice.place(list(other_names.with_meanings(givens, machine)), values)
     values.pick(placed)

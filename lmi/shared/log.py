@@ -43,7 +43,7 @@ def setup(role: str, level: str = "INFO", format: str = "auto", fd: int = STDERR
     _fd = fd
     is_screen = is_text(format) and os.isatty(fd) and os.environ.get("TERM") not in ("dumb", "unknown")
     has_colours = is_screen and not os.environ.get("NO_COLOR")
-    render = as_coloured if has_colours else as_text if is_text(format) else as_json
+    render = partial(as_text, has_colours=has_colours) if is_text(format) else as_json
     root = logging.getLogger()
     root.handlers[:] = [LineHandler(LineFormatter(role, render), fd, line_start=CLEAR_LINE if is_screen else b"")]
     root.setLevel(level)
@@ -167,9 +167,6 @@ def as_text(fields: dict[str, Any], *, has_colours: bool = False) -> str:
     parts = [where, str(rest.pop("message")), *(f"{name}={value}" for name, value in rest.items())]
     shown = f"\x1b[{COLOURS[level]}m{level}\x1b[0m" if has_colours and level in COLOURS else escape(level)
     return f"{ts} {shown} {escape(' '.join(parts if error is None else [*parts, str(error)]))}"
-
-
-as_coloured = partial(as_text, has_colours=True)
 
 
 def _escaped(match: re.Match[str]) -> str:

@@ -16,10 +16,7 @@ import sys
 import termios
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, TextIO
-
-if TYPE_CHECKING:
-    from _typeshed import ReadableBuffer
+from typing import Any, TextIO
 
 STDOUT, STDERR = 1, 2
 PAUSE_S = 0.001
@@ -180,7 +177,7 @@ class _File(io.FileIO):
         super().__init__(fd, "w", closefd=False)
         self._sink = Sink(fd)
 
-    def write(self, data: "ReadableBuffer", /) -> int:
+    def write(self, data: Any, /) -> int:
         whole = bytes(data)
         self._sink.write(whole)
         return len(whole)
