@@ -27,7 +27,7 @@ from lmi.cli import lmi
 from lmi.gateway.command import gateway
 from lmi.server.app import ROUTES, SERVER_ROUTES
 from lmi.sources.source import NEVER
-from lmi.supervisor.preconditions import check_certificate
+from lmi.supervisor.stages import check_certificate
 from scripts.sagemaker_kit.__main__ import main as sagemaker
 from tests.clients.venvs import python_of
 from tests.system.container import ENVIRON, free_port, wait_until

@@ -6,8 +6,7 @@ core finds cold caches. `scripts/bench vllm` measures the gain.
 
 import os
 import socket
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -60,19 +59,21 @@ def usable() -> list[int]:
     return cores if linux.num_usable_cores() == len(cores) else []
 
 
-@contextmanager
-def claimed(cores: Cores | None, name: str = CLAIM) -> Iterator[Cores | None]:
-    """Yield `cores`, or None while another server of this machine holds the claim with this name.
+def claimed(cores: Cores | None, name: str = CLAIM) -> Cores | None:
+    """Return `cores`, or None while another server of this machine holds the claim with this name.
 
-    Two servers that choose the same core for their engines would each be half as fast.
+    Two servers that choose the same core for their engines would each be half as fast. This process holds the claim to
+    its end.
     """
-    with closing(socket.socket(socket.AF_UNIX)) as claim:
+    if cores is None:
+        return None
+    with socket.socket(socket.AF_UNIX) as claim:
         try:
-            if cores is not None:
-                claim.bind(name)
+            claim.bind(name)
         except OSError:
-            cores = None
-        yield cores
+            return None
+        claim.detach()
+    return cores
 
 
 def of_cores(cores: Sequence[int]) -> dict[str, str]:

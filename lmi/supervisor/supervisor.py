@@ -13,7 +13,6 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
 
 from lmi.adapters.files import register_beside
 from lmi.errors import StartError
@@ -24,16 +23,14 @@ from lmi.settings.config import Config
 from lmi.settings.resolve import Resolved
 from lmi.shared import linux
 from lmi.shared.log import count_dropped_in, follow
-from lmi.shared.state import Block, Phase
+from lmi.shared.state import Phase
 from lmi.sources.processes import Fetch, FetchProcesses
-from lmi.supervisor import banner, kinds
+from lmi.supervisor import banner, kinds, stages
 from lmi.supervisor.child import Child, Failure
 from lmi.supervisor.cores import Cores, claimed, usable
 from lmi.supervisor.gateway import gateways
-from lmi.supervisor.kinds import RunningModel
-from lmi.supervisor.preconditions import check_certificate, check_user, raise_file_limit, remove_leftovers
 from lmi.supervisor.restarts import DRAIN_CUT_S, DRAIN_END_S, LATE_TURN_S, Pauses, drain_notice_s
-from lmi.supervisor.stages import Settle, Stage, stages
+from lmi.supervisor.stages import Settle, Stage
 
 TICK_S, LOADING_TICK_S = 0.2, 0.05
 WARN_AFTER_S = 300.0  # of a start that SageMaker may not wait for
@@ -53,28 +50,24 @@ class Supervisor:
     def __init__(
         self,
         runtime: ServerRuntime,
-        block: Block,
         listeners: Sequence[socket.socket],
         signals: linux.Signals,
         steps: Iterator[Stage | Config],
     ) -> None:
-        self._runtime = runtime
-        self._config = runtime.config
-        self._block = block
+        self._runtime, self._config, self._block = runtime, runtime.config, runtime.attach()
         self._listeners = listeners  # of the server's port, and of that for management, if there is one
         self._signals = signals
         self._steps = steps
         self._stage: Stage | None = None
-        self._models: Sequence[RunningModel] = ()
+        self._models: Sequence[kinds.RunningModel] = ()
         self._follow: Callable[[], None] = lambda: None
         if self._config.multi_model:
             from lmi.models.follower import ModelFollower
 
             follower = ModelFollower(runtime)
             self._models, self._follow = follower.models, follower.look
-        self._claims = ExitStack()
         self._cores: Sequence[int] = ()  # of the front ends; none: all
-        self._front_end = Child(kinds.front_end(runtime, block, listeners, lambda: self._cores))
+        self._front_end = Child(kinds.front_end(runtime, self._block, listeners, lambda: self._cores))
         self._gateways = gateways(runtime, listeners[0].getsockname()[1])
         self._fetches = FetchProcesses(runtime)
         self._pauses = Pauses(LATE_TURN_S)
@@ -97,7 +90,6 @@ class Supervisor:
                 self._tick(LOADING_TICK_S if self._phase == Phase.LOADING else TICK_S)
         finally:
             self._stop_all()
-            self._claims.close()
             banner.clear_bar()
         if self._failure is not None:
             banner.say_failed(self._failure, self._config.log_format)
@@ -129,12 +121,12 @@ class Supervisor:
 
     def _add_model(self, config: Config) -> None:
         self._block.supervisor.stage = ""
-        cores = self._claims.enter_context(claimed(Cores.of(config, os.environ, usable())))
+        cores = claimed(Cores.of(config, os.environ, usable()))
         self._cores = cores.others if cores else ()
         for pid in self._front_end_pids() if cores else ():
             linux.bind_threads(self._cores, pid)
         runtime = self._runtime.add_model(config, register_beside)
-        self._models = (RunningModel(runtime, cores),)
+        self._models = (kinds.RunningModel(runtime, cores),)
         self._runtime.show_model(runtime)
 
     def _enter(self, phase: Phase, reason: str = "") -> None:
@@ -220,7 +212,7 @@ class Supervisor:
         elif model is not None and not is_ending and not child.is_done:
             model.block.supervisor.num_engine_restarts += 1
 
-    def _fail(self, failure: Failure, model: RunningModel | None = None) -> None:
+    def _fail(self, failure: Failure, model: kinds.RunningModel | None = None) -> None:
         """End the server, or only the model if others may be served."""
         if model is None or not model.give_up(failure.message, time.monotonic()):
             self._failure = failure
@@ -321,8 +313,8 @@ def serve(resolved: Resolved, settle: Settle) -> int:
     server that cannot start.
     """
     config = resolved.config.server
-    raise_file_limit()
-    check_certificate(config.ssl_certfile, config.ssl_keyfile)
+    stages.raise_file_limit()
+    stages.check_certificate(config.ssl_certfile, config.ssl_keyfile)
     listeners = [bind(config.host, port) for port in (config.port, config.management_port) if port is not None]
     linux.set_title("lmi-supervisor")
     linux.adopt_orphans()
@@ -331,15 +323,15 @@ def serve(resolved: Resolved, settle: Settle) -> int:
     signals = linux.Signals()
     if config.user is not None:
         os.umask(0o022)  # front ends read what root writes
-    remove_leftovers()
+    stages.remove_leftovers()
     runtime = ServerRuntime.create(config)
     try:
         if config.user is not None:
-            check_user(config.user, runtime)
-        steps = stages(resolved, settle, runtime)
+            stages.check_user(config.user, runtime)
+        steps = stages.stages(resolved, settle, runtime)
         url = local_url(config.host, listeners[0].getsockname()[1], config.scheme)
         with runtime.running(url):
-            return Supervisor(runtime, runtime.attach(), listeners, signals, steps).run()
+            return Supervisor(runtime, listeners, signals, steps).run()
     finally:
         runtime.remove()
 
