@@ -1,15 +1,15 @@
-"""The Handler record of the embedded engine, and its options of adapters, which have vLLM's names.
+"""The Handler record of the embedded engine: its options of adapters, with vLLM's names, and its kernels for this CPU.
 
 This module imports none of the engine's libraries.
 """
 
+import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from handlers.lmi_dist.config_file import check as check_model
-from handlers.lmi_dist.native import variants
 from lmi.errors import BadConfiguration
 from lmi.settings.config import EngineConfig
 from lmi.settings.handler import Auto, Handler
@@ -28,6 +28,9 @@ LORA_KINDS: dict[str, Kind] = {
 }
 OWN_KINDS = LORA_KINDS | {"disable_any_whitespace": BOOLEAN}  # the last is vLLM's name for JSON without spaces
 OWN_KEYS = frozenset(f"option.{name}" for name in OWN_KINDS)
+LIBRARIES, PREFIX, SUFFIX = Path(__file__).parent / "native", "lmi_kernels-", ".so"
+X86_64_V3 = frozenset("avx2 bmi1 bmi2 fma f16c abm movbe".split())  # as /proc/cpuinfo names them
+X86_64_V4 = X86_64_V3 | frozenset("avx512f avx512bw avx512cd avx512dq avx512vl".split())
 
 
 def own_options(options: Mapping[str, str]) -> dict[str, Any]:
@@ -72,13 +75,55 @@ def check(config: EngineConfig) -> Mapping[str, str]:
     return faults
 
 
+# The variants of the native library: those that are built, and the one that a CPU takes.
+
+
+def library_file(variant: str, folder: Path = LIBRARIES) -> Path:
+    return folder / f"{PREFIX}{variant}{SUFFIX}"
+
+
+def built_variants(folder: Path = LIBRARIES) -> list[str]:
+    names = (file.name for file in folder.glob(f"{PREFIX}*{SUFFIX}"))
+    return sorted(name.removeprefix(PREFIX).removesuffix(SUFFIX) for name in names)
+
+
+def variant_here() -> str | None:
+    """The variant that this CPU takes, or None where there is none for it."""
+    if platform.system() != "Linux":
+        return None
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    flags = next((line.partition(":")[2] for line in lines if line.startswith("flags")), "")  # of the first core
+    return variant_of(platform.machine(), frozenset(flags.split()))
+
+
+def variant_of(machine: str, flags: frozenset[str]) -> str | None:
+    """The variant for a machine, as `uname -m` names it, with these features."""
+    if machine == "aarch64":
+        return "aarch64"
+    if machine != "x86_64":
+        return None
+    return "x86-64-v4" if flags >= X86_64_V4 else "x86-64-v3" if flags >= X86_64_V3 else None
+
+
+def describe_kernels(folder: Path = LIBRARIES, wanted: str | None = None) -> str:
+    """What computes on this CPU, or on one that takes `wanted`, and which variants are built."""
+    wanted, names = wanted or variant_here(), built_variants(folder)
+    there = f"built: {', '.join(names) or 'none'}"
+    if wanted is None:
+        return f"kernels torch ({there}; none is for this CPU)"
+    return f"kernels native {wanted} ({there})" if wanted in names else f"kernels torch ({there}; this CPU: {wanted})"
+
+
 def dtypes(config: EngineConfig, stored: str) -> tuple[str, str]:
     """Dtypes of weights and of keys and values on a CPU, where only torch knows a cache in bfloat16.
 
     The native kernels keep the bfloat16 weights of a checkpoint. They are taken to know the model.
     """
     weights = "bf16" if config.dtype == "bf16" else "fp32"
-    if variants.of_this_cpu() not in variants.built():
+    if variant_here() not in built_variants():
         return weights, weights
     return ("bf16" if config.dtype == "auto" and stored == "bfloat16" else weights), "fp32"
 
@@ -100,5 +145,5 @@ HANDLER = Handler(
     check_model=check_model,
     dtypes=dtypes,
     environment=lambda *_: {"OPENBLAS_NUM_THREADS": "1"},  # numpy would start a thread for each core, for nothing
-    describe=variants.describe,
+    describe=describe_kernels,
 )

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from handlers.lmi_dist.native import variants
+from handlers.lmi_dist.about import variant_here
 from tests.scripts.kernels import SOURCE, build_native, write_source
 
 VARIANTS = {"x86_64": ["x86-64-v3", "x86-64-v4"], "aarch64": ["aarch64"]}[platform.machine()]
@@ -54,7 +54,7 @@ def test_each_variant_of_this_machine_is_built_beside_its_source(built: list[Pat
 
 
 def test_the_engine_looks_for_a_variant_that_is_built() -> None:
-    assert variants.of_this_cpu() in {*VARIANTS, None}
+    assert variant_here() in {*VARIANTS, None}
 
 
 def test_a_library_has_threads_and_needs_no_package_for_them(built: list[Path]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from handlers.lmi_dist.native import variants
+from handlers.lmi_dist.about import built_variants, variant_here
 from lmi.models.settings import MB, PROCESS_BYTES, need_bytes
 from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig
 
@@ -52,7 +52,7 @@ def test_it_is_the_widened_weights_the_cache_and_the_process_for_each_replica(co
 
 
 def test_the_embedded_engine_keeps_bfloat16_weights_and_a_float32_cache(config: Config) -> None:
-    if variants.of_this_cpu() not in variants.built():
+    if variant_here() not in built_variants():
         pytest.skip("the native kernels are not built for this CPU")
     cache, weights = 100 * TOKEN * 4, int(1.2 * WEIGHTS)
     sizes = {dtype: need(config, handler="lmi-dist", max_kv_cache_tokens=100, dtype=dtype) for dtype in DTYPES}

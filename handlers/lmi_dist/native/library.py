@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from handlers.lmi_dist.native import variants
+from handlers.lmi_dist.about import library_file, variant_here
 from handlers.lmi_dist.operations import Adapter, Attend, Cap, Embed, Gather, Linear, Norm, Operation, Program, Shrink
 from handlers.lmi_dist.runner import Chunk
 from handlers.lmi_dist.weights import BFLOAT16, Array, dtype_name, is_float
@@ -90,11 +90,11 @@ class NotAvailable(Exception):
 @functools.cache
 def load() -> Library:
     """The library for this CPU; raises NotAvailable."""
-    kind = variants.of_this_cpu()
+    kind = variant_here()
     if kind is None:
         raise NotAvailable("none are made for this system and CPU")
     chosen = os.environ.get("LMI_NATIVE_LIBRARY")  # of tests: a build with sanitizers
-    return Library(Path(chosen) if chosen else variants.file_of(kind), kind)
+    return Library(Path(chosen) if chosen else library_file(kind), kind)
 
 
 def num_threads() -> int:

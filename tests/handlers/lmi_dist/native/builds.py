@@ -17,9 +17,9 @@ from pathlib import Path
 
 import numpy as np
 
+from handlers.lmi_dist.about import variant_here
 from handlers.lmi_dist.native import library as native
 from handlers.lmi_dist.native.library import Library
-from handlers.lmi_dist.native.variants import of_this_cpu
 from handlers.lmi_dist.weights import Array
 
 NATIVE = Path(__file__).parents[4] / "handlers" / "lmi_dist" / "native"
@@ -36,7 +36,7 @@ def library(kind: str) -> Library:
 
 def variants() -> list[str]:
     """Those that this CPU can run, the best first."""
-    best = of_this_cpu()
+    best = variant_here()
     assert best is not None, "this CPU has no native kernels"
     is_one = platform.machine() != "x86_64" or "LMI_NATIVE_LIBRARY" in os.environ
     return [best] if is_one or best == "x86-64-v3" else [best, "x86-64-v3"]

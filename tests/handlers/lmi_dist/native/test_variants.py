@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from handlers.lmi_dist.native import variants
-from handlers.lmi_dist.native.variants import X86_64_V3, X86_64_V4
+from handlers.lmi_dist.about import X86_64_V3, X86_64_V4, describe_kernels, library_file, variant_of
 
 
 @pytest.mark.parametrize(
@@ -25,13 +24,13 @@ from handlers.lmi_dist.native.variants import X86_64_V3, X86_64_V4
 def test_a_cpu_takes_the_best_variant_whose_every_feature_it_has(
     machine: str, flags: frozenset[str], variant: str | None
 ) -> None:
-    assert variants.of_cpu(machine, flags) == variant
+    assert variant_of(machine, flags) == variant
 
 
 def test_what_is_told_names_the_variants_that_are_built_and_what_computes(tmp_path: Path) -> None:
-    assert variants.describe(tmp_path, "x86-64-v4") == "kernels torch (built: none; this CPU: x86-64-v4)"
-    variants.file_of("x86-64-v3", tmp_path).touch()
-    assert variants.describe(tmp_path, "x86-64-v4") == "kernels torch (built: x86-64-v3; this CPU: x86-64-v4)"
-    variants.file_of("x86-64-v4", tmp_path).touch()
-    assert variants.describe(tmp_path, "x86-64-v4") == "kernels native x86-64-v4 (built: x86-64-v3, x86-64-v4)"
-    assert variants.describe(tmp_path, "aarch64").startswith("kernels torch (built: x86-64-v3, x86-64-v4;")
+    assert describe_kernels(tmp_path, "x86-64-v4") == "kernels torch (built: none; this CPU: x86-64-v4)"
+    library_file("x86-64-v3", tmp_path).touch()
+    assert describe_kernels(tmp_path, "x86-64-v4") == "kernels torch (built: x86-64-v3; this CPU: x86-64-v4)"
+    library_file("x86-64-v4", tmp_path).touch()
+    assert describe_kernels(tmp_path, "x86-64-v4") == "kernels native x86-64-v4 (built: x86-64-v3, x86-64-v4)"
+    assert describe_kernels(tmp_path, "aarch64").startswith("kernels torch (built: x86-64-v3, x86-64-v4;")
