@@ -19,8 +19,7 @@ from typing import TypeAlias
 
 from handlers.lmi_dist.idle_blocks import retentions
 from handlers.lmi_dist.kv_cache import KvCache
-from handlers.lmi_dist.ngram import Drafter, num_worth
-from handlers.lmi_dist.pace import Pace
+from handlers.lmi_dist.pace import Drafter, Pace, num_worth
 from handlers.lmi_dist.prefix_tree import TOKENS_PER_PART, Match, Root
 from handlers.lmi_dist.runner import Chunk, Plan, num_tokens_of
 from handlers.lmi_dist.sequence import BeamRows, EmbeddedSequence

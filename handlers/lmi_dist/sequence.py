@@ -19,7 +19,7 @@ from lmi.executor import ErrorKind
 
 if TYPE_CHECKING:
     from handlers.lmi_dist.guides import Guide
-    from handlers.lmi_dist.ngram import Drafter
+    from handlers.lmi_dist.pace import Drafter
     from handlers.lmi_dist.sampler import SamplerState
     from handlers.lmi_dist.weights import Array
 
