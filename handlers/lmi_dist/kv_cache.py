@@ -11,8 +11,7 @@ from collections.abc import Callable, Sequence as SequenceOf
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from handlers.lmi_dist.idle_blocks import IdleBlocks, Retention
-from handlers.lmi_dist.prefix_tree import Match, PrefixTree, Root, num_equal
+from handlers.lmi_dist.cached_blocks import IdleBlocks, Match, PrefixTree, Retention, Root, num_equal
 
 
 @dataclass(slots=True)

@@ -14,7 +14,7 @@ import httpx2
 import pytest
 from huggingface_hub import InferenceClient
 
-from handlers.lmi_dist.prefix_tree import TOKENS_PER_PART
+from handlers.lmi_dist.cached_blocks import TOKENS_PER_PART
 from tests.machine import MAX_TRIES
 from tests.served import Server
 from tests.system.container import Answer, wait_until

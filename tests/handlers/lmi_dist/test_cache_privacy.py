@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import pytest
 
 from handlers.lmi_dist import Executor
+from handlers.lmi_dist.cached_blocks import TOKENS_PER_PART
 from handlers.lmi_dist.native_runner import TOKENS_PER_BLOCK
-from handlers.lmi_dist.prefix_tree import TOKENS_PER_PART
 from lmi.executor import OutputConfig, Request, Result, SamplingConfig
 from lmi.settings.config import EngineConfig
 from tests.tiny_models import tiny_model

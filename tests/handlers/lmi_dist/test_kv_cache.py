@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
+from handlers.lmi_dist.cached_blocks import Root
 from handlers.lmi_dist.kv_cache import KvCache
-from handlers.lmi_dist.prefix_tree import Root
 from tests.fake_runner import FakeRunner
 
 
