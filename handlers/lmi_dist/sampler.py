@@ -4,7 +4,7 @@ Log-probs are the model's, before any rule. Functions of the user change a copy 
 rules (`logits_rules`) and a guide (`guides`). Temperature, top_k, top_p, min_p and typical_p apply each to the result
 of the one before, as in transformers, and one uniform number per (seed, position) picks the token by inverse CDF.
 What is wanted of each row is a record of `native/sampling`, and one call fulfils those of a step: natively, or by
-`plain_sampling`, which has the rules in short. The bits of a row depend on it alone.
+numpy. The bits of a row depend on it alone.
 
 The candidates of a beam search are the best log-probs of the model, after functions of the user and rules have changed
 them, as in transformers' beam search. The search adds up what is left.
@@ -20,7 +20,6 @@ import numpy as np
 
 from handlers.base.beams import AnyCandidate
 from handlers.base.sequence import Sequence
-from handlers.lmi_dist import plain_sampling
 from handlers.lmi_dist.guides import fill_masks
 from handlers.lmi_dist.logits_rules import LogitsRules, RuledRow, add_rules, new_rules
 from handlers.lmi_dist.native.library import NotAvailable, load
@@ -33,6 +32,7 @@ from handlers.lmi_dist.native.sampling import (
     Fulfilled,
     NativeSampler,
     Sampling,
+    choose_plainly,
     new_wishes,
 )
 from handlers.lmi_dist.post_processors import PostProcessors
@@ -75,7 +75,7 @@ class Sampler:
     def __init__(self, vocab_size: int, post_processors: PostProcessors | None = None, num_threads: int = 1) -> None:
         self.vocab_size = vocab_size
         self._post_processors = post_processors
-        self.choose: Choose = plain_sampling.choose
+        self.choose: Choose = choose_plainly
         with suppress(NotAvailable):
             self.choose = NativeSampler(load(), vocab_size, num_threads)
 

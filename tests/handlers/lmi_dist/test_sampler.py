@@ -21,10 +21,17 @@ from transformers import (
 )
 
 from handlers.base.token_sequence import sequences_of
-from handlers.lmi_dist import plain_sampling
 from handlers.lmi_dist.logits_rules import LogitsRules, RuledRow, add_rules, new_rules
-from handlers.lmi_dist.native.sampling import Floats, Fulfilled, Sampling, new_wishes
-from handlers.lmi_dist.plain_sampling import uniform
+from handlers.lmi_dist.native.sampling import (
+    Floats,
+    Fulfilled,
+    Sampling,
+    apply_rules,
+    choose_plainly,
+    keep,
+    new_wishes,
+    uniform,
+)
 from handlers.lmi_dist.runner import Chunk
 from handlers.lmi_dist.sampler import Sampler, filters_of, note_prompt
 from handlers.lmi_dist.sequence import EmbeddedSequence
@@ -87,7 +94,7 @@ def kept(logits: Floats, config: SamplingConfig) -> Floats:
     rows = (logits - logits.max(-1, keepdims=True)) / np.float32(wish["temperature"])
     weights = np.exp(rows)
     for own, powers in zip(weights, rows, strict=True):
-        plain_sampling.keep(own, powers, wish)
+        keep(own, powers, wish)
     return weights
 
 
@@ -299,7 +306,7 @@ def edit(logits: Floats, one: EmbeddedSequence) -> Floats:
 
     def choose(sampling: Sampling) -> Fulfilled:
         edited.append(ruled(sampling))
-        return plain_sampling.choose(sampling)
+        return choose_plainly(sampling)
 
     sampler.choose = choose
     sampler.sample(logits, [0], [one])
@@ -309,7 +316,7 @@ def edit(logits: Floats, one: EmbeddedSequence) -> Floats:
 def ruled(sampling: Sampling) -> Floats:
     """The row of the only wish after its rules, (1, vocab)."""
     own = {name: slice(None) for name in ("biased", "seen", "banned")}
-    return plain_sampling.apply_rules(sampling, sampling.wishes[0], own, sampling.logits[0])[None]
+    return apply_rules(sampling, sampling.wishes[0], own, sampling.logits[0])[None]
 
 
 def test_a_bad_word_is_banned_where_it_would_be_completed() -> None:

@@ -10,7 +10,6 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from handlers.lmi_dist import plain_sampling
 from handlers.lmi_dist.native.sampling import (
     ALL_BANNED,
     CHOSEN,
@@ -20,6 +19,7 @@ from handlers.lmi_dist.native.sampling import (
     Fulfilled,
     NativeSampler,
     Sampling,
+    choose_plainly,
     new_wishes,
 )
 from tests.handlers.lmi_dist.native.builds import library, variants
@@ -121,7 +121,7 @@ def test_wishes_are_fulfilled_as_the_rules_in_numpy_say(vocab_size: int) -> None
     for _ in range(30):
         sampling = random_sampling(choice, vocab_size)
         before = sampling.logits.copy()
-        got, expected = fulfil(sampling), plain_sampling.choose(sampling)
+        got, expected = fulfil(sampling), choose_plainly(sampling)
         np.testing.assert_array_equal(sampling.logits, before)
         assert got.choices["status"].tolist() == expected.choices["status"].tolist()
         is_chosen = got.choices["status"] == CHOSEN
@@ -190,7 +190,7 @@ def test_what_is_no_number_or_banned_is_said() -> None:
         sampling = Sampling(logits, wishes, banned_ids=np.array([0, 1, 2], np.int32))
         expected = [NO_NUMBERS, NO_NUMBERS, ALL_BANNED, ALL_BANNED]
         assert fulfil(sampling).choices["status"].tolist() == expected
-        assert plain_sampling.choose(sampling).choices["status"].tolist() == expected
+        assert choose_plainly(sampling).choices["status"].tolist() == expected
 
 
 NUMBERS = st.one_of(st.integers(-3, 70), st.sampled_from([2**31 - 1, -(2**31)]))
