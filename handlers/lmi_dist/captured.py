@@ -1,11 +1,15 @@
-"""The additional outputs that a configuration declares, and the rows of these and of the logits that requests want.
+"""What requests want of a step beside tokens: rows of the logits and of declared outputs, and embeddings of prompts.
 
 Rows are taken from a step before the sampler and its rules change the logits. The bytes of a row depend on nothing but
-its sequence, where the runner is batch-invariant.
+its sequence, where the runner is batch-invariant. Sums of hidden states are in float64 and in the order of the tokens,
+so an embedding does not depend on cuts of the prompt.
 """
 
 import difflib
 from collections.abc import Hashable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
 
 from handlers.base.captured import LOGITS
 from handlers.base.configuration import CONTEXT
@@ -13,9 +17,11 @@ from handlers.lmi_dist.runner import Chunk, Runner
 from handlers.lmi_dist.sequence import EmbeddedSequence
 from handlers.lmi_dist.weights import Array
 from lmi.errors import BadConfiguration, shorten
+from lmi.executor import Embeddings, Tensor
 from lmi.settings.config import EngineConfig
 
 HIDDEN_STATES = "hidden_states"  # after the last norm
+LEAST_NORM = 1e-12  # as of torch's normalize
 
 
 def layer_name(layer: int) -> str:
@@ -70,3 +76,51 @@ def take_draws(runner: Runner, logits: Array, rows: list[int], sequences: list[E
 def _rows(runner: Runner, name: str, logits: Array) -> Array:
     """The rows of the runner's last step, (num_logits, …)."""
     return logits if name == LOGITS else runner.output(name)
+
+
+@dataclass(frozen=True, slots=True)
+class Pooling:
+    """How the states (num_tokens, size) behind the last norm become an embedding."""
+
+    is_mean: bool  # of all tokens; otherwise it is the state of the last one
+    is_normalised: bool
+    embeddings: Embeddings
+    max_length: int  # tokens: those that the model was trained for, or its context
+
+    def take(self, prefilling: Iterable[tuple[Chunk, EmbeddedSequence, int]], states: Array) -> list[EmbeddedSequence]:
+        """Pool the states (num_wanted, size) of a step, with the first row of each chunk of a prompt.
+
+        Returns the sequences that have their embedding or an error.
+        Sequences change only after all is computed, so that a step that ran out of memory can be repeated.
+        """
+        pooled = [
+            (sequence, chunk.end, self._pool(sequence, states[row : row + chunk.num_logits]))
+            for chunk, sequence, row in prefilling
+        ]
+        for sequence, end, state in pooled:
+            sequence.num_computed = end
+            if end < sequence.num_prompt_tokens:
+                sequence.pooled = state
+            else:
+                self._end(sequence, state)
+        return [sequence for sequence, _, _ in pooled if sequence.is_finished]
+
+    def _pool(self, sequence: EmbeddedSequence, states: Array) -> Array | None:
+        """The sum, float64 (size,), of all states so far, or the last one, or None inside a prompt without a sum."""
+        if not self.is_mean:
+            return states[-1].astype(np.float64) if len(states) else None
+        total = np.zeros(states.shape[1]) if sequence.pooled is None else sequence.pooled.copy()
+        for state in states:
+            total += state
+        return total
+
+    def _end(self, sequence: EmbeddedSequence, state: Array | None) -> None:
+        asked = sequence.request.pooling_params
+        assert asked is not None and state is not None
+        embedding = (state / sequence.num_prompt_tokens if self.is_mean else state)[: asked.dimensions]
+        if self.is_normalised:
+            embedding = embedding / max(float(np.linalg.norm(embedding)), LEAST_NORM)
+        if np.isfinite(embedding).all():
+            sequence.embed(Tensor(embedding.shape, "float32", embedding.astype("<f4").tobytes()))
+        else:
+            sequence.fail("the model's hidden states for the prompt are not numbers")

@@ -207,11 +207,6 @@ def class_name(architectures: object) -> str:
     return HEADLESS.get(first, first) if isinstance(first, str) else ""
 
 
-def is_headless(architectures: Any) -> bool:
-    """Whether the class that a configuration names is one of DEFAULTS without its head."""
-    return class_name(architectures) in DEFAULTS and architectures[0] not in DEFAULTS
-
-
 def unsupported(place: object, why: str) -> ModelUnusable:
     return ModelUnusable(f"{place}: {why}; {RUN_HERE}")
 

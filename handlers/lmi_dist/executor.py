@@ -140,7 +140,7 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
         that ran out of memory can be repeated.
         """
         if self._runner.pooling is not None:
-            return self._runner.pooling.take(batch, logits)
+            return self._runner.pooling.take(batch.prefilling(), logits)
         failed = self._note_prompts(batch, logits)
         sequences, rows = _drawing(batch, failed)
         has_beams = bool(sequences) and sequences[0].rows is not None

@@ -2,20 +2,29 @@
 
 transformers is imported only for a model that its modules run, and for a file that leaves out what only transformers
 knows. A fault of the file is reported in one line that names it and the cause.
+
+A checkpoint is an embedding model if it has the modules of sentence-transformers (modules.json, and config.json in the
+folder of Pooling), or if its class has no head, as MistralModel. Then, as in vLLM, the embedding is the state of the
+last token, normalised.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from handlers.lmi_dist.captured import Pooling
 from handlers.lmi_dist.config_file import DEFAULTS, check_config, check_extra, class_name, read_config, unsupported
 from handlers.lmi_dist.families import Architecture, describe
-from handlers.lmi_dist.pooling import Pooling, read_pooling
 from handlers.lmi_dist.rotary import stable_context_length
 from handlers.lmi_dist.weights import existing_file, read_json
 from lmi.errors import ModelUnusable, cause_line, shorten
+from lmi.executor import Embeddings
+from lmi.executor.checks import MAX_INT
 
 _SHARED = ("vocab_size", "num_layers", "num_kv_heads", "head_dim", "is_tied")  # with an Architecture
+MODES = {"mean": True, "lasttoken": False}  # of Pooling, and whether it needs the states of all tokens
+FLAG = "pooling_mode_"  # how the names of modes begin in older files
 _DTYPES = ("float16", "bfloat16", "float32", "float64")
 
 
@@ -122,3 +131,51 @@ def _dtype(file: Path, raw: dict[str, Any]) -> str | None:
     if name is not None and name not in _DTYPES:
         raise ModelUnusable(f"{file}: dtype must be one of {', '.join(_DTYPES)}, given {shorten(name)}")
     return name
+
+
+def read_pooling(file: Path, config: Mapping[str, Any], architecture: Architecture | None) -> Pooling | None:
+    """The pooling of the checkpoint with this config.json, or None if it generates text.
+
+    Raises ModelUnusable for an embedding model that cannot run here, as one without an architecture of ours.
+    """
+    folder, name = file.parent, class_name(config["architectures"])
+    is_headless = name in DEFAULTS and config["architectures"][0] != name
+    modules = {_kind(one): folder / str(one.get("path", "")) for one in _read(folder / "modules.json", list) or ()}
+    if "Pooling" not in modules and not is_headless:
+        return None
+    if architecture is None or architecture.names.keys() & {"norm", "project_out"} != {"norm"}:
+        raise unsupported(file, f"lmi-dist makes no embeddings with this form of {name}")
+    for kind in modules.keys() - {"Transformer", "Pooling", "Normalize"}:
+        raise unsupported(folder / "modules.json", f"lmi-dist does not know the module {shorten(kind)}")
+    if config.get("is_causal") is False or config.get("use_bidirectional_attention"):
+        raise unsupported(file, "its tokens attend to later ones, which lmi-dist does not let them")
+    mode = _mode(modules["Pooling"] / "config.json") if "Pooling" in modules else "lasttoken"
+    size, sizes = architecture.hidden_size, config.get("matryoshka_dimensions") or ()
+    is_matryoshka = bool(sizes or config.get("is_matryoshka"))
+    if not isinstance(sizes, list | tuple) or not all(type(one) is int and 0 < one <= size for one in sizes):
+        raise ModelUnusable(f"{file}: matryoshka_dimensions must be a list of numbers up to {size}")
+    longest = (_read(folder / "sentence_bert_config.json", dict) or {}).get("max_seq_length")
+    return Pooling(
+        is_mean=MODES[mode],
+        is_normalised="Normalize" in modules or "Pooling" not in modules,
+        embeddings=Embeddings(size, tuple(sizes) if is_matryoshka else None),
+        max_length=min(architecture.context_length, longest if type(longest) is int and longest > 0 else MAX_INT),
+    )
+
+
+def _kind(module: Any) -> str:
+    return str(module.get("type", "")).rpartition(".")[2] if isinstance(module, dict) else ""
+
+
+def _mode(file: Path) -> str:
+    """The word of a Pooling's only mode, of MODES. Raises ModelUnusable for others."""
+    config = _read(file, dict) or {}
+    flags = [name.removeprefix(FLAG) for name in config if name.startswith(FLAG) and config[name]]
+    modes: list[str] = [name.removesuffix("_tokens") for name in flags] or [str(config.get("pooling_mode", "mean"))]
+    if len(modes) > 1 or modes[0] not in MODES:
+        raise unsupported(file, f"lmi-dist pools by {' or '.join(MODES)}, not by {' and '.join(modes)}")
+    return modes[0]
+
+
+def _read(file: Path, kind: type) -> Any:
+    return read_json(file, kind) if file.is_file() else None

@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import TypeAlias
 
 from handlers.base.configuration import default_budget
-from handlers.lmi_dist.about import MAX_NUM_SEQUENCES
+from handlers.lmi_dist.about import MAX_NUM_SEQUENCES, LoraLimits
 from handlers.lmi_dist.config_file import INSTALL_TORCH, check_extra
 from handlers.lmi_dist.facts import ModelFacts, read_facts
 from handlers.lmi_dist.native import library as native
@@ -110,7 +110,7 @@ def load(model: Model, config: EngineConfig, progress: Progress) -> tuple[Runner
         return model, choose_limits(config, model.context_length, model.tokens_per_block, token_bytes=1)
     facts = read_facts(os.fspath(model))
     if facts.pooling is not None:
-        facts.pooling.check(config)
+        _check_embedding(config)
     device = choose_device(config)
     library = choose_library(facts, device, config)
     if library is None:
@@ -120,6 +120,17 @@ def load(model: Model, config: EngineConfig, progress: Progress) -> tuple[Runner
     limits = choose_limits(config, facts.context_length, size, token_bytes=token_bytes)
     num_blocks, max_length = limits.num_cache_tokens // size, limits.max_length
     return NativeRunner(facts, library, config, num_blocks=num_blocks, max_length=max_length, progress=progress), limits
+
+
+def _check_embedding(config: EngineConfig) -> None:
+    """Raise BadConfiguration for an option that needs a model which generates."""
+    given = {
+        "enable_lora": LoraLimits.of(config.options),
+        "additional_outputs": config.additional_outputs,
+        "logits_post_processors": config.logits_post_processors,
+    }
+    if faults := [f"option.{name}: lmi-dist does not have it for an embedding model" for name in given if given[name]]:
+        raise BadConfiguration("\n".join(faults))
 
 
 def choose_device(config: EngineConfig) -> str:

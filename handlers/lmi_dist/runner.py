@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 if TYPE_CHECKING:
+    from handlers.lmi_dist.captured import Pooling
     from handlers.lmi_dist.kv_cache import Slots
     from handlers.lmi_dist.lora import AnyLoader
-    from handlers.lmi_dist.pooling import Pooling
     from handlers.lmi_dist.weights import Array
 
 
