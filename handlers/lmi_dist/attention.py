@@ -1,4 +1,4 @@
-"""Attention of one step with torch, and the slots of contiguous memory that hold each sequence's keys and values.
+"""One step with torch: its rows, their attention, and the slots of memory that hold each sequence's keys and values.
 
 Slots are read through views and never gathered: reading scattered blocks would copy the whole cache in every layer of
 every step. Decodes are computed in groups of neighbouring slots: one call with a mask where the sequences differ in
@@ -193,6 +193,26 @@ class Attention:
 
     def _indices(self, numbers: Iterator[int]) -> Tensor:
         return torch.tensor(list(numbers), device=self._kv.device)
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptedRows:
+    """The rows of one adapter."""
+
+    adapter: int
+    rows: Tensor  # (num_rows,)
+    wanted: Tensor  # (num_wanted,): places among the wanted rows
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """The rows of one step are the tokens of all its chunks."""
+
+    token_ids: Tensor  # (rows,)
+    positions: Tensor  # (rows,)
+    wanted: Tensor  # (num_wanted,): rows whose logits are asked for
+    attention: Attention
+    adapted: tuple[AdaptedRows, ...] = ()
 
 
 def _attend(

@@ -17,6 +17,7 @@ from torch.nn import functional
 from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
+from handlers.lmi_dist.attention import StepInputs
 from handlers.lmi_dist.captured import HIDDEN_STATES, declared_names, layer_name
 from handlers.lmi_dist.config_file import KEEPS_ITS_OWN, unsupported
 from handlers.lmi_dist.facts import ModelFacts
@@ -24,7 +25,6 @@ from handlers.lmi_dist.operations import Adapter
 from handlers.lmi_dist.placement import Placement, Weight
 from handlers.lmi_dist.program import Module, Piece, Site
 from handlers.lmi_dist.runner import Chunk, Plan
-from handlers.lmi_dist.torch_model import StepInputs
 from lmi.errors import ModelUnusable, cause_line
 from lmi.executor import Progress
 from lmi.settings.config import EngineConfig
