@@ -22,11 +22,11 @@ from handlers.lmi_dist.captured import take_draws, take_prompt
 from handlers.lmi_dist.guides import Guides
 from handlers.lmi_dist.kv_cache import KvCache
 from handlers.lmi_dist.loading import describe, in_files, load
+from handlers.lmi_dist.logits_rules import new_post_processors
 from handlers.lmi_dist.lora import LoraAdapters
 from handlers.lmi_dist.native.library import num_threads
 from handlers.lmi_dist.native.sampling import Floats
 from handlers.lmi_dist.pace import Pace
-from handlers.lmi_dist.post_processors import new_post_processors
 from handlers.lmi_dist.runner import Runner, num_tokens_of
 from handlers.lmi_dist.sampler import Draw, Sampler, advance_beams, append_draws, note_prompt
 from handlers.lmi_dist.scheduler import Batch, Scheduler

@@ -13,9 +13,9 @@ from handlers.base.configuration import default_budget
 from handlers.lmi_dist.about import MAX_NUM_SEQUENCES, LoraLimits
 from handlers.lmi_dist.config_file import INSTALL_TORCH, check_extra
 from handlers.lmi_dist.facts import ModelFacts, read_facts
+from handlers.lmi_dist.logits_rules import ARRAYS, PostProcessors
 from handlers.lmi_dist.native import library as native
 from handlers.lmi_dist.native_runner import NativeRunner
-from handlers.lmi_dist.post_processors import ARRAYS, PostProcessors
 from handlers.lmi_dist.runner import Runner
 from handlers.lmi_dist.sampler import MAX_TOP_LOG_PROBS
 from lmi.errors import BadConfiguration, ModelUnusable

@@ -1,6 +1,6 @@
 """Draws a token from each row of the logits, by the rules of the row's request.
 
-Log-probs are the model's, before any rule. Functions of the user change a copy of the row (`post_processors`), then
+Log-probs are the model's, before any rule. Functions of the user change a copy of the row, then
 rules (`logits_rules`) and a guide (`guides`). Temperature, top_k, top_p, min_p and typical_p apply each to the result
 of the one before, as in transformers, and one uniform number per (seed, position) picks the token by inverse CDF.
 What is wanted of each row is a record of `native/sampling`, and one call fulfils those of a step: natively, or by
@@ -21,7 +21,7 @@ import numpy as np
 from handlers.base.beams import AnyCandidate
 from handlers.base.sequence import Sequence
 from handlers.lmi_dist.guides import fill_masks
-from handlers.lmi_dist.logits_rules import LogitsRules, RuledRow, add_rules, new_rules
+from handlers.lmi_dist.logits_rules import LogitsRules, PostProcessors, RuledRow, add_rules, new_rules
 from handlers.lmi_dist.native.library import NotAvailable, load
 from handlers.lmi_dist.native.sampling import (
     ALL_BANNED,
@@ -35,7 +35,6 @@ from handlers.lmi_dist.native.sampling import (
     choose_plainly,
     new_wishes,
 )
-from handlers.lmi_dist.post_processors import PostProcessors
 from handlers.lmi_dist.runner import Chunk
 from handlers.lmi_dist.sequence import EmbeddedSequence
 from lmi.executor import PromptLogProb, SamplingConfig, TokenLogProb
