@@ -129,7 +129,7 @@ def dtypes(config: EngineConfig, stored: str) -> tuple[str, str]:
 
 
 HANDLER = Handler(
-    load="handlers.lmi_dist:load",
+    load="handlers.lmi_dist.executor:load",
     auto=Auto.ELSEWHERE,
     other_names=("scheduler",),
     is_one_device=True,

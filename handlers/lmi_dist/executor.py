@@ -21,7 +21,7 @@ from handlers.lmi_dist.about import MAX_PREFILL_TOKENS, own_options
 from handlers.lmi_dist.captured import take_draws, take_prompt
 from handlers.lmi_dist.guides import Guides
 from handlers.lmi_dist.kv_cache import KvCache
-from handlers.lmi_dist.loading import describe, in_files, load
+from handlers.lmi_dist.loading import describe, in_files, load_runner
 from handlers.lmi_dist.logits_rules import new_post_processors
 from handlers.lmi_dist.lora import LoraAdapters
 from handlers.lmi_dist.native.library import num_threads
@@ -70,7 +70,7 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
         super().__init__(EmbeddedSequence, settings.max_queue_size, *stats)
         processors = new_post_processors(settings, options, model)
         with in_files(model, json_config_str) as source:
-            self._runner, limits = load(source, options, progress)
+            self._runner, limits = load_runner(source, options, progress)
         self._lora = None if self._runner.adapters is None else LoraAdapters(self._runner.adapters)
         self._cache = KvCache(
             limits.num_cache_tokens // self._runner.tokens_per_block,
@@ -291,6 +291,11 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
         self._guides.close()
         del self._runner, self._sampler, self._scheduler, self._cache
         self._lora = None  # other threads may still ask for it
+
+
+def load(config: EngineConfig, model_path: str, progress: Progress) -> EmbeddedExecutor:
+    """Entry point of the handler `lmi-dist`."""
+    return EmbeddedExecutor(model_path, config, progress=progress)
 
 
 def _drawing(batch: Batch, failed: list[EmbeddedSequence]) -> tuple[list[EmbeddedSequence], list[int]]:

@@ -4,7 +4,6 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TypeAlias
@@ -16,7 +15,7 @@ from handlers.lmi_dist.facts import ModelFacts, read_facts
 from handlers.lmi_dist.logits_rules import ARRAYS, PostProcessors
 from handlers.lmi_dist.native import library as native
 from handlers.lmi_dist.native_runner import NativeRunner
-from handlers.lmi_dist.runner import Runner
+from handlers.lmi_dist.runner import Limits, Runner
 from handlers.lmi_dist.sampler import MAX_TOP_LOG_PROBS
 from lmi.errors import BadConfiguration, ModelUnusable
 from lmi.executor import Capabilities, EngineInfo, ExecutorConfig, GuideType, Progress
@@ -54,23 +53,6 @@ def in_files(model: Model | bytes, json_config_str: str | None) -> Iterator[Mode
             raise ModelUnusable(said.replace(folder, "engine_buffer")) from error
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """The limits on running sequences, on the tokens of one sequence, and on the tokens in the cache.
-
-    Beside `num_slots` sequences run `num_express` of requests that say so, where a slot costs memory only when written.
-    """
-
-    num_slots: int
-    max_length: int
-    num_cache_tokens: int
-    num_express: int = 0
-
-    @property
-    def num_all_slots(self) -> int:
-        return self.num_slots + self.num_express
-
-
 def choose_limits(
     config: EngineConfig, context_length: int, tokens_per_block: int, token_bytes: int, device_bytes: int | None = None
 ) -> Limits:
@@ -104,7 +86,7 @@ def choose_limits(
     return Limits(num_slots, max_length, num_cache_tokens)
 
 
-def load(model: Model, config: EngineConfig, progress: Progress) -> tuple[Runner, Limits]:
+def load_runner(model: Model, config: EngineConfig, progress: Progress) -> tuple[Runner, Limits]:
     """The runner of a model and the limits: that of a checkpoint is native, or of torch where that cannot run it."""
     if not isinstance(model, str | os.PathLike):
         return model, choose_limits(config, model.context_length, model.tokens_per_block, token_bytes=1)
@@ -118,8 +100,7 @@ def load(model: Model, config: EngineConfig, progress: Progress) -> tuple[Runner
     size = NativeRunner.tokens_per_block
     token_bytes = library.block_bytes(facts.num_layers, facts.num_kv_heads, facts.head_dim) // size
     limits = choose_limits(config, facts.context_length, size, token_bytes=token_bytes)
-    num_blocks, max_length = limits.num_cache_tokens // size, limits.max_length
-    return NativeRunner(facts, library, config, num_blocks=num_blocks, max_length=max_length, progress=progress), limits
+    return NativeRunner(facts, library, config, limits, progress), limits
 
 
 def _check_embedding(config: EngineConfig) -> None:
@@ -185,10 +166,7 @@ def _load_torch(facts: ModelFacts, device: str, config: EngineConfig, progress: 
     device_bytes = torch.cuda.mem_get_info()[1] if placement.device.type == "cuda" else None
     token_bytes = facts.kv_bytes_per_token(placement.dtype.itemsize)
     limits = choose_limits(config, facts.context_length, ModelRunner.tokens_per_block, token_bytes, device_bytes)
-    runner = ModelRunner(
-        facts, placement, config, num_slots=limits.num_all_slots, max_length=limits.max_length, progress=progress
-    )
-    return runner, limits
+    return ModelRunner(facts, placement, config, limits, progress), limits
 
 
 def describe(

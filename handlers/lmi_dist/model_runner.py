@@ -21,9 +21,8 @@ from handlers.lmi_dist.lora import Adaptable, AnyLoader, LoraLoader
 from handlers.lmi_dist.operations import Adapter, Attend, Cap, Embed, Gather, Linear, LowRank, Norm, Program, Shrink
 from handlers.lmi_dist.placement import ACTIVATIONS, Placement, Weight, packer, to_array, to_tensor
 from handlers.lmi_dist.program import load, sites_of
-from handlers.lmi_dist.runner import Plan
+from handlers.lmi_dist.runner import Limits, Plan
 from handlers.lmi_dist.weights import BFLOAT16, Array, Checkpoint
-from lmi.errors import BadConfiguration
 from lmi.executor import Progress
 from lmi.settings.config import EngineConfig
 
@@ -34,22 +33,12 @@ class ModelRunner:
     kernels, is_batch_invariant, tokens_per_block = "torch", False, 16
 
     def __init__(
-        self,
-        facts: ModelFacts,
-        placement: Placement,
-        config: EngineConfig,
-        *,
-        num_slots: int,
-        max_length: int,
-        progress: Progress = lambda stage, share: None,
+        self, facts: ModelFacts, placement: Placement, config: EngineConfig, limits: Limits, progress: Progress
     ) -> None:
-        if config.quantize is not None:
-            why = "only the native kernels have it, and torch runs"
-            raise BadConfiguration(f"option.quantize={config.quantize}: {why}")
         self.vocab_size, self.context_length = facts.vocab_size, facts.context_length
         self.dtype, self.device = str(placement.dtype).removeprefix("torch."), str(placement.device)
         self._device, self.pooling = placement.device, facts.pooling
-        pack, limits = packer(placement), LoraLimits.of(config.options)
+        pack, lora = packer(placement), LoraLimits.of(config.options)
         self._model: TorchModel | HuggingFaceModel
         adaptable: Adaptable[Tensor] | None
 
@@ -58,21 +47,23 @@ class ModelRunner:
             return to_tensor(array).to(placement.device, dtype)
 
         with torch.inference_mode():
-            self.slots = KvSlots(facts, placement, num_slots, max_length)
+            self.slots = KvSlots(facts, placement, limits.num_all_slots, limits.max_length)
             if facts.architecture is not None:
-                program = load(facts, config, max_length, progress, lambda weight: pack(to_tensor(weight)), place)
+                program = load(
+                    facts, config, limits.max_length, progress, lambda weight: pack(to_tensor(weight)), place
+                )
                 self._model = adaptable = TorchModel(program, placement.dtype)
                 sites = sites_of(facts.architecture)
             else:  # the modules of transformers run it
                 Checkpoint(facts.path, allow_pickle=config.allow_pickle)  # refuses pickles
                 self._model = decoder = HuggingFaceModel(facts, placement, pack, config, progress)
-                adaptable = modules = None if limits is None else decoder.with_adapters()
+                adaptable = modules = None if lora is None else decoder.with_adapters()
                 decoder.check(lambda plan: decoder(self._prepare(plan)))
                 self.slots.release(0)
                 sites = () if modules is None else modules.sites()
         self.adapters: AnyLoader | None = None
-        if limits is not None and adaptable is not None:
-            self.adapters = LoraLoader(facts, config, limits, sites, adaptable, lambda: place)
+        if lora is not None and adaptable is not None:
+            self.adapters = LoraLoader(facts, config, lora, sites, adaptable, lambda: place)
 
     @torch.inference_mode()
     def forward(self, plan: Plan) -> Array:

@@ -12,7 +12,7 @@ from handlers.lmi_dist.lora import LoraLoader
 from handlers.lmi_dist.native.library import BF16, F32, INT8, TOKENS_PER_BLOCK, Arena, Library, NativeModel, num_threads
 from handlers.lmi_dist.operations import Linear
 from handlers.lmi_dist.program import load, sites_of
-from handlers.lmi_dist.runner import Plan
+from handlers.lmi_dist.runner import Limits, Plan
 from handlers.lmi_dist.weights import BFLOAT16, Array
 from lmi.executor import Progress
 from lmi.settings.config import EngineConfig
@@ -26,27 +26,20 @@ class NativeRunner:
     device, is_batch_invariant, tokens_per_block, slots = "cpu", True, TOKENS_PER_BLOCK, None
 
     def __init__(
-        self,
-        facts: ModelFacts,
-        library: Library,
-        config: EngineConfig,
-        *,
-        num_blocks: int,
-        max_length: int,
-        progress: Progress = lambda stage, share: None,
+        self, facts: ModelFacts, library: Library, config: EngineConfig, limits: Limits, progress: Progress
     ) -> None:
         assert facts.architecture is not None
         self.pooling = facts.pooling
         self.program = load(
-            facts, config, max_length, progress, lambda weight: library.pack(weight, _format(config, weight))
+            facts, config, limits.max_length, progress, lambda weight: library.pack(weight, _format(config, weight))
         )
-        self._model = NativeModel(library, self.program, num_blocks, num_threads())
+        self._model = NativeModel(library, self.program, limits.num_cache_tokens // TOKENS_PER_BLOCK, num_threads())
         self._num_wanted = 0  # rows of the last step
         self.adapters = None
-        if (limits := LoraLimits.of(config.options)) is not None:
+        if (lora := LoraLimits.of(config.options)) is not None:
             sites, pack = sites_of(facts.architecture), partial(library.pack, format=F32)
             self.adapters = LoraLoader(
-                facts, config, limits, sites, self._model, lambda: partial(pack, arena=Arena(_ADAPTER_BYTES))
+                facts, config, lora, sites, self._model, lambda: partial(pack, arena=Arena(_ADAPTER_BYTES))
             )
         self.vocab_size, self.context_length = facts.vocab_size, facts.context_length
         linears = [one for one in self.program.operations if isinstance(one, Linear)]

@@ -1,4 +1,4 @@
-"""The plan of one step, which the scheduler gives a runner, and the interface of a runner. Plain Python, no torch."""
+"""The plan of one step, which the scheduler gives a runner, and the interface and limits of a runner. No torch."""
 
 from __future__ import annotations
 
@@ -54,6 +54,23 @@ class Plan:
 
 def num_tokens_of(chunks: Iterable[Chunk]) -> int:
     return sum(len(chunk.token_ids) for chunk in chunks)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The limits on running sequences, on the tokens of one sequence, and on the tokens in the cache.
+
+    Beside `num_slots` sequences run `num_express` of requests that say so, where a slot costs memory only when written.
+    """
+
+    num_slots: int
+    max_length: int
+    num_cache_tokens: int
+    num_express: int = 0
+
+    @property
+    def num_all_slots(self) -> int:
+        return self.num_slots + self.num_express
 
 
 class Runner(Protocol):

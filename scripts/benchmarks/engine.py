@@ -83,12 +83,12 @@ def overhead(model: str, batch: int) -> tuple[float, float]:
     All parts run as in the engine's process: one thread waits for Responses and writes one frame a step to a socket.
     """
     from handlers.lmi_dist import Executor
-    from handlers.lmi_dist.loading import load
+    from handlers.lmi_dist.loading import load_runner
 
     ours, theirs = socket.socketpair()
     threading.Thread(target=lambda: [None for _ in iter(lambda: theirs.recv(1 << 20), b"")], daemon=True).start()
     config = EngineConfig(max_num_sequences=64)
-    runner = TimedRunner(load(model, config, lambda stage, share: None)[0], batch)
+    runner = TimedRunner(load_runner(model, config, lambda stage, share: None)[0], batch)
     request = greedy(output_config=OutputConfig(return_log_probs=True))
     with Executor(runner, config) as executor:
         executor.enqueue_requests([request] * batch)
@@ -107,9 +107,9 @@ def guided_step(model: str, guide: str | None) -> float:
     """The milliseconds of a decode step of GUIDED_BATCH sequences that follow a JSON schema: a median."""
     from handlers.guides.vocabulary import read_config
     from handlers.lmi_dist import Executor
-    from handlers.lmi_dist.loading import load
+    from handlers.lmi_dist.loading import load_runner
 
-    runner = TimedRunner(load(model, EngineConfig(), lambda stage, share: None)[0], GUIDED_BATCH)
+    runner = TimedRunner(load_runner(model, EngineConfig(), lambda stage, share: None)[0], GUIDED_BATCH)
     params = None if guide is None else GuidedDecodingParams(GuideType.JSON_SCHEMA, guide)
     request = greedy(guided_decoding_params=params)
     with Executor(runner, ExecutorConfig(guided_decoding_config=read_config(model))) as executor:

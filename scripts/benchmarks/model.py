@@ -85,7 +85,7 @@ def load(folder: str, num_sequences: int, **settings: Any) -> Runner:
         max_kv_cache_tokens=num_sequences * MAX_LENGTH,
         **settings,
     )
-    runner, _ = loading.load(folder, config, lambda stage, share: None)
+    runner, _ = loading.load_runner(folder, config, lambda stage, share: None)
     return runner
 
 

@@ -14,7 +14,7 @@ from handlers.lmi_dist.model_runner import ModelRunner
 from handlers.lmi_dist.native.library import TOKENS_PER_BLOCK, load
 from handlers.lmi_dist.native_runner import NativeRunner
 from handlers.lmi_dist.placement import choose_placement
-from handlers.lmi_dist.runner import Chunk, Plan, Runner
+from handlers.lmi_dist.runner import Chunk, Limits, Plan, Runner
 from lmi.executor import Progress
 from lmi.settings.config import EngineConfig
 
@@ -30,7 +30,7 @@ def load_runner(
     """The torch runner that the executor would make, with the test's limits."""
     facts, config = read_facts(str(path)), config or EngineConfig()
     placement = choose_placement(config, "cpu", facts.dtype)
-    return ModelRunner(facts, placement, config, num_slots=num_slots, max_length=max_length, progress=progress)
+    return ModelRunner(facts, placement, config, Limits(num_slots, max_length, 0), progress)
 
 
 def forward(runner: Runner, plan: Plan) -> Tensor:
@@ -51,9 +51,9 @@ def load_native(
     progress: Progress = lambda stage, share: None,
 ) -> NativeRunner:
     """The native runner that the executor would make, with blocks for MAX_SLOTS sequences."""
-    num_blocks = len(table_of(0, max_length)) * MAX_SLOTS
+    num_tokens = len(table_of(0, max_length)) * MAX_SLOTS * TOKENS_PER_BLOCK
     facts, config = read_facts(str(path)), config or EngineConfig()
-    return NativeRunner(facts, load(), config, num_blocks=num_blocks, max_length=max_length, progress=progress)
+    return NativeRunner(facts, load(), config, Limits(MAX_SLOTS, max_length, num_tokens), progress)
 
 
 def table_of(slot: int, length: int) -> list[int]:

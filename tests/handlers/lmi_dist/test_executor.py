@@ -18,8 +18,8 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from handlers.lmi_dist import Executor
-from handlers.lmi_dist.loading import Limits, choose_limits
-from handlers.lmi_dist.runner import Plan
+from handlers.lmi_dist.loading import choose_limits
+from handlers.lmi_dist.runner import Limits, Plan
 from lmi.errors import InvalidParameter, Overloaded
 from lmi.executor import (
     ErrorKind,

@@ -12,7 +12,6 @@ from handlers.lmi_dist.facts import read_facts
 from handlers.lmi_dist.model_runner import ModelRunner
 from handlers.lmi_dist.placement import choose_placement
 from handlers.lmi_dist.runner import Chunk, Plan
-from lmi.errors import BadConfiguration
 from lmi.settings.config import EngineConfig
 from tests.handlers.lmi_dist.play import Player, forward, load_runner, play_alone, play_together, random_players
 from tests.tiny_models import VOCAB_SIZE, tiny_model
@@ -147,16 +146,6 @@ def test_the_cache_costs_what_kv_bytes_per_token_says() -> None:
 )
 def test_the_dtype_on_a_cpu(settings: dict[str, object], checkpoint: str, expected: torch.dtype) -> None:
     assert choose_placement(EngineConfig(**settings), "cpu", checkpoint).dtype == expected
-
-
-def test_a_quantisation_that_is_not_built_is_named() -> None:
-    with pytest.raises(BadConfiguration, match=r"option\.quantize=awq"):
-        build("llama", 2, 64, quantize="awq")
-
-
-def test_int8_is_refused_where_torch_runs() -> None:
-    with pytest.raises(BadConfiguration, match=r"option\.quantize=int8: only the native kernels"):
-        build("llama", 2, 64, quantize="int8")
 
 
 def test_progress_runs_from_0_to_1() -> None:
