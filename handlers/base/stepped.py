@@ -74,6 +74,7 @@ class SteppedExecutor(Mailbox, Generic[AnySequence]):
         self._is_closing = False
         self._is_accepting = False
         self._live: dict[int, list[AnySequence]] = {}  # by request
+        self._ended: list[AnySequence] = []  # whose last Responses are not published yet
         self._deadlines: list[tuple[float, int]] = []  # a heap
         self._unscheduled: list[AnySequence] = []  # those that report times and were in no step yet
         self._num_steps = 0
@@ -196,7 +197,9 @@ class SteppedExecutor(Mailbox, Generic[AnySequence]):
         try:
             while self._wait_for_work():
                 self._run_step()
-            self._publish(self._cross_boundary() + self._finish(list(self._live), FinishReason.CANCELLED))
+            self._cross_boundary()
+            self._finish(list(self._live), FinishReason.CANCELLED)
+            self._publish([])
         except BaseException as error:  # every request gets its end, whichever error stopped the loop
             log.critical("the executor stops: %s", error, exc_info=not isinstance(error, EngineStopped))
             with self._boundary:
@@ -220,33 +223,30 @@ class SteppedExecutor(Mailbox, Generic[AnySequence]):
 
     def _run_step(self) -> None:
         """Cross the boundary, make one step, keep its statistics and publish its answers."""
-        ended = self._cross_boundary()
+        self._cross_boundary()
         started = time.monotonic()  # after the arrival of every sequence in the step
-        step = (self._step_or_fail() if self._live else None) or Step(is_empty=not ended)
+        step = (self._step_or_fail() if self._live else None) or Step(is_empty=not self._ended)
         touched = step.touched = _with_siblings_of_failed(step.touched)
         if self._unscheduled:
             self._note_scheduled(touched, started)
-        over = [sequence for sequence in touched if sequence.is_finished]
-        self._settle(over)
+        self._settle([sequence for sequence in touched if sequence.is_finished])
         if not step.is_empty:
-            self._record(step, ended + over, (time.monotonic() - started) * 1000)
-        self._publish(ended + touched)
+            self._record(step, (time.monotonic() - started) * 1000)
+        self._publish(touched)
         if self._num_failed_steps >= MAX_FAILED_STEPS:
             raise EngineStopped(f"{MAX_FAILED_STEPS} steps in a row failed")
 
-    def _cross_boundary(self) -> list[AnySequence]:
-        """Add the sequences that arrived. End those that were cancelled or timed out, before they can be scheduled.
-
-        Returns the sequences that ended.
-        """
+    def _cross_boundary(self) -> None:
+        """Add the sequences that arrived. End those that were cancelled or timed out, before they can be scheduled."""
         with self._boundary:
             arrived, self._arrived = self._arrived, []
             cancelled, self._cancelled = self._cancelled, []
-            calls, self._calls = self._calls, []
             for sequence in arrived:
                 self._live.setdefault(sequence.id, []).append(sequence)
+            for sequence in arrived:
                 if not sequence.is_finished:  # a sibling may have failed just now
                     self._add(sequence)
+            calls, self._calls = self._calls, []
         for function, outcome in calls:
             try:
                 function()
@@ -258,21 +258,19 @@ class SteppedExecutor(Mailbox, Generic[AnySequence]):
                 self._unscheduled.append(sequence)
             if sequence.deadline is not None and sequence.index == 0:
                 heapq.heappush(self._deadlines, (sequence.deadline, sequence.id))
-        ended = [sequence for sequence in arrived if sequence.is_finished]
-        self._settle(ended)
-        ended += self._finish(cancelled, FinishReason.CANCELLED)
+        self._settle([sequence for sequence in arrived if sequence.is_finished])
+        self._finish(cancelled, FinishReason.CANCELLED)
         expired = []
         while self._deadlines and self._deadlines[0][0] <= time.monotonic():
             expired.append(heapq.heappop(self._deadlines)[1])
-        return ended + self._finish(expired, FinishReason.TIMED_OUT)
+        self._finish(expired, FinishReason.TIMED_OUT)
 
-    def _finish(self, request_ids: list[int], reason: FinishReason) -> list[AnySequence]:
+    def _finish(self, request_ids: list[int], reason: FinishReason) -> None:
         """End the sequences of these requests. Unknown and finished ids are ignored."""
         sequences = [sequence for one in dict.fromkeys(request_ids) for sequence in self._live.get(one, ())]
         for sequence in sequences:
             sequence.finish(reason)
         self._settle(sequences)
-        return sequences
 
     def _step_or_fail(self) -> Step[AnySequence] | None:
         try:
@@ -306,23 +304,25 @@ class SteppedExecutor(Mailbox, Generic[AnySequence]):
             live.remove(sequence)
             if not live:
                 del self._live[sequence.id]
+            self._ended.append(sequence)
 
-    def _publish(self, sequences: list[AnySequence]) -> None:
-        responses = [response for sequence in sequences for response in sequence.take_responses()]
-        if responses:
+    def _publish(self, touched: list[AnySequence]) -> None:
+        """Post the new Responses of these sequences and of all that have ended."""
+        sequences, self._ended = dict.fromkeys(self._ended + touched), []
+        if responses := [response for sequence in sequences for response in sequence.take_responses()]:
             self._post(responses)
 
-    def _record(self, step: Step[AnySequence], ended: list[AnySequence], latency_ms: float) -> None:
+    def _record(self, step: Step[AnySequence], latency_ms: float) -> None:
         self._num_steps += 1
         stats = step.stats
         stats.timestamp, stats.iter, stats.iter_latency_ms = time.monotonic(), self._num_steps, latency_ms
         stats.num_active_requests, stats.num_queued_requests = _num_requests(self._active), _num_requests(self._queued)
-        stats.num_completed_requests = len({sequence.id for sequence in ended} - self._live.keys())
+        stats.num_completed_requests = len({sequence.id for sequence in self._ended} - self._live.keys())
         stats.max_num_active_requests = self.info.max_num_sequences
         stats.kv_cache_stats = self._kv_cache_stats()
         self._iteration_stats.append(stats)
         if self._request_stats.maxlen:
-            states = [_request_stats(sequence, is_active=False) for sequence in [*ended, *self._queued]]
+            states = [_request_stats(sequence, is_active=False) for sequence in [*self._ended, *self._queued]]
             states += [_request_stats(sequence, is_active=True) for sequence in self._active]
             self._request_stats.append(RequestStatsPerIteration(iter=self._num_steps, request_stats=states))
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
-from handlers.base.stepped import Step
+from handlers.base.stepped import EngineStopped, Step
 from handlers.echo import EchoExecutor
 from lmi.errors import Overloaded
 from lmi.executor import (
+    ErrorKind,
     FinishReason,
     IterationStats,
     OutputConfig,
@@ -92,6 +94,28 @@ def test_a_request_that_is_cancelled_is_told_to_be_complete_once() -> None:
         told = [stats for step in executor.get_latest_request_stats() for stats in step.request_stats]
     for one in (ran, waited):
         assert [stats.stage for stats in told if stats.id == one].count("GENERATION_COMPLETE") == 1
+
+
+class Stopping(EchoExecutor):
+    """Holds its first step until it is told to go on, and stops in the second."""
+
+    go_on = threading.Event()
+
+    def _step(self) -> Step:
+        if self.go_on.is_set():
+            raise EngineStopped("the device is lost")
+        self.go_on.wait(TIMEOUT_S)
+        return super()._step()
+
+
+def test_a_request_that_ends_at_the_boundary_of_the_step_that_stops_the_engine_gets_its_end() -> None:
+    with Stopping(EngineConfig(handler="echo")) as executor:
+        ran, cancelled = executor.enqueue_requests([Request(input_token_ids=(5,), max_tokens=10)] * 2)
+        executor.cancel_request(cancelled)
+        executor.go_on.set()
+        [[lost], [ended]] = executor.await_responses([ran, cancelled], TIMEOUT_S)
+        assert isinstance(lost, Response) and lost.error is not None and lost.error.kind is ErrorKind.ENGINE_LOST
+        assert isinstance(ended, Response) and ended.get_result().finish_reasons == [FinishReason.CANCELLED]
 
 
 TIMED = OutputConfig(return_perf_metrics=True)
