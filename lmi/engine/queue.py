@@ -38,10 +38,6 @@ class QueueEntry:
     num_open: int = 0  # sequences in the engine
     charged: float = 0.0
 
-    @property
-    def priority_class(self) -> str:
-        return priority_class(self.priority)
-
 
 def priority_class(priority: float) -> str:
     """One of `shared/state.py: PRIORITIES`."""
@@ -115,7 +111,7 @@ class RequestQueue:
         for client in self._clients.values():
             for priority, line in client.lines.items():
                 waiting[priority_class(priority)] += len(line)
-        return waiting, Counter(entry.priority_class for entry in self._running)
+        return waiting, Counter(priority_class(entry.priority) for entry in self._running)
 
     @property
     def num_busy_clients(self) -> int:

@@ -16,7 +16,7 @@ from typing import cast
 import msgspec
 
 from lmi.engine import messages
-from lmi.engine.queue import QueueEntry, RequestQueue
+from lmi.engine.queue import QueueEntry, RequestQueue, priority_class
 from lmi.errors import EngineLost, LmiError, Overloaded
 from lmi.executor import ErrorKind, Executor, Request, RequestPerfMetrics, Response, ResponseError
 from lmi.ipc import Accepted, FrameTooLarge, ThreadSafeWriter, frame
@@ -94,7 +94,7 @@ class Dispatcher:
                 self._start(now)
         except LmiError as error:
             if isinstance(error, Overloaded):
-                self._record.num_refused.add(entry.priority_class)
+                self._record.num_refused.add(priority_class(entry.priority))
             entry.refuse(error)
 
     def _start(self, now: float) -> None:
@@ -194,7 +194,7 @@ class Dispatcher:
                 assert isinstance(entry, FrontEndEntry)
                 entry.connection.entries.pop(entry.request_id, None)
                 entry.refuse(error)
-                self._record.num_refused.add(entry.priority_class)
+                self._record.num_refused.add(priority_class(entry.priority))
             queued, taken = self._queue.num_by_class()
             self._record.num_queued.set(queued)
             self._record.num_taken.set(taken)
