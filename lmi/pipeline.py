@@ -227,8 +227,8 @@ class Sequences:
     def read(self, result: Result) -> Delta | None:
         """Return the Delta of a Result, None for a sequence that a stop string has ended.
 
-        A stop string ends a sequence even if the engine has not finished it. Raises DeadlineExceeded or EngineLost if
-        the engine gave up the request.
+        A stop string ends a sequence even if the engine has not finished it. Raises DeadlineExceeded if the engine's
+        time for the request is over.
         """
         index, ids, reason = result.sequence_index, result.output_token_ids[0], result.finish_reasons[0]
         if result.prompt_token_ids is not None:
@@ -237,8 +237,6 @@ class Sequences:
             return None
         if reason is FinishReason.TIMED_OUT:
             raise errors.DeadlineExceeded("the engine's time for this request ran out")
-        if reason is FinishReason.CANCELLED:
-            raise errors.EngineLost("the engine gave up this request because it is shutting down")
         log_probs = result.log_probs[0] if result.log_probs else None
         top = result.top_log_probs[0] if result.top_log_probs else None
         delta = Delta(answer.feed(ids, log_probs, top, reason), index=self._first_index + index)

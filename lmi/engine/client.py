@@ -12,7 +12,7 @@ from itertools import count
 
 from lmi.engine.messages import AdapterOutcome, Cancel, Ready, Responses, Submit, decode_to_front_end, encode
 from lmi.errors import EngineLost, ErrorInfo, GenerationFailed, LmiError, RequestTooLarge, Unavailable, from_info
-from lmi.executor import EngineInfo, Request, ResponseError, Result
+from lmi.executor import EngineInfo, FinishReason, Request, Response, Result
 from lmi.ipc import Connection, Connections, FrameTooLarge, frame
 from lmi.shared.state import EngineRecord, FrontEndRecord
 from lmi.types import Origin
@@ -27,7 +27,7 @@ class ResponseStream:
 
     def __init__(self, connection: "EngineConnection", request_id: int, num_tokens: int) -> None:
         self.num_tokens = num_tokens  # of the prompt and the longest possible answer: the engine's load
-        self.has_begun = False  # a Result has come
+        self.has_begun = False  # a Result has come, with tokens
         self.connection = connection
         self._id = request_id
         self._inbox: deque[Result | Exception] = deque()  # what arrived while no task slept in `forward`
@@ -131,9 +131,10 @@ class EngineConnection(Connection):
                 stream = self._streams.get(response.request_id)
                 if stream is None:  # the request was cancelled a moment ago
                     continue
-                if response.is_final:
+                item = result_or_failure(response)
+                if response.is_final or isinstance(item, LmiError):
                     self._forget(response.request_id)
-                stream.put(response.result if response.error is None and response.result else failure(response.error))
+                stream.put(item)
         elif isinstance(message, Ready):
             self.info, self.outcomes = message.info, message.outcomes
             self._tell()
@@ -238,8 +239,13 @@ def _with_adapter(engines: BySlot, adapter: str | None) -> BySlot:
     return {slot: one for slot, one in engines.items() if one.info is not None and adapter in one.info.adapters}
 
 
-def failure(error: ResponseError | None) -> LmiError:
-    """Return the error that ended a request after the engine had accepted it."""
-    if error is None:
+def result_or_failure(response: Response) -> Result | LmiError:
+    """Return the Result, or the error that ended a request after the engine had accepted it."""
+    error, result = response.error, response.result
+    if error is not None:
+        return from_info(ErrorInfo(error.kind.error.label, error.message, error.field))
+    if result is None:
         return GenerationFailed("the engine sent neither a result nor an error")
-    return from_info(ErrorInfo(error.kind.error.label, error.message, error.field))
+    if FinishReason.CANCELLED in result.finish_reasons:  # not by this front end, which has forgotten what it cancels
+        return EngineLost("the engine gave up this request because it is shutting down")
+    return result

@@ -16,6 +16,7 @@ from lmi.engine.client import ANYBODY, Engines, ResponseStream
 from lmi.engine.messages import Cancel, Ready, Refused, Responses, Submit, decode_to_engine, encode
 from lmi.engine.prefixes import PrefixEngines, keys_of
 from lmi.errors import (
+    EngineLost,
     GenerationFailed,
     InvalidParameter,
     LmiError,
@@ -306,6 +307,26 @@ def test_what_has_not_begun_at_one_engine_may_go_to_another(tmp_path: Path) -> N
             await scripted[1].stop()
             await until(lambda: sum(engine.info is not None for engine in client.open.values()) == 1)
             assert client.submit_elsewhere(begun, REQUEST, ANYBODY) is None
+
+    run(test)
+
+
+def test_what_an_engine_gives_up_before_a_token_because_it_shuts_down_may_go_to_another(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with engines(tmp_path, num=2) as (client, scripted, _):
+            stream = client.submit(REQUEST)
+            await until(lambda: scripted[0].heard != [])
+            ends = [Result([[]], index == 1, True, index, [FinishReason.CANCELLED]) for index in (0, 1)]
+            scripted[0].say(Responses([Response(0, end) for end in ends]))
+            with pytest.raises(EngineLost):
+                await results(stream)
+            assert not stream.has_begun
+            again = client.submit_elsewhere(stream, REQUEST, ANYBODY)
+            assert again is not None
+            await until(lambda: scripted[1].heard != [])
+            scripted[1].say(Responses([token(0, 8, is_final=True)]))
+            assert [result.output_token_ids for result in await results(again)] == [[[8]]]
+            assert len(scripted[0].heard) == 1, "an engine that has given up is not told to cancel"
 
     run(test)
 
