@@ -70,9 +70,7 @@ class BeamSearch:
         self.max_tokens = max_tokens
         self.num_candidates = num_candidates(self.beam_width, num_end_ids)
         self._reason_after = reason_after
-        self.running: list[Beam] = []
-        self.finished: list[Beam] = []
-        self.restart()
+        self.running, self.finished = [Beam()], list[Beam]()
 
     def restart(self) -> None:
         """Forget everything but the prompt."""
