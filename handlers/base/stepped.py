@@ -43,7 +43,6 @@ class Step(Generic[AnySequence]):
 
     touched: list[AnySequence] = field(default_factory=list)
     stats: IterationStats = field(default_factory=IterationStats)
-    is_empty: bool = False
 
 
 class EngineStopped(Exception):
@@ -225,13 +224,13 @@ class SteppedExecutor(Mailbox, Generic[AnySequence]):
         """Cross the boundary, make one step, keep its statistics and publish its answers."""
         self._cross_boundary()
         started = time.monotonic()  # after the arrival of every sequence in the step
-        step = (self._step_or_fail() if self._live else None) or Step(is_empty=not self._ended)
-        touched = step.touched = _with_siblings_of_failed(step.touched)
+        step = self._step_or_fail() if self._live else None
+        touched = [] if step is None else _with_siblings_of_failed(step.touched)
         if self._unscheduled:
             self._note_scheduled(touched, started)
         self._settle([sequence for sequence in touched if sequence.is_finished])
-        if not step.is_empty:
-            self._record(step, (time.monotonic() - started) * 1000)
+        if step is not None or self._ended:
+            self._record(step or Step(), (time.monotonic() - started) * 1000)
         self._publish(touched)
         if self._num_failed_steps >= MAX_FAILED_STEPS:
             raise EngineStopped(f"{MAX_FAILED_STEPS} steps in a row failed")
