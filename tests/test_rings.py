@@ -53,7 +53,7 @@ ANNEXES = {
     "beams": ("lmi.apis.beams", "handlers.base.beams"),
     "engines": (
         *("handlers.driven", "handlers.base.captured", "handlers.base.configuration"),
-        *("handlers.base.sequence", "handlers.base.waiting", "lmi.executor.config"),
+        *("handlers.base.sequence", "lmi.executor.config"),
     ),
     "lmi_dist": ("handlers.lmi_dist",),
     "lmi_vllm": ("handlers.lmi_vllm",),

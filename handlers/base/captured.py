@@ -95,7 +95,3 @@ def _padded(beams: list[Array]) -> Array:
 
 def _tensor(array: Array) -> Tensor:
     return Tensor(array.shape, array.dtype.name, array.tobytes())
-
-
-def wants_rows(output: OutputConfig) -> bool:
-    return bool(output.additional_model_outputs or output.return_context_logits or output.return_generation_logits)

@@ -1,17 +1,24 @@
 """What an engine with a model knows of a sequence: cached keys and values, beams, captured rows, images, embeddings.
 
-Plain Python, without scheduling rules.
+Also which sequences wait beside the steps. Plain Python, without scheduling rules.
 """
 
-from collections.abc import Hashable, Sequence as SequenceOf
+from collections.abc import Callable, Hashable, Sequence as SequenceOf
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
+from threading import Event
+from typing import Generic, TypeVar
 
 from handlers.base.beams import AnyCandidate, Beam, BeamSearch, Continuation
-from handlers.base.captured import Captured, wants_rows
-from handlers.base.token_sequence import TokenSequence, sequences_of
+from handlers.base.captured import Captured
+from handlers.base.token_sequence import AnySequence, TokenSequence, sequences_of
 from lmi.errors import PromptTooLong
 from lmi.executor import ErrorKind, FinishReason, Result, Tensor, TokenLogProb
+
+WAIT_S = 0.1  # a request may time out meanwhile
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True, eq=False)
@@ -41,7 +48,7 @@ class Sequence(TokenSequence):
                 num_end_ids=len(end_ids | self.stop_words.keys()),
                 reason_after=lambda token_ids: self.reason_after(token_ids, len(token_ids)),
             )
-        if wants_rows(output):
+        if output.additional_model_outputs or output.return_context_logits or output.return_generation_logits:
             self.captured = Captured(output, self.num_prompt_tokens, has_context=self.index == 0)
 
     @property
@@ -90,16 +97,14 @@ class Sequence(TokenSequence):
         """Make the tokens of the best beam those of the sequence."""
         assert self.search is not None
         self.token_ids[self.num_prompt_tokens :] = best.token_ids
-        if self.perf_metrics is not None:
-            self._note_time(self.perf_metrics)
+        self._note_time()
         if self.search.is_over:
             self.finish_reason = best.finish_reason
 
     def embed(self, embedding: Tensor) -> None:
         """End a sequence whose request asks for the embedding of its prompt."""
         self.embedding, self.finish_reason = embedding, FinishReason.END_ID
-        if self.perf_metrics is not None:
-            self._note_time(self.perf_metrics)
+        self._note_time()
 
     def fail_for_bans(self) -> None:
         """End the request because no token may come next: its own fault if it has a rule that bans tokens."""
@@ -172,3 +177,52 @@ class Sequence(TokenSequence):
 
 
 new_sequences = partial(sequences_of, Sequence)
+
+
+class Waiting(Generic[AnySequence, T]):
+    """Sequences that wait for what another thread makes of their requests: a guide, or pixels.
+
+    Each has the future of what it waits for. The engine's thread uses it; any may ask or `wake`.
+    """
+
+    def __init__(self, wake: Callable[[], None] = lambda: None) -> None:
+        """`wake` is called too when something is made, on the thread that made it."""
+        self.is_waiting = False  # the engine, which has nothing else to do
+        self._wake_others = wake
+        self._futures: dict[AnySequence, Future[T]] = {}
+        self._changed = Event()
+
+    @property
+    def waiting(self) -> list[AnySequence]:
+        return list(self._futures.copy())
+
+    def add_waiting(self, sequence: AnySequence, future: Future[T]) -> None:
+        self._futures[sequence] = future
+        future.add_done_callback(self._note_done)
+
+    def drop_waiting(self, sequence: AnySequence) -> Future[T] | None:
+        """Forget a sequence that has ended. Returns what it waited for if nobody else does."""
+        future = self._futures.pop(sequence, None)
+        return None if future in self._futures.values() else future
+
+    def take_done(self) -> list[tuple[AnySequence, Future[T]]]:
+        """The sequences whose wait is over, all of a future together."""
+        over = {future for future in self._futures.values() if future.done()}
+        done = [(sequence, future) for sequence, future in self._futures.items() if future in over]
+        for sequence, _ in done:
+            del self._futures[sequence]
+        return done
+
+    def wait(self) -> None:
+        """Sleep until something is made, `wake` is called, or some time has passed."""
+        self.is_waiting = True
+        self._changed.wait(WAIT_S)
+        self._changed.clear()
+        self.is_waiting = False
+
+    def wake(self) -> None:
+        self._changed.set()
+
+    def _note_done(self, _: Future[T]) -> None:
+        self.wake()
+        self._wake_others()

@@ -96,8 +96,7 @@ class TokenSequence:
     def append(self, token_id: int, log_prob: float | None = None, top: list[TokenLogProb] | None = None) -> None:
         """Append a generated token. Sets `finish_reason` if it is the last."""
         self.token_ids.append(token_id)
-        if self.perf_metrics is not None:
-            self._note_time(self.perf_metrics)
+        self._note_time()
         if log_prob is not None and self.request.output_config.return_log_probs:
             self.log_probs.append(log_prob)
             self.cum_log_prob += log_prob
@@ -105,11 +104,11 @@ class TokenSequence:
             self.top_log_probs.append(top)
         self.finish_reason = self.reason_after(self.token_ids, self.num_generated)
 
-    @staticmethod
-    def _note_time(metrics: RequestPerfMetrics) -> None:
-        metrics.last_token_time = time.monotonic()
-        if metrics.first_token_time is None:
-            metrics.first_token_time = metrics.last_token_time
+    def _note_time(self) -> None:
+        if (metrics := self.perf_metrics) is not None:
+            metrics.last_token_time = time.monotonic()
+            if metrics.first_token_time is None:
+                metrics.first_token_time = metrics.last_token_time
 
     def reason_after(self, token_ids: list[int], num_generated: int) -> FinishReason:
         """Why a sequence ends with these tokens, the last `num_generated` of which were generated.
