@@ -364,7 +364,10 @@ OF_THE_CLONE = {folder: f"{ROOT}/{folder}" for folder in ("examples/", "handlers
 @pytest.fixture(scope="module")
 def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """The ports of a server that runs SHARED, in place of those of the pages, and the folders of a clone."""
-    ports = {"8080": str(free_port()), "8081": str(free_port())}
+    free: set[int] = set()
+    while len(free) < 2:
+        free.add(free_port())
+    ports = dict(zip(("8080", "8081"), map(str, free), strict=True))
     folder = tmp_path_factory.mktemp("shared")
     with serving(f"{SHARED}={ports['8081']} --port {ports['8080']}", folder):
         yield ports | OF_THE_CLONE

@@ -109,7 +109,7 @@ MAX_LINES = {
     "lmi/adapters": 870,
     "lmi/apis": 5050,
     "lmi/chats": 900,
-    "lmi/client": 970,
+    "lmi/client": 980,
     "lmi/description": 420,
     "lmi/engine": 1420,
     "lmi/executor": 870,

@@ -72,7 +72,7 @@ class Talk:
         except httpx2.TransportError as error:
             raise click.ClickException(f"no server answers at {self._url}: {error}; {_advice(error)}") from None
         if response.status_code != 200:
-            raise click.ClickException(f"{response.status_code}: {_message(orjson.loads(response.read()))}")
+            raise click.ClickException(f"{response.status_code}: {_message(_read(response.read()))}")
         return closing(response)
 
 
@@ -111,6 +111,14 @@ def _show(pieces: Iterator[str]) -> str:
         pass
     click.echo()
     return said
+
+
+def _read(body: bytes) -> Any:
+    """Return the JSON of an answer. A proxy may answer with a page, which becomes an error."""
+    try:
+        return orjson.loads(body)
+    except ValueError:
+        return {"error": body.decode(errors="replace")}
 
 
 def _message(body: Any) -> str:
@@ -167,10 +175,14 @@ async def _answer(client: httpx2.AsyncClient, asked: dict[str, Any]) -> dict[str
             return answer | {"error": {"code": "server_lost", "message": str(error) or type(error).__name__}}
         if response.status_code not in BUSY:
             break
-        await asyncio.sleep(float(response.headers.get("Retry-After", PAUSE_S)))
+        try:
+            pause_s = float(response.headers.get("Retry-After", PAUSE_S))
+        except ValueError:  # a date
+            pause_s = PAUSE_S
+        await asyncio.sleep(pause_s)
     found = {
         "status_code": response.status_code,
         "request_id": response.headers.get("x-request-id", ""),
-        "body": orjson.loads(response.content),
+        "body": _read(response.content),
     }
     return answer | {"response": found}

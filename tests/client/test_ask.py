@@ -36,6 +36,28 @@ def test_a_batch_asks_a_busy_server_again_when_that_says_so_and_names_one_that_i
     assert answers["lost"]["response"] is None and answers["lost"]["error"]["code"] == "server_lost"
 
 
+def test_a_batch_goes_on_after_the_page_of_a_proxy_and_after_a_date_at_which_to_ask_again(tmp_path: Path) -> None:
+    def answer(talk: Talk) -> None:
+        is_late = json.loads(talk.seen.body)["prompt"] == "late"
+        seen.append(is_late)
+        if is_late and seen.count(True) == 1:
+            whole(b"", 503, "Connection: close", "Retry-After: Fri, 31 Dec 1999 23:59:59 GMT")(talk)
+        else:
+            whole(b'{"id": "1"}' if is_late else b"<h1>Bad gateway</h1>", 200 if is_late else 502, "Connection: close")(
+                talk
+            )
+
+    seen: list[bool] = []
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    lines = [{"custom_id": name, "url": "/v1/completions", "body": {"prompt": name}} for name in ("late", "page")]
+    source.write_text("\n".join(map(json.dumps, lines)))
+    with scripted(answer) as server:
+        lmi("run-batch", "-i", str(source), "-o", str(target), "--url", server.url)
+    answers = {answer["custom_id"]: answer["response"] for answer in map(json.loads, target.read_text().splitlines())}
+    assert (answers["late"]["status_code"], answers["page"]["status_code"]) == (200, 502)
+    assert answers["page"]["body"] == {"error": "<h1>Bad gateway</h1>"}
+
+
 def test_a_server_that_fails_in_the_middle_of_an_answer_is_an_error_after_what_it_said() -> None:
     events = (b'data: {"choices": [{"text": "The"}]}\n\n', b'data: {"error": {"message": "it broke"}}\n\n')
     with scripted(chunked(*events)) as server:
