@@ -26,10 +26,7 @@ class AdapterKeeper:
     def __init__(
         self, executor: Executor, folder: Folder[Adapter], dispatcher: Dispatcher, timeout_s: float = math.inf
     ) -> None:
-        """The dispatcher says when to look at the folder, and passes on what became of the entries.
-
-        While an adapter loads, the executor may make no step for `timeout_s`.
-        """
+        """The dispatcher says when to look, and passes outcomes on. A load may hold up the steps for `timeout_s`."""
         self.outcomes: dict[str, AdapterOutcome] = {}  # of the entries, by the adapter's name
         self._executor = executor
         self._folder = folder

@@ -112,13 +112,13 @@ async def unregister(exchange: Exchange, service: Service) -> None:
 
 async def describe(exchange: Exchange, service: Service) -> None:
     registry, (name, said) = await _registry(exchange, service), _named(exchange)
-    await exchange.send_json(_shown(registry.find(name, said), service))
+    await exchange.send_json(_shown(registry.find(name, said), registry))
 
 
 async def list_all(exchange: Exchange, service: Service) -> None:
     registry = await _registry(exchange, service)
     entries, more = page(registry.entries(), exchange.query)
-    await exchange.send_json({"adapters": [_shown(entry, service) for entry in entries], **more})
+    await exchange.send_json({"adapters": [_shown(entry, registry) for entry in entries], **more})
 
 
 async def _registry(exchange: Exchange, service: Service) -> AdapterRegistry:
@@ -177,10 +177,10 @@ def _said(exchange: Exchange, name: str) -> str:
     return alias(exchange) or shorten(name, 258)[1:-1]
 
 
-def _shown(entry: Adapter, service: Service) -> dict[str, object]:
+def _shown(entry: Adapter, registry: AdapterRegistry) -> dict[str, object]:
     """Return an adapter as a client sees it, with the reason if an engine could not load it again."""
     shown = {"name": entry.name, "src": entry.src, "preload": entry.preload, "pin": entry.is_pinned}
-    reason = None if service.adapters is None else service.adapters.failure(entry.name)
+    reason = registry.failure(entry.name)
     return shown if reason is None else {**shown, "reason": without_paths(reason, {entry.path: entry.src})}
 
 

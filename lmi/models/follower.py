@@ -75,10 +75,7 @@ class ModelFollower:
 
 
 class PassingModel(RunningModel):
-    """One of several models, from its load to the end of its processes.
-
-    When these have ended, its folder is removed, which shows front ends that it is gone.
-    """
+    """One of several models, from its load to the end of its processes, when it removes its folder for all to see."""
 
     def __init__(self, runtime: Runtime, first: Child | None = None) -> None:
         """Its processes start after the child `first` is done."""

@@ -120,14 +120,11 @@ class Stopped(Exception):
 
 
 class MayPass(Exception):
-    """A try failed for a reason that may pass: a connection, a name that is not found, a time-out, 429 or 5xx.
-
-    `wait_s` is how long the other side asks to be left alone.
-    """
+    """A try failed for a reason that may pass: a connection, a name that is not found, a time-out, 429 or 5xx."""
 
     def __init__(self, text: str, wait_s: float = 0.0) -> None:
         super().__init__(text)
-        self.wait_s = min(wait_s, MAX_WAIT_S)
+        self.wait_s = min(wait_s, MAX_WAIT_S)  # that the other side asks to be left alone
 
 
 class Damaged(Exception):

@@ -159,10 +159,7 @@ def format_response(formatter: Callable[..., Any], response: str | bytes, reques
 
 
 def request_input(request: Any, opened: Open, request_id: int, prompt: str, tokenizer: Any) -> Any:
-    """Return the request for an output formatter: the input formatter's object, with its empty fields filled in.
-
-    Without such an object it is a TextInput, with unknown fields of the body as attributes.
-    """
+    """Return the request for an output formatter: the input formatter's object, or a TextInput, with all fields."""
     from djl_python.request_io import TextInput
 
     if request is None:

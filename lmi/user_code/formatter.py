@@ -20,10 +20,7 @@ EVENT = b"data: "
 
 
 class UserFormatters:
-    """The model's input and output formatter around one request, if it has any. Always `close` it.
-
-    Both run in one call, so that the output formatter finds the object that the input formatter made.
-    """
+    """The model's input and output formatter around one request, if it has any, in one call. Always `close` it."""
 
     def __init__(self, exchange: Exchange, service: Service, *, is_admitted: bool) -> None:
         """With `is_admitted` the caller holds a place in the queue for the request."""

@@ -95,10 +95,7 @@ class UserCode:
             yield Head(204, "", {})
 
     def read_input(self, properties: Mapping[str, str], body: bytes) -> tuple[Any, bytes]:
-        """Return the object that the input formatter returned for a body, and the JSON of the request.
-
-        The object is None if the formatter returned a dict, which is then the request.
-        """
+        """Return what the input formatter made of a body, None if that is a dict, and the JSON of the request."""
         from djl_python.encode_decode import decode
 
         formatter, argument = self._input_formatter, _input(properties, body)

@@ -29,10 +29,7 @@ SWITCH, TRUST = "option.install_requirements", "option.trust_remote_code"
 
 
 def outline(path: Path) -> tuple[set[str], set[str]]:
-    """Return the names that a file binds at its top level, and the decorators of djl_python that it uses there.
-
-    Raises ModelUnusable if it cannot be read or is not Python.
-    """
+    """Return the names that a file binds at its top level, and its decorators of djl_python. Raises ModelUnusable."""
     try:
         body = ast.parse(path.read_bytes(), str(path)).body
     except SyntaxError as error:

@@ -37,10 +37,7 @@ log = logging.getLogger("lmi.user_code.worker")  # this module is __main__ where
 
 
 class Job:
-    """One call. `send` may be called from any thread.
-
-    After the call is dropped or has failed, its remaining messages have no effect.
-    """
+    """One call. `send` may be called from any thread. What comes after it is dropped or has failed has no effect."""
 
     def __init__(self, call_id: int, user_code: UserCode, send: Callable[[ToFrontEnd], None]) -> None:
         self._id = call_id
@@ -101,10 +98,7 @@ class Job:
 
 
 class CodeThread:
-    """Works on one message after the other, and writes its progress into the record.
-
-    The supervisor reads the record to find code that never returns (`lmi/supervisor/restarts.py`).
-    """
+    """Works on one message after the other. Its progress is in the record, where the supervisor sees a hang."""
 
     def __init__(self, record: EngineRecord) -> None:
         self._record = record
