@@ -7,7 +7,6 @@ body in OpenAI's form, which may be the name of an adapter. A request without an
 import asyncio
 import gc
 import logging
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -229,12 +228,11 @@ class SeveralModels(Models):
 
 async def until(is_so: Callable[[], bool], timeout_s: float) -> bool:
     """Wait until something is so. Returns whether it is."""
-    deadline_s = time.monotonic() + timeout_s
-    while not is_so():
-        if time.monotonic() > deadline_s:
-            return False
-        await asyncio.sleep(LOOK_S)
-    return True
+    with suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            while not is_so():
+                await asyncio.sleep(LOOK_S)
+    return is_so()
 
 
 async def name_in_body(exchange: Exchange, front_end: FrontEnd) -> str | None:

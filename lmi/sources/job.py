@@ -140,7 +140,7 @@ class Damaged(Exception):
 def attempt(
     once: Callable[[], T],
     source: object,
-    delays_s: Sequence[float] = DELAYS_S,
+    delays_s: Sequence[float],
     *,
     reached: Callable[[], int] = lambda: 0,
     wait: Callable[[float], object] = time.sleep,

@@ -210,11 +210,8 @@ class Attributes(dict[str, Any]):
         except KeyError:
             raise AttributeError(f"the response has no {name}, only {', '.join(self)}") from None
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        self[name] = value
-
-    def __delattr__(self, name: str) -> None:
-        self.pop(name)
+    __setattr__ = dict.__setitem__
+    __delattr__ = dict.__delitem__
 
     def model_dump(self, **_: Any) -> dict[str, Any]:
         """Return the object as plain dicts. pydantic's models have this method."""

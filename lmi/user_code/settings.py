@@ -71,12 +71,7 @@ def choose_code(values: Values) -> UserCodeConfig | None:
     if handler is None and not formatters:
         _warn_of_nothing_to_run(values, path, names)
         return None
-    return UserCodeConfig(
-        path=str(path.resolve()),
-        handler=handler,
-        output_formatter=formatters.get("output_formatter"),
-        input_formatter=formatters.get("input_formatter"),
-    )
+    return UserCodeConfig(path=str(path.resolve()), handler=handler, properties={}, **formatters)
 
 
 def _find_file(values: Values) -> Path | None:
