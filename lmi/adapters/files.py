@@ -63,14 +63,10 @@ def with_adapters(config: Config, values: Values, handler: Handler) -> Config:
     """Add the adapters beside the model or serving.properties to settings, or warn that they are not loaded."""
     from lmi.settings import secure_mode
 
-    places = dict.fromkeys(place.resolve() for place in (values.folder, Path(config.model.path)) if place)
-    found = [
-        folder
-        for place in places
-        if (place / FOLDER).is_dir()
-        for folder in sorted((place / FOLDER).iterdir())
-        if folder.is_dir() and not folder.name.startswith(".")
-    ]
+    known = (values.folder, Path(config.model.path))
+    places = dict.fromkeys(place.resolve() / FOLDER for place in known if place)
+    folders = [folder for place in places if place.is_dir() for folder in sorted(place.iterdir())]
+    found = [folder for folder in folders if folder.is_dir() and not folder.name.startswith(".")]
     if not found or config.is_user_code:
         return config
     if not is_enabled(config.engine.options) or OPTION in handler.unused:

@@ -28,11 +28,7 @@ log = logging.getLogger(__name__)
 
 
 async def fetch_adapter(src: str, config: Config, front_end: FrontEnd) -> Path:
-    """Return the local folder of a source, after its fetch if it is remote.
-
-    Raises InvalidRequest if it cannot be used, or an error of `fetch`. The files may be on a slow disk, so another
-    thread looks at them.
-    """
+    """Return the local folder of a source, perhaps after a fetch. Raises InvalidRequest, or an error of `fetch`."""
     folder = await asyncio.to_thread(find_local, src, config)
     if folder is None:
         wanted, timeout_s = WantedSource.of(src, config, is_adapter=True), config.engine.model_loading_timeout_s

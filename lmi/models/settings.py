@@ -99,11 +99,7 @@ def _of_server(server: ServerConfig) -> dict[str, str]:
 
 
 def need_bytes(config: Config) -> int:
-    """Return the bytes that all replicas of a model need together.
-
-    It is `required_memory_mb`, or else an estimate. Where the weights and the cache lie on GPUs, only the processes
-    count.
-    """
+    """Return what all replicas of a model need: `required_memory_mb`, or an estimate, on GPUs of the processes only."""
     if config.model.required_memory_mb is not None:
         return config.model.required_memory_mb * MB
     engine = config.engine
