@@ -160,14 +160,14 @@ class GuideCompiler:
         if answer[:1] == gate.COMPILED:
             return answer[1:].decode()
         if answer[:1] == gate.REFUSED:
-            raise _refusal(answer[1:].decode())
+            raise InvalidRequest(f"{RULE}: {cause_line(Exception(answer[1:].decode()))}", FIELD)
         if not is_there:
             raise Unavailable("the process that compiles guides has ended; the next guide starts it again")
         if time.monotonic() - asked_s >= self.start.max_compile_s:
             raise TooSlow(f"{RULE}: to compile it takes more than {self.start.max_compile_s:g} s here", FIELD)
         cpu_s, memory_mb = self.start.max_cpu_s, self.start.max_bytes >> 20
         limits = f"{cpu_s} s, or {memory_mb} MiB, or it is larger than {gate.MAX_TEXT_BYTES >> 20} MiB"
-        raise _refusal(f"to compile it takes more than {limits} then")
+        raise InvalidRequest(f"{RULE}: to compile it takes more than {limits} then", FIELD)
 
     def close(self) -> None:
         """End the process, with all that it compiles."""
@@ -237,7 +237,3 @@ def _new_template(vocabulary: Vocabulary, text: str) -> LLMatcher:
             finally:
                 threading.stack_size(before)
         return future.result()
-
-
-def _refusal(reason: str) -> InvalidRequest:
-    return InvalidRequest(f"{RULE}: {cause_line(Exception(reason))}", FIELD)

@@ -71,7 +71,6 @@ def _note_regex(node: Node, rules: dict[str, Node], regexes: dict[int, str]) -> 
         return regexes[id(node)]
     if isinstance(node, Ref):
         return regexes.get(id(rules[node.name]))
-    regex: str | None
     if isinstance(node, Chars):
         regex = _class(node.ranges)
     else:

@@ -132,9 +132,7 @@ class GuideOutcomes(Generic[T]):
         if future is None or future.may_change:
             self.num_compiled += 1
             future = GuideFuture()
-            self._kept.put(params, future)
-        else:
-            self._kept.move_to_end(params)
+        self._kept.put(params, future)
         if not (future.running() or future.done()):
             self._turns.submit(client, partial(self._make, params, future.wait), future)
         return future
