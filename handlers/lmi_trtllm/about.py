@@ -156,9 +156,8 @@ class Profile:
 
 def installed(generate_async: Callable[..., object]) -> Profile:
     """The profile of the installed package, whose method this is. Raises PackageNotFoundError."""
-    return of_version(
-        version("tensorrt_llm"), takes_priority="priority" in inspect.signature(generate_async).parameters
-    )
+    takes_priority = "priority" in inspect.signature(generate_async).parameters
+    return of_version(version("tensorrt_llm"), takes_priority=takes_priority)
 
 
 def of_version(text: str, *, takes_priority: bool) -> Profile:

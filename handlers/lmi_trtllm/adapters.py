@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -79,7 +80,7 @@ def check_adapter(adapter: LoadedAdapter, config: LoraConfig) -> None:
         raise ValueError(f"{CONFIG}: {error}") from None
     if reason := _config_fault(stored, config.max_lora_rank):
         raise ValueError(f"{CONFIG}: {reason}")
-    if (path / WEIGHTS).is_file() and (reason := _weights_fault(_shapes(path / WEIGHTS), config)):
+    if (path / WEIGHTS).is_file() and (reason := _weights_fault(path / WEIGHTS, config)):
         raise ValueError(f"{WEIGHTS}: {reason}")
 
 
@@ -104,9 +105,11 @@ def _modules(config: LoraConfig) -> set[str]:
     return {name.rpartition(".")[2] for group in parts for name in group}
 
 
-def _weights_fault(shapes: dict[str, list[int]], config: LoraConfig) -> str | None:
-    """What is wrong with the tensors of a file."""
-    modules, max_rank = _modules(config), config.max_lora_rank
+def _weights_fault(file: Path, config: LoraConfig) -> str | None:
+    """What is wrong with the tensors of a file, or None if it cannot be read."""
+    modules, max_rank, shapes = _modules(config), config.max_lora_rank, dict[str, list[int]]()
+    with suppress(SafetensorError), safe_open(file, "np") as opened:
+        shapes = {name: opened.get_slice(name).get_shape() for name in opened.keys()}
     for name, shape in shapes.items():
         found = MODULE.search(name)
         if found is None or found[1] not in modules:
@@ -115,12 +118,3 @@ def _weights_fault(shapes: dict[str, list[int]], config: LoraConfig) -> str | No
         if rank > max_rank:
             return f"{name} has the rank {rank}, and option.max_lora_rank is {max_rank}"
     return None
-
-
-def _shapes(path: Path) -> dict[str, list[int]]:
-    """The shapes of the tensors in a file by their names, or nothing if it cannot be read."""
-    try:
-        with safe_open(path, "np") as file:
-            return {name: file.get_slice(name).get_shape() for name in file.keys()}
-    except SafetensorError:
-        return {}

@@ -122,8 +122,7 @@ class TrtllmEngine(EngineLoop):
             log.error("TensorRT-LLM cannot go on: %s", self._error or "one of its processes has ended")
             raise EngineStopped("TensorRT-LLM's engine died") from self._error
         batch, failed = self.faults.end(batch)
-        if failed:
-            self.abort(failed)
+        self.abort(failed)
         return batch if batch or self._statistics.has_news() else None
 
     def load(self) -> EngineLoad:
