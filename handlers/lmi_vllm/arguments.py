@@ -73,7 +73,7 @@ def engine_arguments(config: EngineConfig, model_path: str, memory_bytes: int | 
     ours = {field: getattr(config, name) for field, name in OURS.items() if getattr(config, name) is not None}
     arguments = {**DEFAULTS, "model": model_path, "dtype": DTYPES[config.dtype], **ours, **typed}
     if "max_num_seqs" in arguments:
-        arguments["max_num_seqs"] += _express_places(arguments["max_num_seqs"], SEQUENCES_PER_EXPRESS_PLACE)
+        arguments["max_num_seqs"] += min(MAX_EXPRESS_PLACES, arguments["max_num_seqs"] // SEQUENCES_PER_EXPRESS_PLACE)
     if config.max_beam_width > 1 and arguments["max_logprobs"] != UNLIMITED:
         arguments["max_logprobs"] = max(arguments["max_logprobs"], 2 * config.max_beam_width)  # a beam's candidates
     if current_platform.is_cpu():
@@ -89,11 +89,7 @@ def engine_arguments(config: EngineConfig, model_path: str, memory_bytes: int | 
 
 def num_express_places(max_num_seqs: int) -> int:
     """How many of vLLM's places are beside the batch: a few, for requests of light clients."""
-    return _express_places(max_num_seqs, SEQUENCES_PER_EXPRESS_PLACE + 1)
-
-
-def _express_places(num_sequences: int, num_for_each: int) -> int:
-    return min(MAX_EXPRESS_PLACES, num_sequences // num_for_each)
+    return min(MAX_EXPRESS_PLACES, max_num_seqs // (SEQUENCES_PER_EXPRESS_PLACE + 1))
 
 
 def _check(config: EngineConfig, folder: Path, load_format: str) -> None:
@@ -234,18 +230,18 @@ def _cache_on_cpu(config: EngineConfig, arguments: Mapping[str, Any], memory_byt
     ranks = config.tensor_parallel_degree
     block = arguments.get("block_size") or TOKENS_PER_BLOCK_ON_CPU
     shape = _cache_shape(config, str(arguments["model"]))
-    fit = {} if "max_model_len" in arguments else {"max_model_len": -1}  # -1: as long as the cache can hold
+    in_blocks = {} if "max_model_len" in arguments else {"max_model_len": -1}  # -1: as long as the cache can hold
+    if config.max_kv_cache_tokens:
+        in_blocks = _cache_in_blocks(config, config.max_kv_cache_tokens, block)
     if shape is None:
-        in_blocks = _cache_in_blocks(config, config.max_kv_cache_tokens, block) if config.max_kv_cache_tokens else fit
         return {"kv_cache_memory_bytes": memory_bytes // 4 // ranks, **in_blocks}
     token_bytes, context_length = shape  # of each rank
     context_length = min(config.max_sequence_length or context_length, context_length)
     num_sequences = arguments.get("max_num_seqs") or NUM_SEQUENCES_ON_CPU
     budget = default_budget(num_sequences, context_length, token_bytes * ranks, memory_bytes)
     num_tokens = config.max_kv_cache_tokens or max(budget, config.max_sequence_length or 0)
-    in_blocks = _cache_in_blocks(config, num_tokens, block)
-    cache_bytes = in_blocks["num_gpu_blocks_override"] * block * token_bytes
-    return {"kv_cache_memory_bytes": cache_bytes, **(in_blocks if config.max_kv_cache_tokens else fit)}
+    num_blocks = _cache_in_blocks(config, num_tokens, block)["num_gpu_blocks_override"]
+    return {"kv_cache_memory_bytes": num_blocks * block * token_bytes, **in_blocks}
 
 
 def _cache_in_blocks(config: EngineConfig, num_tokens: int, tokens_per_block: int) -> dict[str, Any]:
