@@ -108,9 +108,9 @@ def check_beams(request: Request, info: EngineInfo) -> None:
     ):
         if is_given:
             raise Unsupported(name, f"{info.name} has no {noun} in a beam search")
-    num_over = _num_candidates(request) - info.capabilities.max_top_log_probs
+    num_ends = len(_ends(request))
+    num_over = num_candidates(config.beam_width, num_ends) - info.capabilities.max_top_log_probs
     if num_over > 0:
-        num_ends = len(_ends(request))
         rule = f"at most {num_ends - num_over} together with stop_words beside beams of this width"
         raise InvalidParameter("end_ids", rule, num_ends)
 
@@ -119,10 +119,6 @@ def _ends(request: Request) -> set[int]:
     """The tokens that may end a beam."""
     end_id = () if request.end_id is None else (request.end_id,)
     return {*end_id, *request.end_ids, *(word[-1] for word in request.stop_words)}
-
-
-def _num_candidates(request: Request) -> int:
-    return num_candidates(request.sampling_config.beam_width, len(_ends(request)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,10 +138,10 @@ class BeamRounds:
         self._sequence = sequence
         self._name = name
         self._arrival_time = time.time()
-        self._num_top = sequence.request.output_config.num_top_log_probs
-        self._num_candidates = _num_candidates(sequence.request)
-        self._min_tokens = sequence.request.sampling_config.min_tokens or 0
-        stops = {word[0] for word in sequence.request.stop_words if len(word) == 1}
+        request = sequence.request
+        self._num_top = request.output_config.num_top_log_probs
+        self._num_candidates = num_candidates(request.sampling_config.beam_width, len(_ends(request)))
+        stops = {word[0] for word in request.stop_words if len(word) == 1}
         self._early_banned_ids = sequence.end_ids | stops  # until there are `min_tokens` tokens
         self._num_rounds = 0
         self._outputs: dict[str, SequenceOutput | None] = {}  # of the round's rows by name, in the order of the beams
@@ -183,7 +179,7 @@ class BeamRounds:
         return True
 
     def _candidates(self, known: LogProbs) -> list[Candidate]:
-        is_early = self._sequence.num_generated < self._min_tokens
+        is_early = self._sequence.num_generated < self._sequence.min_tokens
         banned_ids = self._early_banned_ids if is_early else frozenset[int]()
         return [
             Candidate(one.token_id, -math.inf if one.token_id in banned_ids else one.log_prob, one.log_prob)
