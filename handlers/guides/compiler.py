@@ -103,23 +103,17 @@ class _Process:
             finally:
                 wait.use(None)
 
-    def end(self) -> None:
-        self.popen.kill()
-        self.popen.wait()
-
     def close(self) -> None:
         self.control.close()
-        self.end()
+        self.popen.kill()
+        self.popen.wait()
 
 
 class GuideCompiler:
     """Compiles guides. The process starts with the first one. Safe to use from several threads."""
 
     def __init__(
-        self,
-        read_config: Callable[[], GuidedDecodingConfig],
-        start: gate.Start,
-        max_start_wait_s: float | None = None,
+        self, read_config: Callable[[], GuidedDecodingConfig], start: gate.Start, max_start_wait_s: float | None = None
     ) -> None:
         """`read_config` gives the vocabulary; it is called once, with the first guide.
 
@@ -155,7 +149,7 @@ class GuideCompiler:
                 raise Unavailable("nobody waits for the guide any more")
             is_there = bool(answer) or process.ask(gate.PROBE, self.start.max_compile_s / 2, Wait()) == gate.COMPILED
         except TimeoutError as error:  # a fork would have been ended
-            process.end()
+            process.close()
             raise Unavailable("the process that compiles guides hung; the next guide starts it again") from error
         if answer[:1] == gate.COMPILED:
             return answer[1:].decode()
@@ -196,7 +190,7 @@ class GuideCompiler:
                 process.is_ready = process.ask(gate.PROBE, deadline_s - time.monotonic(), Wait()) == gate.COMPILED
         except TimeoutError as error:
             if time.monotonic() - process.started_s > MAX_START_S:
-                process.end()
+                process.close()
             raise Unavailable(still_starts) from error
         if not process.is_ready:
             raise Unavailable("the process that compiles guides did not start; its reason is in the log")
