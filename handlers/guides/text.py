@@ -3,10 +3,10 @@
 import json
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
@@ -137,7 +137,7 @@ class _Greedy:
     def __init__(self, config: GuidedDecodingConfig, end_ids: list[int] | None) -> None:
         described = json.loads(config.tokenizer_str or "{}")
         special = {token["id"] for token in described.get("added_tokens", ()) if token["special"]}.union(end_ids or ())
-        has_words = bool({"Metaspace", "ByteFallback"} & set(_decoders(described.get("decoder"))))
+        has_words = bool(re.search('"type": "(Metaspace|ByteFallback)"', json.dumps(described.get("decoder"))))
         self.tokens = [
             b"" if token_id in special else _written(text, has_words=has_words)
             for token_id, text in enumerate(config.encoded_vocab)
@@ -163,10 +163,3 @@ def _written(text: str, *, has_words: bool) -> bytes:
     if has_words:
         return bytes.fromhex(found[1]) if (found := BYTE.fullmatch(text)) else text.replace(WORD, " ").encode()
     return text.encode("utf-8", "ignore")
-
-
-def _decoders(decoder: Mapping[str, Any] | None) -> Iterator[str]:
-    if decoder is not None:
-        yield decoder["type"]
-        for one in decoder.get("decoders", ()):
-            yield from _decoders(one)
