@@ -165,29 +165,26 @@ class TrtllmExecutor(DrivenExecutor[TrtllmWork]):
             raise PromptTooLong(f"{most} tokens at most {MAX_PREFILL}", f"{len(request.input_token_ids)} tokens")
 
     def _work(self, sequence: Sequence) -> TrtllmWork:
-        functions = processors.of(sequence, self._file, self._trtllm.faults.path)
-        token_ids = [int(token_id) for token_id in sequence.request.input_token_ids]
-        params = sampling_params(sequence, self._sampler, functions)
-        # Each step is told, not only the end, but for outputs of several steps, which have only the row of the last,
-        # and for a search, whose steps restate its beams and append to the log-probs of other tokens.
-        is_streamed = sequence.captured is None or self._trtllm.argument("stream_interval") in (None, 1)
-        if sequence.search is not None and sequence.request.output_config.return_log_probs:
-            is_streamed = False
-        return TrtllmWork(name_of(sequence), token_ids, params, self._more(sequence), sequence, is_streamed)
-
-    def _more(self, sequence: Sequence) -> dict[str, Any]:
-        """The further arguments of a submit. A prompt of which every token needs a row shares no cache."""
         request, more = sequence.request, dict[str, Any]()
+        functions = processors.of(sequence, self._file, self._trtllm.faults.path)
+        params = sampling_params(sequence, self._sampler, functions)
         if (adapter := self._adapters.used_by(sequence)) is not None:
             more["lora_request"] = adapters.lora_request(adapter)
         if request.kv_cache_retention_config is not None:
             more["kv_cache_retention_config"] = retention(request.kv_cache_retention_config)
+        # A prompt of which every token needs a row shares no cache.
         salt = secrets.token_hex(16) if sequence.lacks_prompt_rows else request.cache_salt
         if salt is not None:
             more["cache_salt"] = salt
         if self._profile.takes_priority:
             more["priority"] = float(request.priority)
-        return more
+        # Each step is told, not only the end, but for outputs of several steps, which have only the row of the last,
+        # and for a search, whose steps restate its beams and append to the log-probs of other tokens.
+        is_streamed = sequence.captured is None or self._trtllm.argument("stream_interval") in (None, 1)
+        if sequence.search is not None and request.output_config.return_log_probs:
+            is_streamed = False
+        token_ids = [int(token_id) for token_id in request.input_token_ids]
+        return TrtllmWork(name_of(sequence), token_ids, params, more, sequence, is_streamed)
 
     def _take(self, output: SequenceOutput, step: Step[Sequence]) -> None:
         """Keep the rows of a step's tensors before its tokens are appended."""
