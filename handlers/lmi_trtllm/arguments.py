@@ -13,7 +13,6 @@ from tensorrt_llm.llmapi import TorchLlmArgs
 from handlers.base.configuration import pickled_files, refusal
 from handlers.driven.arguments import DTYPES, OPTION_OF, first_line, named, tell_unknown
 from handlers.lmi_trtllm import about, options
-from handlers.lmi_trtllm.about import Profile
 from lmi.adapters.files import is_enabled
 from lmi.errors import BadConfiguration, ModelUnusable, shorten
 from lmi.settings.config import EngineConfig
@@ -45,7 +44,7 @@ class Said:
     value: Any
 
 
-def llm_arguments(config: EngineConfig, model_path: str, profile: Profile) -> dict[str, Any]:
+def llm_arguments(config: EngineConfig, model_path: str, profile: about.Profile) -> dict[str, Any]:
     """The keyword arguments of `tensorrt_llm.LLM`, all of the types of its fields. Warnings go to the log.
 
     Raises BadConfiguration with one line for each fault, ModelUnusable for a folder that LLM cannot read,
@@ -57,13 +56,13 @@ def llm_arguments(config: EngineConfig, model_path: str, profile: Profile) -> di
     _check_folder(Path(model_path), config)
     faults: list[str] = []
     ours = [Said(OPTION_OF[field], argument, getattr(config, field)) for field, argument in options.OURS.items()]
-    said = [*(each for each in ours if each.value is not None), *_others(config, profile, faults)]
+    said = [*(each for each in ours if each.value is not None), *_others(config, profile.name, faults)]
     given = _by_argument(said, config, faults)
     # Cached tokens of a part of a block would tell a client, one by one, what others have asked.
     _fill_in(given, "kv_cache_config", "enable_partial_reuse", False)
     if profile.takes_priority and QUEUE_POLICY in TorchLlmArgs.model_fields["scheduler_config"].annotation.model_fields:
         _fill_in(given, "scheduler_config", QUEUE_POLICY, "priority")  # the queue by default ignores a priority
-    typed = {name: _typed(name, values, config, profile, faults) for name, values in given.items()}
+    typed = {name: _typed(name, values, config, profile.name, faults) for name, values in given.items()}
     if faults:
         raise BadConfiguration("\n".join(faults))
     max_prompt, max_length = typed.get("max_input_len"), typed.get("max_seq_len")
@@ -113,7 +112,7 @@ def _json(file: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def _others(config: EngineConfig, profile: Profile, faults: list[str]) -> list[Said]:
+def _others(config: EngineConfig, version: str, faults: list[str]) -> list[Said]:
     """What the options say that have no field of their own in an EngineConfig."""
     said = []
     for name, text in config.options.items():
@@ -127,7 +126,7 @@ def _others(config: EngineConfig, profile: Profile, faults: list[str]) -> list[S
             faults.append(f"{named(config, name, text)}: allowed is {error}")
             continue
         if target.partition(".")[0] not in TorchLlmArgs.model_fields:
-            text = f"{named(config, name)}: TensorRT-LLM ({profile.name}) has no argument {target}"
+            text = f"{named(config, name)}: TensorRT-LLM ({version}) has no argument {target}"
             known = *TorchLlmArgs.model_fields, *options.TRANSLATED, *options.FORBIDDEN, *options.IGNORED
             tell_unknown(config, text, name, known, faults)
         elif isinstance(value, dict) and value and "." not in target:  # a field at a time, so that none is set twice
@@ -169,7 +168,7 @@ def _fill_in(given: dict[str, dict[str, Said]], argument: str, field: str, value
         fields.setdefault(field, Said(argument, f"{argument}.{field}", value))
 
 
-def _typed(name: str, values: Mapping[str, Said], config: EngineConfig, profile: Profile, faults: list[str]) -> Any:
+def _typed(name: str, values: Mapping[str, Said], config: EngineConfig, version: str, faults: list[str]) -> Any:
     """The value of one argument as its field's type. Adds a line to `faults` for each fault."""
     value = values[""].value if "" in values else {field: said.value for field, said in values.items()}
     first = next(iter(values.values())).option
@@ -179,7 +178,7 @@ def _typed(name: str, values: Mapping[str, Said], config: EngineConfig, profile:
         for fault in error.errors():
             place = [str(part) for part in fault["loc"]]
             said = values.get(place[0] if place else "", values.get(""))
-            faults.append(f"{named(config, said.option if said else first)}: {_reason(name, place, fault, profile)}")
+            faults.append(f"{named(config, said.option if said else first)}: {_reason(name, place, fault, version)}")
     except (TypeError, ValueError) as error:
         faults.append(f"{named(config, first)}: {shorten(str(error), 200)[1:-1]}")
     return None
@@ -201,10 +200,10 @@ def _read(name: str, value: Any) -> Any:
     return TypeAdapter(hint, config=settings).validate_python(value)
 
 
-def _reason(name: str, place: list[str], fault: Mapping[str, Any], profile: Profile) -> str:
+def _reason(name: str, place: list[str], fault: Mapping[str, Any], version: str) -> str:
     target = ".".join([name, *place[:1]])
     if fault["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
         why = f", {options.LACKING[target]}" if target in options.LACKING else ""
-        return f"TensorRT-LLM ({profile.name}) has no {target}{why}"
+        return f"TensorRT-LLM ({version}) has no {target}{why}"
     said = first_line(str(fault["msg"]).removeprefix("Value error, "))
     return f"{'.'.join([name, *place])}: {said}"

@@ -6,7 +6,6 @@ off, and is put back, and the reason of the end may be missing.
 
 from collections.abc import Mapping, Sequence as SequenceOf
 from itertools import count
-from typing import TypeAlias
 
 import torch
 from tensorrt_llm.executor.result import Logprob
@@ -23,10 +22,10 @@ from lmi.executor import FinishReason
 MAX_ROWS = 128  # of logits in float32 at a time: each is as long as the vocabulary
 
 # One position: the chosen token and the best ones by their ids, or only the chosen token's log-prob.
-Entry: TypeAlias = Mapping[int, Logprob] | float
+Entry = Mapping[int, Logprob] | float
 # The rows (num_tokens, …) of a result by the name of their output, on any device: the last ones of the prompt, and
 # those of generated tokens, from the first token on or from the first new one.
-Rows: TypeAlias = tuple[dict[str, Tensor], dict[str, Tensor]]
+Rows = tuple[dict[str, Tensor], dict[str, Tensor]]
 
 
 class OutputFault(RuntimeError):

@@ -25,7 +25,6 @@ from handlers.driven.executor import EngineLoad
 from handlers.driven.loop import Processes
 from handlers.driven.outputs import SequenceOutput
 from handlers.lmi_vllm import process_setup, translation
-from handlers.lmi_vllm.translation import VllmWork
 from lmi.errors import cause_line
 from lmi.executor import KvCacheStats
 from lmi.shared import linux
@@ -66,7 +65,7 @@ class VllmEngine:
         self._heartbeat = NodeHeartbeat(nodes) if nodes.nnodes > 1 else None
         VllmEngine.num_open += 1
 
-    def add(self, work: VllmWork) -> None:
+    def add(self, work: translation.VllmWork) -> None:
         self._engine.add_request(work.id, work.prompt, work.params, lora_request=work.adapter, priority=work.priority)
 
     def abort(self, ids: Iterable[str]) -> None:

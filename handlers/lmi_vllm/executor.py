@@ -25,7 +25,6 @@ from handlers.lmi_vllm.about import environment
 from handlers.lmi_vllm.arguments import engine_arguments, named_for
 from handlers.lmi_vllm.drivers import NodeHeartbeat, VllmEngine
 from handlers.lmi_vllm.preparations import GuideGate, ImageReader
-from handlers.lmi_vllm.translation import Params, VllmWork
 from handlers.lmi_vllm.vllm_log import StartupLog
 from lmi import errors
 from lmi.executor import EngineInfo, ErrorKind, Progress, Request
@@ -59,7 +58,7 @@ OF_THE_MODEL = re.compile("architecture|checkpoint")
 log = logging.getLogger("lmi.vllm")
 
 
-class VllmExecutor(DrivenExecutor[VllmWork]):
+class VllmExecutor(DrivenExecutor[translation.VllmWork]):
     """`Executor(path, config)`: a checkpoint's folder, no buffer, and the contract's or the server's configuration."""
 
     title = "vLLM"
@@ -96,21 +95,21 @@ class VllmExecutor(DrivenExecutor[VllmWork]):
             raise explained(error, folder, options) from error
         self._start()
 
-    def _work(self, sequence: Sequence) -> VllmWork:
+    def _work(self, sequence: Sequence) -> translation.VllmWork:
         request = sequence.request
         prompt = sequence.prompt or tokens_input(list(request.input_token_ids), cache_salt=request.cache_salt)
         params = translation.params_of(sequence, self.capabilities.embeddings, self._guides.checked.get(sequence))
         return self._work_of(sequence, name_of(sequence), prompt, params)
 
-    def _row_work(self, sequence: Sequence, row: BeamRow) -> VllmWork:
+    def _row_work(self, sequence: Sequence, row: BeamRow) -> translation.VllmWork:
         prompt = tokens_input(row.token_ids, cache_salt=sequence.request.cache_salt)
         prompt["arrival_time"] = row.arrival_time
         return self._work_of(sequence, row.name, prompt, translation.row_params(sequence, row.num_top))
 
-    def _work_of(self, sequence: Sequence, name: str, prompt: Any, params: Params) -> VllmWork:
+    def _work_of(self, sequence: Sequence, name: str, prompt: Any, params: translation.Params) -> translation.VllmWork:
         loaded = self._adapters.used_by(sequence)
         adapter = None if loaded is None else translation.lora_request(loaded)
-        return VllmWork(name, prompt, params, adapter, translation.priority(sequence.request))
+        return translation.VllmWork(name, prompt, params, adapter, translation.priority(sequence.request))
 
     def _kind_of(self, error: Exception) -> ErrorKind:
         return ErrorKind.INVALID if isinstance(error, VLLMValidationError) else super()._kind_of(error)

@@ -100,9 +100,8 @@ class ImageReader(Preparation[Any]):
     def __init__(self, renderer: Any, max_sequence_length: int, wake: Callable[[], None]) -> None:
         super().__init__(wake)
         self._renderer, self._max_sequence_length = renderer, max_sequence_length
-        self._options: Mapping[str, Any] = {}
-        if (config := renderer.model_config.multimodal_config) is not None:
-            self._options = config.media_io_kwargs.get("image", {})
+        config = renderer.model_config.multimodal_config
+        self._options: Mapping[str, Any] = {} if config is None else config.media_io_kwargs.get("image", {})
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="images")
 
     def begin(self, sequence: Sequence) -> Future[Any] | None:
