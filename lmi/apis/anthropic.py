@@ -17,7 +17,7 @@ from lmi import errors
 from lmi.apis.base.api import JSON, SSE, Api, ErrorFields, ErrorRules, Forms, Row
 from lmi.apis.base.parameters import Given, Parameter, ParameterTable, named, rows
 from lmi.apis.base.readers import Message, Parsed, boolean, choice, takes, text
-from lmi.apis.guides import CONTRACT_NAME, AskedGuide, an_object, check_levels, json_schema
+from lmi.apis.guides import AskedGuide, an_object, check_levels, guide_of_format
 from lmi.apis.openai import chat_schema
 from lmi.apis.openai.calls import AnswerPart, Arguments, Text, Thought, ToolCall
 from lmi.apis.openai.chat_formatter import BlockStream, named_event
@@ -34,7 +34,6 @@ CANNOT = {"mcp_servers": "nothing here calls other servers", "container": "nothi
 WITHOUT_EFFECT = (
     "metadata cache_control context_management diagnostics inference_geo service_tier speed user_profile_id".split()
 )
-FORMAT = "output_config.format"
 
 
 @takes({"type": "object", "required": ["type"], "properties": {"type": {"enum": list(THINKING)}}})
@@ -92,9 +91,7 @@ def _read_output_config(given: dict[str, Any]) -> AskedGuide:
         given["reasoning_effort"] = text("output_config.effort", config["effort"])
     if config.get("format") is None:
         return None, {}
-    form = an_object(FORMAT, config["format"])
-    choice(("json_schema",))(f"{FORMAT}.type", form.get("type"))
-    return json_schema(f"{FORMAT}.schema", form.get("schema")), {CONTRACT_NAME: FORMAT}
+    return guide_of_format("output_config.format", config["format"], ("json_schema",))
 
 
 def _messages(given: Given, deferred: Tools) -> list[dict[str, Any]]:

@@ -151,6 +151,19 @@ def response_format(name: str, value: object) -> GuidedDecodingParams | None:
     return json_schema(f"{name}.json_schema.schema", named.get("schema", {}))
 
 
+def guide_of_format(
+    name: str, value: object, kinds: Sequence[str] = ("text", "json_schema", "json_object")
+) -> AskedGuide:
+    """Read a format whose schema stands beside its type, which is one of `kinds`."""
+    form = an_object(name, value)
+    kind = choice(kinds)(f"{name}.type", form.get("type"))
+    if kind == "text":
+        return None, {}
+    any_object = GuidedDecodingParams(GuideType.JSON)
+    guide = any_object if kind == "json_object" else json_schema(f"{name}.schema", form.get("schema"))
+    return guide, {CONTRACT_NAME: name}
+
+
 def check_members(name: str, value: dict[str, Any], known: Sequence[str]) -> None:
     """Raise InvalidParameter for a member that is not known: without it the answer might lack its structure."""
     for member in value:
@@ -159,20 +172,12 @@ def check_members(name: str, value: dict[str, Any], known: Sequence[str]) -> Non
 
 
 WORDS = strings(MAX_WORDS)
-KINDS: dict[str, Reader] = {
-    "json": json_schema,
-    "regex": regex,
-    "choice": choices,
-    "grammar": grammar,
-    "json_object": json_object,
-}
+OF_KIND: dict[str, Reader] = {"json": json_schema, "regex": regex, "choice": choices, "grammar": grammar}
+KINDS = OF_KIND | {"json_object": json_object}
 HELP = "The structure that the answer must have."
 GUIDED = named(
     Parameter("response_format", response_format, HELP),
-    Parameter("guided_json", json_schema, HELP),
-    Parameter("guided_regex", regex, HELP),
-    Parameter("guided_choice", choices, HELP),
-    Parameter("guided_grammar", grammar, HELP),
+    *(Parameter(f"guided_{kind}", read, HELP) for kind, read in OF_KIND.items()),
 )
 
 

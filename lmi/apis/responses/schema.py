@@ -15,13 +15,12 @@ from typing import Any
 from lmi.apis.base.api import ErrorFields
 from lmi.apis.base.parameters import ROWS, Given, Parameter, ParameterTable, named
 from lmi.apis.base.readers import Message, Parsed, choice, refused, text
-from lmi.apis.guides import CONTRACT_NAME, AskedGuide, an_object, check_levels, json_schema
+from lmi.apis.guides import an_object, check_levels, guide_of_format
 from lmi.apis.openai.chat_formatter import named_event
 from lmi.apis.openai.chat_schema import CHAT, chat_request, content, parsed_arguments
 from lmi.apis.openai.schema import CANNOT, SHARED, TOOLS, WITHOUT_EFFECT, OpenAIFormat, anything, hidden
 from lmi.apis.openai.tools import flat_tools, tool_choice
 from lmi.errors import InvalidParameter, Unsupported, shorten
-from lmi.executor import GuidedDecodingParams, GuideType
 
 KEEPS_NOTHING = "nothing is kept here, so input holds the whole conversation"
 CANNOT_RESPOND = CANNOT | {
@@ -37,7 +36,6 @@ SILENT += (
     "client_metadata include max_tool_calls stream_options moderation access_programs prompt_cache_options".split()
 )
 ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}  # the template's
-FORMATS = ("text", "json_schema", "json_object")
 
 
 SETTINGS: dict[str, Any] = {  # of a request that names none
@@ -129,19 +127,9 @@ def parse(message: Message[OpenAIFormat]) -> Parsed[OpenAIFormat]:
     messages = _messages(given)
     tools = flat_tools(given.get("tools"), kind="function", schema="parameters", ignored=ignored)
     choice = tool_choice(given.get("tool_choice"), tools, is_flat=True)
-    guide = _guide(given)
+    guide = guide_of_format("text.format", given.get("text", {}).get("format") or {"type": "text"})
     format = replace(message.format, state=ResponseState(_settings(message.fields)))
     return chat_request(given, format, messages, tools, choice, guide, ignored)
-
-
-def _guide(given: Given) -> AskedGuide:
-    form = an_object("text.format", given.get("text", {}).get("format") or {"type": "text"})
-    kind = choice(FORMATS)("text.format.type", form.get("type"))
-    if kind == "text":
-        return None, {}
-    any_object = GuidedDecodingParams(GuideType.JSON)
-    guide = any_object if kind == "json_object" else json_schema("text.format.schema", form.get("schema"))
-    return guide, {CONTRACT_NAME: "text.format"}
 
 
 def _settings(fields: Given) -> dict[str, Any]:
