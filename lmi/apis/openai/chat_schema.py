@@ -112,7 +112,6 @@ def parse(message: Message[OpenAIFormat]) -> Parsed[OpenAIFormat]:
     given = {"max_new_tokens": None} | CHAT.read(message.fields, ignored)  # what the context has room for
     given["max_new_tokens"] = given.pop("max_completion_tokens", given["max_new_tokens"])
     CHAT.check_together(given)
-    schema.check_whole(given)
     if given.get("top_logprobs") and not given.get("logprobs"):
         raise InvalidParameter("top_logprobs", "given together with logprobs true", given["top_logprobs"])
     if given.get("continue_final_message") and given.get("add_generation_prompt"):
@@ -230,7 +229,11 @@ def _text_part(name: str, part: dict[str, Any]) -> str:
 def read_image(place: str, part: dict[str, Any]) -> Image:
     """Return the image of a part, whose type is one of IMAGE_PARTS. Raises InvalidParameter or Unsupported."""
     if part["type"] == "image":
-        return _of_source(place, an_object(f"{place}.source", part.get("source")))
+        name, source = f"{place}.source", an_object(f"{place}.source", part.get("source"))
+        if source.get("type") != "base64":
+            raise Unsupported(f"{name}.type", f"{FETCHES_NOTHING}, given {shorten(source.get('type'))}")
+        choice(MEDIA_TYPES)(f"{name}.media_type", source.get("media_type"))
+        return Image(_image_bytes(f"{name}.data", text(f"{name}.data", source.get("data"))), place, "image")
     if part.get("file_id") is not None:
         raise Unsupported(f"{place}.file_id", "no files are stored here")
     name, url = f"{place}.image_url", part.get("image_url")
@@ -246,14 +249,6 @@ def read_image(place: str, part: dict[str, Any]) -> Image:
         rule = f"a data URL of one of {', '.join(MEDIA_TYPES)} in base64"
         raise InvalidParameter(name, rule, head[:MAX_SHOWN])
     return Image(_image_bytes(name, data), place, part["type"])
-
-
-def _of_source(place: str, source: dict[str, Any]) -> Image:
-    name = f"{place}.source"
-    if source.get("type") != "base64":
-        raise Unsupported(f"{name}.type", f"{FETCHES_NOTHING}, given {shorten(source.get('type'))}")
-    choice(MEDIA_TYPES)(f"{name}.media_type", source.get("media_type"))
-    return Image(_image_bytes(f"{name}.data", text(f"{name}.data", source.get("data"))), place, "image")
 
 
 def _image_bytes(name: str, data: str) -> bytes:

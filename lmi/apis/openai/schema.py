@@ -229,7 +229,6 @@ def parse(message: Message[OpenAIFormat]) -> Parsed[OpenAIFormat]:
 
 def _check_together(given: Given) -> None:
     COMPLETION.check_together(given)
-    check_whole(given)
     is_search = given.get("use_beam_search", False)
     if given.get("best_of", 1) > given.get("n", 1) and given.get("stream") and not is_search:
         raise Unsupported("best_of", "the best of several is known only at their end, so it cannot be streamed")
@@ -237,13 +236,10 @@ def _check_together(given: Given) -> None:
         raise InvalidParameter("max_tokens", "at least 1 without echo", 0)
 
 
-def check_whole(given: Given) -> None:
-    if given.get("stream") and "num_prompt_log_probs" in given:
-        raise Unsupported("prompt_logprobs", "a stream has no place for them")
-
-
 def format_of(given: Given, format: OpenAIFormat) -> OpenAIFormat:
     """Return the format with what the fields say of it that both schemas share."""
+    if given.get("stream") and "num_prompt_log_probs" in given:
+        raise Unsupported("prompt_logprobs", "a stream has no place for them")
     options = given.get("stream_options", {})
     return replace(
         format,
