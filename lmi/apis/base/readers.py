@@ -120,7 +120,13 @@ class Parsed(Generic[Format]):
 
 def check_values(body: bytes, max_texts: int = 0) -> None:
     """Raise MalformedRequest if a body has over MAX_VALUES_BYTES without its prompt, which may be `max_texts` texts."""
-    check_size(body, lambda body: _num_prompt_bytes(body, max_texts), "an object", "the prompt's text")
+
+    def num_prompt_bytes(body: bytes) -> int:
+        outline = msgspec.json.decode(body, type=BodyOutline)
+        prompts = (outline.inputs, outline.text_input, outline.prompt, outline.input)
+        return max(_num_text_bytes(bytes(prompt), max_texts) for prompt in prompts)
+
+    check_size(body, num_prompt_bytes, "an object", "the prompt's text")
 
 
 def check_size(body: bytes, num_text_bytes: Callable[[bytes], int], kind: str, texts: str) -> None:
@@ -133,12 +139,6 @@ def check_size(body: bytes, num_text_bytes: Callable[[bytes], int], kind: str, t
         raise MalformedRequest(f"the body is not the JSON of {kind}: {error}") from None
     if num_bytes > MAX_VALUES_BYTES:
         raise MalformedRequest(f"all but {texts} must have at most {MAX_VALUES_BYTES} bytes, not {num_bytes}")
-
-
-def _num_prompt_bytes(body: bytes, max_texts: int) -> int:
-    outline = msgspec.json.decode(body, type=BodyOutline)
-    prompts = (outline.inputs, outline.text_input, outline.prompt, outline.input)
-    return max(_num_text_bytes(bytes(prompt), max_texts) for prompt in prompts)
 
 
 def _num_text_bytes(prompt: bytes, max_texts: int) -> int:
