@@ -40,7 +40,7 @@ class ItemsStream(BlockStream):
     def __init__(self, parsed: Parsed[OpenAIFormat]) -> None:
         super().__init__(parsed)
         self._state: ResponseState = parsed.format.state
-        self._state.model = parsed.format.model
+        self._state.id, self._state.created_s, self._state.model = self._id, self._created_s, parsed.format.model
         self._place: dict[str, Any] = {}  # of the open item
 
     def _begin(self) -> list[bytes]:

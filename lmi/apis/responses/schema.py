@@ -1,13 +1,11 @@
 """The schema of OpenAI's Responses: `{"model": "m", "input": "Hello"}`, where input may be a list of items.
 
-Items become the messages that chat templates expect: thoughts, text and calls that follow each other are one message of
-the assistant. Nothing is kept here, so a request holds the whole conversation. Agents also offer tools of OpenAI's own
-servers, whatever they are told: those are left out, and a response repeats only the tools that the model knows of.
-Sources: the types of OpenAI's client, and the Open Responses specification.
+Nothing is kept here, so a request holds the whole conversation. Agents also offer tools of OpenAI's own servers,
+whatever they are told: those are left out, and a response repeats only the tools that the model knows of. Sources: the
+types of OpenAI's client, and the Open Responses specification.
 """
 
 import time
-import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -60,9 +58,9 @@ class ResponseState:
 
     settings: dict[str, Any]
     output: list[dict[str, Any]] = field(default_factory=list)
+    id: str = ""
+    created_s: int = 0
     model: str = ""
-    id: str = field(default_factory=lambda: f"resp_{uuid.uuid4().hex}")
-    created_s: int = field(default_factory=lambda: int(time.time()))
     num_events: int = 0
 
     def response(self, status: str, **known: Any) -> dict[str, Any]:
@@ -165,7 +163,7 @@ def _messages(given: Given) -> list[dict[str, Any]]:
 
 
 def _join(said: list[dict[str, Any]], message: dict[str, Any]) -> None:
-    """Add a message, or continue that of the assistant or the system, which several items make up.
+    """Add a message, or continue that of the assistant (thoughts, text and calls) or the system.
 
     Many templates know only one message of the system, at the start.
     """
