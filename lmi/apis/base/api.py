@@ -88,8 +88,7 @@ class Formatter(AsyncFormatter, Generic[Format]):
         self._format = parsed.format
 
     @abstractmethod
-    def feed(self, delta: Delta) -> list[bytes]:
-        """Return the records that this Delta completes, in order. If not streaming, the last one completes the body."""
+    def feed(self, delta: Delta) -> list[bytes]: ...
 
     @staticmethod
     @abstractmethod

@@ -2,8 +2,7 @@
 
 The inputs are all those of Triton's vLLM backend and of TensorRT-LLM's models. A name means the same at the top level,
 in `parameters`, and in the JSON text of `sampling_parameters`, and comes once. A scalar may come as a list of one, a
-number or flag as text. Decoding is greedy unless `temperature` is over 0, and if `top_p` is 0. Sources: Triton's
-extension_generate.md; the inputs of vllm_backend, and of TensorRT-LLM's ensemble, BLS and LLM-API models.
+number or flag as text. Sources: Triton's extension_generate.md; vllm_backend; TensorRT-LLM's models.
 """
 
 from collections.abc import Iterator, Mapping
