@@ -33,8 +33,6 @@ CANNOT_EMBED = {  # fields of vLLM's server
     "normalize": BY_MODEL,
     "use_activation": BY_MODEL,
 }
-
-
 PARAMETERS = ParameterTable(
     {name: SHARED[name] for name in ("model", "cache_salt", "priority")}
     | named(

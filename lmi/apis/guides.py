@@ -26,8 +26,6 @@ CONTRACT_NAME = "guided_decoding_params"
 DATA = ("const", "enum", "default", "examples")
 AskedGuide = tuple[GuidedDecodingParams | None, dict[str, str]]
 """A guide, and a map from its name in the contract to the field that asked for it."""
-
-
 an_object = checked({"type": "object"}, lambda value: "" if isinstance(value, dict) else "an object")
 
 
@@ -95,9 +93,6 @@ def _at(schema: dict[str, Any], reference: str) -> Any:
 
 def _of_text(kind: GuideType) -> Callable[[str, object], GuidedDecodingParams]:
     return takes({"type": "string"})(lambda name, value: GuidedDecodingParams(kind, text(name, value)))
-
-
-regex, grammar = _of_text(GuideType.REGEX), _of_text(GuideType.EBNF_GRAMMAR)
 
 
 def choices(name: str, value: object) -> GuidedDecodingParams:
@@ -172,6 +167,7 @@ def check_members(name: str, value: dict[str, Any], known: Sequence[str]) -> Non
 
 
 WORDS = strings(MAX_WORDS)
+regex, grammar = _of_text(GuideType.REGEX), _of_text(GuideType.EBNF_GRAMMAR)
 OF_KIND: dict[str, Reader] = {"json": json_schema, "regex": regex, "choice": choices, "grammar": grammar}
 KINDS = OF_KIND | {"json_object": json_object}
 HELP = "The structure that the answer must have."

@@ -289,10 +289,6 @@ def error_fields(error: ErrorFields) -> bytes:
     return fields if error.kind is None else b'%b, "error_type": %b' % (fields, dumps(error.kind))
 
 
-INVALID_STATUS = 424  # other APIs answer 400
-FORMS = Forms(LmiWhole, LmiEvents, LmiStream)
-
-
 def _write_error(error: ErrorFields, format: LmiFormat, *, in_answer: bool) -> tuple[str, bytes]:
     kind = "generation" if in_answer and error.kind == "overloaded" else error.kind
     error = error._replace(kind=kind if format.tgi_compat else None)
@@ -301,6 +297,8 @@ def _write_error(error: ErrorFields, format: LmiFormat, *, in_answer: bool) -> t
     return LmiWhole.media_type, b"{%b}" % error_fields(error)
 
 
+INVALID_STATUS = 424  # other APIs answer 400
+FORMS = Forms(LmiWhole, LmiEvents, LmiStream)
 LMI: Api[LmiFormat] = Api(
     name="lmi",
     prefixes=("/",),

@@ -23,6 +23,7 @@ MAX_NAME_CHARS = 256  # of an attribute that a filter reads
 MAX_WORK = 100_000_000  # of a search whose work is the product of two lengths
 VIEWS: tuple[type[Any], ...] = type({}.keys()), type({}.values()), type({}.items())
 CONTAINERS: tuple[type[Any], ...] = (list, tuple, dict, *VIEWS, MappingProxyType)
+Method = Callable[["Budget", Any, tuple[Any, ...]], None]  # spends what the call of a method takes at most
 
 
 class OutOfRoom(GenerationFailed):
@@ -152,9 +153,6 @@ def check_count(value: object) -> None:
 def check_names(values: Iterable[object]) -> None:
     if any(isinstance(value, str) and len(value) > MAX_NAME_CHARS for value in values):
         raise GenerationFailed(f"the chat template gives a filter a name of over {MAX_NAME_CHARS} characters")
-
-
-Method = Callable[[Budget, Any, tuple[Any, ...]], None]  # spends what the call of a method takes at most
 
 
 def searched(budget: Budget, text: str, given: tuple[Any, ...]) -> None:

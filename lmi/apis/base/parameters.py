@@ -24,6 +24,7 @@ REQUEST_FIELDS = frozenset(GenerationRequest.__dataclass_fields__) - {"stop_sequ
 SAMPLING_FIELDS = frozenset(SamplingConfig.__struct_fields__)
 
 Given = Mapping[str, Any]
+Rows = Mapping[str, "Parameter"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +40,6 @@ class Parameter:
     help: str = ""
     off: tuple[object, ...] = ()
     fields: tuple[str, ...] = ()
-
-
-Rows = Mapping[str, Parameter]
 
 
 def named(*parameters: Parameter) -> dict[str, Parameter]:

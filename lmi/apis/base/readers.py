@@ -208,6 +208,11 @@ def checked(
     return read
 
 
+def integer(minimum: int = -MAX_INT, maximum: int = MAX_INT) -> Reader:
+    schema = {"type": "integer", "minimum": minimum, "maximum": maximum}
+    return checked(schema, lambda value: int_fault(value, minimum, maximum))
+
+
 boolean = checked({"type": "boolean"}, lambda value: "" if isinstance(value, bool) else "true or false")
 text = checked({"type": "string"}, lambda value: "" if isinstance(value, str) else "a string")
 SALT = re.compile(r"[^@/\\\x00]+")  # vLLM's rule, which keeps out marks that have a meaning in the keys of some caches
@@ -219,6 +224,7 @@ cache_salt = checked(
         else rf"a string of 1 to {MAX_SALT_CHARS} characters, without @, /, \ and NUL"
     ),
 )
+RANK = integer(-PRIORITY_STEPS // 2, PRIORITY_STEPS // 2)
 
 
 @takes({"type": ["string", "array"], "items": {"type": "string"}, "maxItems": 1})
@@ -229,14 +235,6 @@ def adapter(name: str, value: object) -> str | None:
     if not isinstance(value, str | None):
         raise InvalidParameter(name, "a string or a list of one", value)
     return value or None
-
-
-def integer(minimum: int = -MAX_INT, maximum: int = MAX_INT) -> Reader:
-    schema = {"type": "integer", "minimum": minimum, "maximum": maximum}
-    return checked(schema, lambda value: int_fault(value, minimum, maximum))
-
-
-RANK = integer(-PRIORITY_STEPS // 2, PRIORITY_STEPS // 2)
 
 
 @takes(JSON_SCHEMAS[RANK])

@@ -21,6 +21,8 @@ THOUGHT_MARKS = {  # by form
     "seed_oss": ("<seed:think>", "</seed:think>"),
 }
 FUNCTION = re.compile(r"to=functions\.([\w.-]+)")
+PYTHON_TAG = "<|python_tag|>"  # of Llama 3, before its calls
+PYTHON_START, PYTHON_END = "<|python_start|>", "<|python_end|>"  # of Llama 4
 
 
 class AnswerParts:
@@ -134,10 +136,6 @@ def harmony(held: Held, *, has_tools: bool) -> Reading:
             if header is None and held.text:
                 yield kind(held.text)
             return
-
-
-PYTHON_TAG = "<|python_tag|>"  # of Llama 3, before its calls
-PYTHON_START, PYTHON_END = "<|python_start|>", "<|python_end|>"  # of Llama 4
 
 
 class Marks(NamedTuple):

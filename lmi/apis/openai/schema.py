@@ -31,6 +31,7 @@ STREAMS = (OutputFormat.JSONLINES, OutputFormat.SSE)
 HARMONY = "openai"  # a form of both, tool calls and reasoning
 STOPS, BIAS = ROWS["stop_sequences"].read, readers.number(-MAX_BIAS, MAX_BIAS)
 TOP, PROMPT_IDS = readers.integer(0, MAX_LOG_PROBS), readers.token_ids(MAX_PROMPT_IDS)
+check_prompts = partial(readers.check_values, max_texts=MAX_PROMPTS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,9 +163,6 @@ COMPLETION = ParameterTable(
 
 def default_format(model: ModelConfig) -> OpenAIFormat:
     return OpenAIFormat(model=model.name, tool_calls=model.tool_call_parser, reasoning=model.reasoning_parser)
-
-
-check_prompts = partial(readers.check_values, max_texts=MAX_PROMPTS)
 
 
 def read(

@@ -34,8 +34,6 @@ SILENT += (
     "client_metadata include max_tool_calls stream_options moderation access_programs prompt_cache_options".split()
 )
 ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}  # the template's
-
-
 SETTINGS: dict[str, Any] = {  # of a request that names none
     **dict.fromkeys(("background", "store"), False),
     **dict.fromkeys(("frequency_penalty", "presence_penalty", "top_logprobs"), 0),

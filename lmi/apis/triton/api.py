@@ -129,17 +129,11 @@ REQUEST: Schema = {
     "examples": [EXAMPLE],
 }
 PROMPT: Schema = {"type": ["string", "array"], "items": schema_of(str), "minLength": 1, "minItems": 1, "maxItems": 1}
-
-
-def one_or_more(form: Form) -> Schema:
-    return either(form, [form])
-
-
 VALUES: dict[str, Form] = {"FP32": float | None, "BYTES": str, "UINT32": int}
 GIVEN: dict[str, Form] = {
     **dict.fromkeys(("id", "model_name", "model_version"), str),
-    "text_output": one_or_more(str),
-    **{name: one_or_more(VALUES[datatype]) for name, datatype in OUTPUTS.items()},
+    "text_output": either(str, [str]),
+    **{name: either(VALUES[datatype], [VALUES[datatype]]) for name, datatype in OUTPUTS.items()},
 }
 TENSORS = [struct(name=str, datatype=str, shape=[int])]
 COUNTS: dict[str, Form] = {"inference_count": int, "execution_count": int}

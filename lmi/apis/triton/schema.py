@@ -28,6 +28,7 @@ MAX_ID_BYTES = 1024  # every event repeats it
 MAX_NUMBER_CHARS = 32  # of a number that comes as text
 BOM = b"\xef\xbb\xbf"
 GUIDE_TYPES = {kind.name.lower(): kind for kind in GuideType}
+PROMPT = readers.checked({}, lambda value: "" if isinstance(value, str) and value else "a non-empty string")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,9 +41,6 @@ class TritonFormat(AnswerFormat):
     head: Mapping[str, str] = field(default_factory=dict)
     outputs: tuple[str, ...] = ()
     num_answers: int = 1
-
-
-PROMPT = readers.checked({}, lambda value: "" if isinstance(value, str) and value else "a non-empty string")
 
 
 def _words(max_words: int) -> Reader:
@@ -106,11 +104,7 @@ def said(name: str) -> str:
 
 
 def tensor(name: str, row: Parameter) -> dict[str, object]:
-    return {"name": name, "datatype": _datatype(row), "shape": [-1 if _is_list(row) else 1]}
-
-
-def _is_list(row: Parameter) -> bool:
-    return () in row.off
+    return {"name": name, "datatype": _datatype(row), "shape": [-1 if () in row.off else 1]}
 
 
 def _datatype(row: Parameter) -> str:
@@ -124,7 +118,7 @@ def _datatype(row: Parameter) -> str:
 
 def _input(row: Parameter) -> Parameter:
     """Return a parameter that may come as a tensor: a scalar as a list of one, a number or flag as text."""
-    if _is_list(row):
+    if () in row.off:  # it is a list by itself
         return row
     is_text, schema = _datatype(row) == "BYTES", readers.JSON_SCHEMAS.get(row.read, {})
 
