@@ -97,7 +97,6 @@ class Formatter(AsyncFormatter, Generic[Format]):
 
     @classmethod
     def record(cls, data: bytes) -> bytes:
-        """Return JSON as a record of a stream."""
         return cls.opening + one_line(data) + cls.closing
 
     def _full_text(self, text: str) -> str:
@@ -268,7 +267,6 @@ class Api(Generic[Format]):
         return body + self.json_end if media_type == JSON else body
 
     def for_accept(self, accept: str) -> Self:
-        """Return this API with the `read` for a client with this Accept header."""
         if self.read_for_events is None or "text/event-stream" not in accept.lower():
             return self
         return replace(self, read=self.read_for_events)

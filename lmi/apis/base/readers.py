@@ -113,7 +113,6 @@ class Parsed(Generic[Format]):
 
     @property
     def request(self) -> GenerationRequest:
-        """The only request."""
         [request] = self.requests
         return request
 

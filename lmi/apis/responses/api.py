@@ -118,7 +118,11 @@ def _item(part: AnswerPart) -> dict[str, Any]:
 
 
 def _write_error(error: ErrorFields, format: OpenAIFormat, *, in_answer: bool) -> tuple[str, bytes]:
-    return (SSE, format.state.failed(error)) if in_answer and format.state else (JSON, ItemsWhole.error(error))
+    state: ResponseState | None = format.state
+    if not in_answer or state is None:
+        return JSON, ItemsWhole.error(error)
+    said = {"code": error.kind or "server_error", "message": error.message}
+    return SSE, state.event("response.failed", response=state.response("failed", error=said))
 
 
 RESPONSES: Api[OpenAIFormat] = replace(

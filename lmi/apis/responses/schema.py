@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from lmi.apis.base.api import ErrorFields
 from lmi.apis.base.parameters import ROWS, Given, Parameter, ParameterTable, named
 from lmi.apis.base.readers import Message, Parsed, choice, refused, text
 from lmi.apis.guides import an_object, check_levels, guide_of_format
@@ -83,11 +82,6 @@ class ResponseState:
         data = {"type": kind, "sequence_number": self.num_events, **fields}
         self.num_events += 1
         return named_event(kind, data)
-
-    def failed(self, error: ErrorFields) -> bytes:
-        """Return the last event of a response that fails after its beginning."""
-        said = {"code": error.kind or "server_error", "message": error.message}
-        return self.event("response.failed", response=self.response("failed", error=said))
 
 
 def _reasoning(name: str, value: object) -> str | None:
