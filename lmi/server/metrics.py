@@ -11,15 +11,7 @@ from functools import partial
 from itertools import accumulate
 from typing import Any, NamedTuple, cast
 
-from prometheus_client import CollectorRegistry, ProcessCollector
-from prometheus_client.core import (
-    CounterMetricFamily as Counter,
-    GaugeMetricFamily as Gauge,
-    HistogramMetricFamily as Histogram,
-    InfoMetricFamily as Info,
-)
-from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
-from prometheus_client.metrics_core import Metric
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Metric, ProcessCollector, core, generate_latest
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 from prometheus_client.utils import floatToGoString
@@ -159,34 +151,27 @@ class BlockCollector(Collector):
         self._of_models = {name: service.block for name, service in models.services.items()}
 
     def collect(self) -> Iterator[Metric]:
-        families = list(self._families())
+        of_fields = (self._family(kind, name, *row) for kind, rows in SHOWN.items() for name, row in rows.items())
+        families = [*self._of_server(), *of_fields, *self._of_engines(), *self._of_processes()]
         yield from families
         yield from twins(families)
 
-    def _families(self) -> Iterator[Metric]:
-        yield from self._of_server()
-        for kind, rows in SHOWN.items():
-            for name, (spelled, text) in rows.items():
-                yield self._family(kind, name, spelled, text)
-        yield from self._of_engines()
-        yield from self._of_processes()
-
     def _of_server(self) -> Iterator[Metric]:
-        info = Info("lmi_build", "What runs here", labels=["model", "engine"])
+        info = core.InfoMetricFamily("lmi_build", "What runs here", labels=["model", "engine"])
         for name, service in self._models.services.items():
             info.add_metric([name, service.config.engine.handler], {"version": __version__})
         yield info
         num_starts = sum(frontend.num_starts for frontend in self._block.frontends)
         num_again = max(0, num_starts - self._models.front_end.config.frontend_workers)
-        yield Counter("lmi_frontend_restarts", "Front ends started again", value=num_again)
+        yield core.CounterMetricFamily("lmi_frontend_restarts", "Front ends started again", value=num_again)
         num_dropped = sum(map(num_log_lines_dropped, (self._block, *self._of_models.values())))
-        yield Counter("lmi_log_lines_dropped", "Lines that the log had no room for", value=num_dropped)
+        yield core.CounterMetricFamily("lmi_log_lines_dropped", "Lines that the log had no room for", value=num_dropped)
 
     def _of_engines(self) -> Iterator[Metric]:
-        ready = Gauge("lmi_engines_ready", "Engines that can take requests", labels=MODEL)
-        aside = Gauge("lmi_engines_set_aside", "Engines that kept dying", labels=MODEL)
-        usage = Gauge("lmi_kv_cache_usage_ratio", "Share of the KV cache in use", labels=MODEL)
-        cache = Info("lmi_kv_cache", "The KV cache of all engines together", labels=MODEL)
+        ready = core.GaugeMetricFamily("lmi_engines_ready", "Engines that can take requests", labels=MODEL)
+        aside = core.GaugeMetricFamily("lmi_engines_set_aside", "Engines that kept dying", labels=MODEL)
+        usage = core.GaugeMetricFamily("lmi_kv_cache_usage_ratio", "Share of the KV cache in use", labels=MODEL)
+        cache = core.InfoMetricFamily("lmi_kv_cache", "The KV cache of all engines together", labels=MODEL)
         for model, block in self._of_models.items():
             ready.add_metric([model], sum(engine.is_alive for engine in block.engines))
             aside.add_metric([model], sum(engine.phase == state.Phase.FAILED for engine in block.engines))
@@ -226,7 +211,8 @@ class BlockCollector(Collector):
         """Return the samples of a field: of the server, or of each model."""
         field, (metric, *label_names) = kind.fields[name], re.findall(r"\w+", spelled)
         is_gauge = field.is_gauge and name not in COUNTED_ANEW
-        family: Any = Histogram if isinstance(field, state.Histogram) else Gauge if is_gauge else Counter
+        plain = core.GaugeMetricFamily if is_gauge else core.CounterMetricFamily
+        family: Any = core.HistogramMetricFamily if isinstance(field, state.Histogram) else plain
         family = family(metric, text, labels=label_names)
         blocks = [([model], block) for model, block in self._of_models.items()]
         for labels, block in blocks if "model" in label_names else [(list[str](), self._block)]:
