@@ -1,9 +1,7 @@
 """OpenTelemetry traces of requests, sent over OTLP from a thread, where `option.otlp_traces_endpoint` says to whom.
 
-A request has a span, and so have each of its answers, and of each answer queue, prefill and decode. Names of attributes
-are those of OpenTelemetry's conventions for HTTP and for generative AI (1.37 and newer), and those that vLLM's
-`llm_request` has beside them. A request only leaves its spans in a queue of bounded length. While the collector is away
-they are lost, and counted. The library reads OpenTelemetry's variables of the resource, the sampler and the exporter.
+Names of attributes are those of OpenTelemetry's conventions for HTTP and for generative AI (1.37 and newer), and those
+that vLLM's `llm_request` has beside them. The library reads OpenTelemetry's variables of its own parts.
 """
 
 from __future__ import annotations
@@ -81,9 +79,8 @@ class Exporter(SpanProcessor):
     async def close(self) -> None:
         """Send what waits, if the collector takes it at once."""
         self._closing.set()
-        deadline_s = time.monotonic() + CLOSE_S
-        while self._thread.is_alive() and not self._is_away and time.monotonic() < deadline_s:
-            await asyncio.sleep(0.01)
+        if not self._is_away:
+            await asyncio.to_thread(self._thread.join, CLOSE_S)
         self._client.shutdown()  # type: ignore[no-untyped-call]
 
     def on_end(self, span: ReadableSpan) -> None:
