@@ -12,7 +12,7 @@ import asyncio
 import logging
 import re
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 
 import msgspec
@@ -133,5 +133,3 @@ async def kept_clean(services: Mapping[str, Service], every_s: float = CLEAN_S) 
         yield
     finally:
         cleaner.cancel()
-        with suppress(asyncio.CancelledError):
-            await cleaner
