@@ -51,9 +51,6 @@ OTHER_VERSION = 505, "only HTTP/1.1 and HTTP/1.0 are spoken here"
 LARGE_HEAD = 431, f"a request head has at most {MAX_HEAD_BYTES} bytes"
 
 
-Part = Literal["start", "head", "body"]  # of a request, which comes next
-
-
 class Refusal(Exception):
     """This request is not served. The parser's callbacks raise it."""
 
@@ -142,7 +139,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._part: Part = "start"
+        self._part: Literal["start", "head", "body"] = "start"  # of a request, which comes next
         self._arrival = Arrival()
         self._num_begun = 0  # requests, in the bytes that are being read
         self._unanswered: deque[Cycle] = deque()  # the oldest first, whose application runs

@@ -1,7 +1,4 @@
-"""How the server is.
-
-These routes read shared memory and ask no process, so a busy or dead engine cannot delay them.
-"""
+"""How the server is. These routes read shared memory and ask no process, so a busy or dead engine delays none."""
 
 import time
 

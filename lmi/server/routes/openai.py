@@ -1,9 +1,7 @@
 """What clients of chats and completions ask beside a generation: the models, and the tokens of a text.
 
-`/v1/models` lists the models. `/tokenize` and `/detokenize` answer the token ids of a prompt or a chat, and the text of
-token ids, in vLLM's form. A body of `/tokenize` is read as that of a completion or of a chat, so its ids are those that
-generation would begin with. `/v1/messages/count_tokens` answers how many tokens a prompt of Anthropic's API has, which
-agents ask before they shorten a conversation.
+A body of `/tokenize` is read as that of a completion or of a chat, so its ids are those that generation would begin
+with. `/tokenize` and `/detokenize` have vLLM's form, `/v1/messages/count_tokens` has Anthropic's.
 """
 
 import asyncio

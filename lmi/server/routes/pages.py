@@ -1,7 +1,4 @@
-"""The pages for people, `/playground` and `/docs`, and what machines read of the server.
-
-The pages load only from this server. They hold no secret, so they need no key: they ask for the one that requests need.
-"""
+"""The pages for people, which hold no secret and ask for the key that requests need, and what machines read."""
 
 from collections.abc import Awaitable, Callable
 from functools import partial
