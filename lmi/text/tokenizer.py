@@ -148,21 +148,16 @@ class Tokenizer:
         A text that is certain to have over `max_tokens` tokens is refused before any work. With `truncate` its left end
         is cut off instead.
         """
-        if truncate is None:
-            self.check_length(text, max_tokens)
+        least = -(-len(text) // self.max_token_chars)
+        if truncate is None and least > max_tokens:
+            counted = f"at least {least} tokens ({len(text)} characters, at most {self.max_token_chars} in each)"
+            raise PromptTooLong(f"shorter than the model's context of {max_tokens + 1} tokens", counted)
         kept = text if truncate is None else text[-max_tokens * self.max_token_chars :]
         forged = [place - len(text) + len(kept) for place in forged]
         ids = await self.encode_async(kept, add_special_tokens=add_special_tokens, forged=forged)
         if not ids:
             raise InvalidParameter("inputs", "a text of at least one token", text)
         return ids if truncate is None else ids[-truncate:]
-
-    def check_length(self, text: str, max_tokens: int) -> None:
-        """Raise PromptTooLong for a text with more characters than `max_tokens` of the longest token hold."""
-        least = -(-len(text) // self.max_token_chars)
-        if least > max_tokens:
-            counted = f"at least {least} tokens ({len(text)} characters, at most {self.max_token_chars} in each)"
-            raise PromptTooLong(f"shorter than the model's context of {max_tokens + 1} tokens", counted)
 
     def spellings(self, word: str) -> list[tuple[int, ...]]:
         """Return all encodings of a word: with and without a space before it, at the start of a text and inside."""

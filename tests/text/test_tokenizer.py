@@ -164,7 +164,7 @@ def test_neither_torch_nor_transformers_is_loaded(tmp_path: Path) -> None:
 def test_a_text_too_long_for_any_tokens_is_refused_before_it_is_read() -> None:
     tokenizer = Tokenizer(poisoned_backend())
     limit = 10 * tokenizer.max_token_chars
-    tokenizer.check_length("a" * limit, 10)
+    assert asyncio.run(tokenizer.encode_prompt("a" * limit, max_tokens=10))
     with pytest.raises(InvalidParameter, match=rf"inputs .* 11 tokens.*at least 11 tokens .{limit + 1} characters"):
         asyncio.run(tokenizer.encode_prompt("a" * (limit + 1), max_tokens=10))
 
