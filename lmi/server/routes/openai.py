@@ -26,13 +26,11 @@ MAX_TEXT_CHARS = 4 << 20  # that are only tokenized
 
 
 async def models(exchange: Exchange, models: Models) -> None:
-    cards = [entry for service in await models.listed_for_engines() for entry in cards_of(service)]
-    await exchange.send_json({"object": "list", "data": cards})
+    await exchange.send_json({"object": "list", "data": await _cards(models)})
 
 
 async def model(exchange: Exchange, models: Models) -> None:
-    name, services = exchange.scope["path_params"]["model"], await models.listed_for_engines()
-    cards = [entry for service in services for entry in cards_of(service)]
+    name, cards = exchange.scope["path_params"]["model"], await _cards(models)
     found = next((entry for entry in cards if entry["id"] == name), None)
     if found is None:
         if (only := models.only) is None:
@@ -43,12 +41,15 @@ async def model(exchange: Exchange, models: Models) -> None:
     await exchange.send_json(found)
 
 
-def cards_of(service: Service) -> list[dict[str, Any]]:
-    """Return the entries of a model, under each of its names, and of its adapters."""
-    model = service.config.model
-    entries = [] if service.adapters is None else service.adapters.entries()
-    adapters = [_card(service, entry.name) | {"parent": model.name} for entry in entries]
-    return [*(_card(service, name) for name in (model.name, *model.aliases)), *adapters]
+async def _cards(models: Models) -> list[dict[str, Any]]:
+    """Return the entries of all models, each under all of its names, and of their adapters."""
+    cards = []
+    for service in await models.listed_for_engines():
+        model = service.config.model
+        cards += [_card(service, name) for name in (model.name, *model.aliases)]
+        adapters = [] if service.adapters is None else service.adapters.entries()
+        cards += [_card(service, adapter.name) | {"parent": model.name} for adapter in adapters]
+    return cards
 
 
 def _card(service: Service, name: str) -> dict[str, Any]:
