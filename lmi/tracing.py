@@ -1,7 +1,7 @@
 """OpenTelemetry traces of requests, sent over OTLP from a thread, where `option.otlp_traces_endpoint` says to whom.
 
 Names of attributes are those of OpenTelemetry's conventions for HTTP and for generative AI (1.37 and newer), and those
-that vLLM's `llm_request` has beside them. The library reads OpenTelemetry's variables of its own parts.
+that vLLM's `llm_request` has beside them. The library reads its variables of resource, sampler and exporter.
 """
 
 from __future__ import annotations

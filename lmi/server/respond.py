@@ -39,7 +39,9 @@ async def serve_request(
     """
     with closing(Inference(exchange, service, api, model)) as inference:
         body = await inference.receive()
-        if choose is not None and (asked := inference.session_request(body)) is not None:
+        may_ask = choose is not None and not is_text(inference.content_type)
+        asked = request_type(body, is_ours=not inference.formatters.reads(api)) if may_ask else None
+        if asked is not None:
             await change_session(exchange, service, asked)
         else:
             message = await inference.read(body, choose)
@@ -77,12 +79,6 @@ class Inference:
         if not self.formatters.reads(self.api):
             exchange.check_is_whole()
         return await exchange.body(service.config.server.max_request_size, service.front_end.body_memory)
-
-    def session_request(self, body: bytes) -> str | None:
-        """Return what the body asks of sessions, None if it asks for an answer. Raises InvalidSession."""
-        if is_text(self.content_type):
-            return None
-        return request_type(body, is_ours=not self.formatters.reads(self.api))
 
     async def read(self, body: bytes, choose: Choose | None = None) -> Message[Any]:
         """Decode the body. After this, errors have the format of the answer."""

@@ -61,9 +61,8 @@ class Service:
             sockets = [runtime.engine_socket(slot) for slot in range(len(block.engines))]
             knows_prefixes = config.engine.enable_prefix_caching is not False and len(sockets) > 1
             kind = PrefixEngines if knows_prefixes else Engines
-            engines = kind(sockets, block.engines, service.record)
+            engines = service.engines = kind(sockets, block.engines, service.record)
             limits = config.server.max_adapters, config.engine.model_loading_timeout_s
-            service.engines = engines
             service.pipeline = Pipeline(Tokenizer.load(config.model.path), engines, config.model)
             service.adapters = AdapterRegistry(engines, adapters_of(runtime), *limits)
         service.sessions = Sessions.of(runtime)
