@@ -11,7 +11,7 @@ from functools import partial
 from itertools import accumulate
 from typing import Any, NamedTuple, cast
 
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Metric, ProcessCollector, core, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, Metric, ProcessCollector, core, generate_latest
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 from prometheus_client.utils import floatToGoString
@@ -294,6 +294,4 @@ def _labels(name: str, labels: Mapping[str, str]) -> dict[str, str] | None:
 
 def render(models: Models) -> bytes:
     """Return the whole text, for one scrape."""
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(BlockCollector(models))
-    return generate_latest(registry)
+    return generate_latest(BlockCollector(models))
