@@ -14,10 +14,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Gener
 from contextlib import asynccontextmanager
 from itertools import accumulate
 from typing import Any
-from urllib.parse import parse_qsl
 
 import orjson
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, QueryParams
 from starlette.types import Receive, Scope, Send
 
 from lmi.errors import ClientGone, DeadlineExceeded, LmiError, shorten
@@ -99,7 +98,7 @@ class Exchange:
     @property
     def query(self) -> dict[str, str]:
         """The parameters of the query. A name that comes twice has its last value."""
-        return dict(parse_qsl(self.scope.get("query_string", b"").decode("latin-1"), keep_blank_values=True))
+        return dict(QueryParams(self.scope.get("query_string", b"")))
 
     @property
     def has_begun(self) -> bool:

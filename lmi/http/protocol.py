@@ -16,7 +16,6 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from http import HTTPStatus
 from typing import Any, ClassVar, Literal
 from urllib.parse import unquote
 
@@ -24,7 +23,7 @@ import httptools
 import orjson
 from starlette.datastructures import Headers
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from lmi.errors import shorten
 from lmi.http.exchange import SENT
@@ -414,14 +413,10 @@ class GuardedProtocol(HttpToolsProtocol):
             self.transport.close()  # an answer to this request has already begun
             return self._set_timer(self.transport.abort, LINGER_S)
         self.note_refusal(refusal)
-        retry = "retry-after: 1\r\n" if refusal.status == 503 else ""
         body, more = self.rendered(refusal)
-        phrase = HTTPStatus(refusal.status).phrase
-        head = (
-            f"HTTP/1.1 {refusal.status} {phrase}\r\ncontent-type: application/json\r\n"
-            f"content-length: {len(body)}\r\n{more}{retry}connection: close\r\n\r\n"
-        )
-        self.transport.write(head.encode() + body)
+        more += "retry-after: 1\r\n" if refusal.status == 503 else ""
+        fields = f"content-type: application/json\r\ncontent-length: {len(body)}\r\n{more}connection: close\r\n\r\n"
+        self.transport.write(STATUS_LINE[refusal.status] + fields.encode() + body)
         return self._linger(LINGER_S)
 
     def rendered(self, refusal: Refusal) -> tuple[bytes, str]:
