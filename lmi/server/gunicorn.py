@@ -204,13 +204,12 @@ def on_starting(server: Arbiter) -> None:
 
 def pre_fork(server: Arbiter, worker: FrontEndWorker) -> None:
     """Give the worker the lowest slot that no live worker of any master has. Runs in the master."""
-    mine = {other.slot for other in server.WORKERS.values()}
-    free = [i for i, record in enumerate(_block.frontends) if i not in mine and not _is_in_use(record)]
+    slots = set(range(len(_block.frontends))) - {other.slot for other in server.WORKERS.values()}
+    free = [slot for slot in slots if not _is_in_use(_block.frontends[slot])]
     if not free:  # masters died faster than the streams of their workers ended
-        oldest = min(set(range(len(_block.frontends))) - mine, key=lambda i: _block.frontends[i].beat_s)
-        linux.send(_block.frontends[oldest].pid, signal.SIGKILL)
-        free = [oldest]
-    worker.slot = free[0]
+        free = [min(slots, key=lambda slot: _block.frontends[slot].beat_s)]
+        linux.send(_block.frontends[free[0]].pid, signal.SIGKILL)
+    worker.slot = min(free)
     gc.freeze()  # a collection in the worker would write to every object, and so copy the pages that both share
 
 
