@@ -156,7 +156,7 @@ class ErrorMiddleware:
                 await self._app(scope, receive, send)
         except HTTPException as error:  # starlette's own 404 and 405
             message = f"{error.detail}: {exchange.method} {shorten(exchange.path)}"
-            await self._refuse(exchange, LmiError(message), error.status_code, error.headers)
+            await self._refuse(exchange, LmiError(message), error.status_code, error.headers or {})
         except ClientGone:
             exchange.status = ClientGone.status
         except LmiError as error:
@@ -170,16 +170,14 @@ class ErrorMiddleware:
             if exchange.has_begun:
                 raise  # an answer has begun: the server cuts the connection, which shows that it is incomplete
             said = f"internal error, see the log for request {exchange.request_id}"
-            await self._refuse(exchange, LmiError(said), LmiError.status)
+            await self._refuse(exchange, LmiError(said), LmiError.status, {})
         finally:
             self._open.remove(exchange)
             self._front_end.body_memory.change(exchange.num_body_bytes, 0)
             self._finish(exchange)
         return None
 
-    async def _refuse(
-        self, exchange: Exchange, error: LmiError, status: int, headers: Mapping[str, str] | None = None
-    ) -> None:
+    async def _refuse(self, exchange: Exchange, error: LmiError, status: int, headers: Mapping[str, str]) -> None:
         """Answer as the API of the path does."""
         model = self._models.usual
         api = api_at(exchange.path, model)
@@ -189,7 +187,7 @@ class ErrorMiddleware:
         else:
             rendered = api.errors.render_status(status, str(error), format, request_id)
         body = api.whole(rendered.media_type, rendered.body)
-        await exchange.send_whole(rendered.status, rendered.media_type, body, (headers or {}).items())
+        await exchange.send_whole(rendered.status, rendered.media_type, body, headers.items())
 
     def end_requests(self) -> None:
         """End every open request with an error, because this process ends."""

@@ -99,9 +99,8 @@ class Inference:
         self.format = parsed.format
         self.service.front_end.report_ignored(parsed.ignored, self.exchange.request_id)
         self.service.check_sequences(parsed.requests)
-        of_body: dict[str, Any] = {} if self.session is None else {"session": self.session}
-        if (urgency := client_priority(self.exchange)) is not None:
-            of_body["priority"] = urgency
+        given = {"session": self.session, "priority": client_priority(self.exchange)}
+        of_body: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         if not of_body:
             return parsed
         return replace(parsed, requests=tuple(replace(request, **of_body) for request in parsed.requests))

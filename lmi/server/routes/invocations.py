@@ -58,7 +58,6 @@ async def invoke_model(exchange: Exchange, service: Service) -> None:
 
 
 def api_of_route(route: str) -> AnyApi:
-    """Return the API of a route. Raises UnknownRoute."""
     if route not in BY_ROUTE:
         known = ", ".join(BY_ROUTE)
         raise UnknownRoute(f"route must be one of {known}, given {shorten(route)} ({CUSTOM_ATTRIBUTES})")
