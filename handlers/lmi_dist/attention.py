@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from handlers.lmi_dist.facts import ModelFacts
+from handlers.lmi_dist.operations import Attend
 from handlers.lmi_dist.placement import Placement
 from handlers.lmi_dist.runner import Chunk, Plan
 
@@ -108,35 +109,28 @@ class Attention:
         """Store the keys of all heads, then the values of all heads, of each row: (rows, 2 * kv_heads, head_dim)."""
         self._kv.flat[layer].index_copy_(0, self._cells, keys_values.reshape(-1, self._kv.head_dim))
 
-    def __call__(
-        self,
-        layer: int,
-        queries: Tensor,
-        scale: float,
-        softcap: float | None,
-        window: int | None,
-        is_wanted: bool = False,
-    ) -> Tensor:
+    def __call__(self, queries: Tensor, how: Attend) -> Tensor:
         """(rows, heads, head_dim) to (rows, heads * head_dim). With `is_wanted` these are only the wanted rows."""
+        window, is_wanted = how.window, how.is_wanted
         if (calls := self._calls.get((window, is_wanted))) is None:
             calls = self._calls[window, is_wanted] = list(self._plan_calls(window, is_wanted))
-        answers = [self._answer(call, layer, queries, scale, softcap) for call in calls] or [queries.flatten(1)]
+        answers = [self._answer(call, queries, how) for call in calls] or [queries.flatten(1)]
         return answers[0] if len(answers) == 1 else torch.cat(answers)
 
-    def _answer(self, call: AttentionCall, layer: int, queries: Tensor, scale: float, softcap: float | None) -> Tensor:
+    def _answer(self, call: AttentionCall, queries: Tensor, how: Attend) -> Tensor:
         """The answers of the rows of one call: (last - first, heads * head_dim)."""
         slots, positions = (slice(one.start, one.stop) for one in (call.slots, call.positions))
         part = (slots, slice(None), positions)
-        keys, values = (half[part] for half in self._kv.layers[layer])  # (slots, kv_heads, positions, head_dim)
+        keys, values = (half[part] for half in self._kv.layers[how.layer])  # (slots, kv_heads, positions, head_dim)
         if call.num_queries > 1:
             heads = queries[call.first : call.last].transpose(0, 1)[None]  # (1, heads, queries, head_dim)
-            return _attend(heads, keys, values, call, scale, softcap)[0].transpose(0, 1).flatten(1)
+            return _attend(heads, keys, values, call, how)[0].transpose(0, 1).flatten(1)
         rows = queries[call.first : call.last] if call.queries is None else queries.index_select(0, call.queries)
         groups = rows.unflatten(1, (self._kv.num_heads, -1))  # (slots, kv_heads, queries of a key head, head_dim)
         num_queries = groups.shape[2]
         if num_queries % 2 and num_queries > 1:  # torch is up to twice as fast with an even number
             groups = functional.pad(groups, (0, 0, 0, 1))
-        answers = _attend(groups, keys, values, call, scale, softcap)[:, :, :num_queries].flatten(1)
+        answers = _attend(groups, keys, values, call, how)[:, :, :num_queries].flatten(1)
         return answers if call.answers is None else answers.index_select(0, call.answers)
 
     def _plan_calls(self, window: int | None, is_wanted: bool) -> Iterator[AttentionCall]:
@@ -197,8 +191,6 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class AdaptedRows:
-    """The rows of one adapter."""
-
     adapter: int
     rows: Tensor  # (num_rows,)
     wanted: Tensor  # (num_wanted,): places among the wanted rows
@@ -215,16 +207,14 @@ class StepInputs:
     adapted: tuple[AdaptedRows, ...] = ()
 
 
-def _attend(
-    query: Tensor, keys: Tensor, values: Tensor, call: AttentionCall, scale: float, softcap: float | None
-) -> Tensor:
+def _attend(query: Tensor, keys: Tensor, values: Tensor, call: AttentionCall, how: Attend) -> Tensor:
     """Attend with (slots, heads, queries, head_dim) tensors, of which keys and values may have fewer heads."""
-    if softcap is None:
+    if (softcap := how.softcap) is None:
         return functional.scaled_dot_product_attention(
-            query, keys, values, attn_mask=call.mask, is_causal=call.is_causal, scale=scale, enable_gqa=True
+            query, keys, values, attn_mask=call.mask, is_causal=call.is_causal, scale=how.scale, enable_gqa=True
         )
     folded = query.reshape(*keys.shape[:2], -1, query.shape[3])  # the queries of a key head in one product
-    scores = torch.matmul(folded, keys.mT).mul_(scale / softcap).tanh_().mul_(softcap)
+    scores = torch.matmul(folded, keys.mT).mul_(how.scale / softcap).tanh_().mul_(softcap)
     mask = call.mask
     if call.is_causal:
         mask = torch.full((call.num_queries, call.num_queries), -math.inf, device=scores.device).triu_(1)

@@ -21,7 +21,7 @@ from handlers.lmi_dist.attention import StepInputs
 from handlers.lmi_dist.captured import HIDDEN_STATES, declared_names, layer_name
 from handlers.lmi_dist.config_file import KEEPS_ITS_OWN, unsupported
 from handlers.lmi_dist.facts import ModelFacts
-from handlers.lmi_dist.operations import Adapter
+from handlers.lmi_dist.operations import Adapter, Attend
 from handlers.lmi_dist.placement import Placement, Weight
 from handlers.lmi_dist.program import Module, Piece, Site
 from handlers.lmi_dist.runner import Chunk, Plan
@@ -108,7 +108,7 @@ class HuggingFaceModel:
         attention, queries = self.step.attention, query[0].transpose(0, 1)
         attention.write(layer, torch.cat((key[0], value[0])).transpose(0, 1))
         scale = options.get("scaling") or query.shape[-1] ** -0.5
-        answer = attention(layer, queries, scale, options.get("softcap"), window)
+        answer = attention(queries, Attend(0, 0, layer, scale, options.get("softcap"), window))  # of no program
         return answer.view(1, len(answer), -1, query.shape[-1])
 
     def check(self, forward: Callable[[Plan], Tensor]) -> None:

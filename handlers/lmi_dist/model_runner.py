@@ -188,8 +188,7 @@ class TorchModel:
         step.attention.write(operation.layer, keys_values)
         if operation.is_wanted:
             queries = queries.index_select(0, step.wanted)
-        scale, softcap, window = operation.scale, operation.softcap, operation.window
-        return step.attention(operation.layer, queries, scale, softcap, window, operation.is_wanted)
+        return step.attention(queries, operation)
 
 
 def _multiply_adapted(operation: Linear[Weight], x: Tensor, low: list[tuple[Tensor, LowRank[Tensor]]]) -> Tensor:
