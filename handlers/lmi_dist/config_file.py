@@ -7,7 +7,7 @@ out, and a test compares it with the classes of transformers. What is not known 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -196,7 +196,8 @@ def check_config(file: Path, config: Mapping[str, Any]) -> None:
     if model_type in OWN_ATTENTION:
         raise unsupported(file, f"{name or model_type} {KEEPS_ITS_OWN}")
     if (known := _types_text()) and f'"{model_type}"' not in known:
-        raise unsupported(file, f"transformers {_version()} knows no model_type {shorten(model_type)}, a newer one may")
+        why = f"transformers {version('transformers')} knows no model_type {shorten(model_type)}, a newer one may"
+        raise unsupported(file, why)
     if name and name not in DEFAULTS:
         check_extra(file, f"{name} runs through the modules of transformers")
 
@@ -224,13 +225,6 @@ def _types_text() -> str:
         return ""
     files = [folder / "models" / "auto" / name for name in MAPPINGS]
     return "".join(file.read_text(encoding="utf-8") for file in files if file.is_file())
-
-
-def _version() -> str:
-    try:
-        return version("transformers")
-    except PackageNotFoundError:
-        return ""
 
 
 def read_config(file: Path, name: str, raw: Mapping[str, Any]) -> SimpleNamespace | None:

@@ -92,7 +92,6 @@ def _describe(file: Path, raw: dict[str, Any]) -> Architecture | None:
 
 
 def _facts_of_modules(file: Path, raw: dict[str, Any]) -> ModelFacts:
-    """The facts of a model that runs through the modules of transformers."""
     name = class_name(raw["architectures"])
     check_extra(file, f"{name} runs through the modules of transformers")
     config = _config_of_transformers(file, f"{name} runs through the modules of")

@@ -53,11 +53,7 @@ class PostProcessors:
         check_post_processors(config)
         self._named = dict(config.processor_map)
         self._batched = config.processor_batched
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The names that a request may give."""
-        return (*self._named, *([BATCHED] if self._batched is not None else []))
+        self.names = (*self._named, *([] if self._batched is None else [BATCHED]))  # that a request may give
 
     def apply(self, logits: Floats, sequences: list[EmbeddedSequence]) -> None:
         """Let the functions change rows of `logits` (num_sequences, vocab), whose requests all name one.

@@ -41,8 +41,6 @@ from lmi.executor import PromptLogProb, SamplingConfig, TokenLogProb
 
 MIN_TEMPERATURE = 1e-5
 MAX_TOP_LOG_PROBS = 20
-
-
 # A token, its log-prob if the request wants any, and the alternatives if it wants them: what `Sequence.append` takes.
 Draw: TypeAlias = tuple[int, float, list[TokenLogProb] | None]
 
@@ -64,7 +62,6 @@ class SamplerState:
     rules: LogitsRules | None
 
     def fork(self) -> Self:
-        """The same for another sequence with the same tokens."""
         return replace(self, rules=self.rules and self.rules.fork())
 
 

@@ -15,7 +15,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate, takewhile
 from operator import attrgetter
-from typing import TypeAlias
 
 from handlers.lmi_dist.cached_blocks import TOKENS_PER_PART, Match, Root, retentions
 from handlers.lmi_dist.kv_cache import KvCache
@@ -23,8 +22,6 @@ from handlers.lmi_dist.pace import Drafter, Pace, num_worth
 from handlers.lmi_dist.runner import Chunk, Plan, num_tokens_of
 from handlers.lmi_dist.sequence import BeamRows, EmbeddedSequence
 from lmi.executor import SpecDecodingStats
-
-MayRun: TypeAlias = Callable[[EmbeddedSequence, SequenceOf[EmbeddedSequence]], bool]
 
 MIN_AWAITED_TOKENS = 16  # a step of one row takes about as long as that many rows more
 MIN_COPIED_TOKENS = 4  # fewer are computed as fast as their block is copied
@@ -69,9 +66,10 @@ class Scheduler:
         pace: Pace,
         *,
         drafts: bool = False,  # whether decodes may have drafts; without an invariant model answers would change
-        may_run: MayRun | None = None,  # whether a sequence may run beside others, or fails; nothing overtakes one
+        may_run: Callable[[EmbeddedSequence, SequenceOf[EmbeddedSequence]], bool] | None = None,
         num_express: int = 0,  # the slots that only express requests get
     ) -> None:
+        """`may_run`: whether a sequence may run beside others, or fails; nothing overtakes one."""
         self._may_run, self._num_express = may_run, num_express
         has_adapters = may_run is not None and cache.shares_blocks
         self._order = attrgetter("adapter", "slot") if has_adapters else attrgetter("slot")  # of decodes
@@ -182,10 +180,7 @@ class Scheduler:
             self.cache.retain(slot, retentions(config, sequence.num_prompt_tokens, num_tokens, size), last)
 
     def _make_room(self) -> int:
-        """Give each decoding sequence room for its next token. If blocks run out, preempt the last in rank.
-
-        Returns the number of preemptions.
-        """
+        """Give each decoding sequence room for its next token, or preempt the last in rank. Returns how many were."""
         num_before, size = len(self.running), self.cache.tokens_per_block
         for sequence in self.running[:]:
             if sequence.slot is None:

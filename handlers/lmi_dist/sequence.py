@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class EmbeddedSequence(Sequence):
-    """A sequence, and what the parts of the engine know of it."""
-
     adapter: int = 0  # the number by which the runner knows the request's adapter
     sampler_state: SamplerState | None = None
     drafter: Drafter | None = None
@@ -52,7 +50,6 @@ class EmbeddedSequence(Sequence):
 
     @property
     def slots(self) -> list[int]:
-        """All slots of a running sequence."""
         assert self.slot is not None
         return [self.slot] if self.rows is None else self.rows.slots
 

@@ -77,10 +77,7 @@ class Checkpoint:
         self.files = {name: file for file, table in self._tables.items() for name in table}  # of each tensor
 
     def take(self, name: str, shape: Iterable[int]) -> Array:
-        """Read the tensor `name`, whose shape must be `shape`. Raises ModelUnusable.
-
-        Take each tensor once.
-        """
+        """Read the tensor `name`, once, whose shape must be `shape`. Raises ModelUnusable."""
         file = self.files.get(name)
         if file is None:
             raise ModelUnusable(f"{self.folder}: tensor {name} is missing from its weight files")
@@ -112,7 +109,6 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def _tables(folder: Path, allow_pickle: bool) -> dict[Path, Mapping[str, Array]]:
-    """The tensors of each weight file of a folder."""
     read: Callable[[Path], Mapping[str, Array]] = SafetensorsFile
     files, fault, tables = _weight_files(folder), "not a whole safetensors file", dict[Path, Mapping[str, Array]]()
     if not files:
