@@ -6,8 +6,7 @@ would stand. Strangers share only parts of 16 tokens, and clients are told of su
 those of a prompt could be guessed one by one, by time or by `cached_tokens`.
 
 Of the idle blocks that with the lowest priority is evicted first, then the one that was idle longest. The tree must
-have nothing below it, so a block is kept as long as any of those below it. How long a request wants its blocks to be
-kept, it says block by block.
+have nothing below it, so a block is kept as long as any of those below it.
 """
 
 import heapq

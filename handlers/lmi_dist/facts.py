@@ -2,10 +2,6 @@
 
 transformers is imported only for a model that its modules run, and for a file that leaves out what only transformers
 knows. A fault of the file is reported in one line that names it and the cause.
-
-A checkpoint is an embedding model if it has the modules of sentence-transformers (modules.json, and config.json in the
-folder of Pooling), or if its class has no head, as MistralModel. Then, as in vLLM, the embedding is the state of the
-last token, normalised.
 """
 
 from collections.abc import Mapping
@@ -135,7 +131,9 @@ def _dtype(file: Path, raw: dict[str, Any]) -> str | None:
 def read_pooling(file: Path, config: Mapping[str, Any], architecture: Architecture | None) -> Pooling | None:
     """The pooling of the checkpoint with this config.json, or None if it generates text.
 
-    Raises ModelUnusable for an embedding model that cannot run here, as one without an architecture of ours.
+    It gives embeddings if it has the modules of sentence-transformers (modules.json, and config.json in the folder of
+    Pooling), or if its class has no head, as MistralModel: then of the last token, normalised, as in vLLM. Raises
+    ModelUnusable for an embedding model that cannot run here, as one without an architecture of ours.
     """
     folder, name = file.parent, class_name(config["architectures"])
     is_headless = name in DEFAULTS and config["architectures"][0] != name

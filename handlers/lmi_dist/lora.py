@@ -3,9 +3,6 @@
 An adapter adds scale * B A to the weight of each linear that its weights name. A site has the As of the linears that it
 joins one below the other, and their Bs on a diagonal. What is not plain LoRA on linears of this model, by the rules of
 PEFT 0.21, is refused with the reason.
-
-The running sequences use at most `option.max_loras` adapters together: a sequence with one more waits, and those behind
-it too. With `option.max_cpu_loras` the weights that were used longest ago are dropped, and read again when needed.
 """
 
 from __future__ import annotations
@@ -266,7 +263,10 @@ class LoraAdapters(Adapters):
         return True
 
     def may_run(self, sequence: EmbeddedSequence, running: SequenceOf[EmbeddedSequence]) -> bool:
-        """Whether a sequence may run beside others; its adapter's weights are there then, or it fails."""
+        """Whether a sequence may run beside others, with at most `option.max_loras` adapters together.
+
+        Its adapter's weights are there then, or it fails.
+        """
         used = {one.adapter for one in running} - {0}
         if not sequence.adapter or sequence.adapter in used:
             return True

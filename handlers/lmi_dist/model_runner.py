@@ -1,10 +1,8 @@
 """A model run with torch: on CUDA, and on a CPU that the native kernels do not know.
 
-All tokens of a step, decodes and prompt chunks, are rows of the same buffers. A model small enough for a CPU spends
-much of a step between the calls of torch, so norms and rotations take few of them.
-
-The process must set OMP_NUM_THREADS before it imports torch, and always GOMP_SPINCOUNT=1000, without which two threads
-beside one busy process are ten times slower.
+A model small enough for a CPU spends much of a step between the calls of torch, so norms and rotations take few of
+them. The process must set OMP_NUM_THREADS before it imports torch, and always GOMP_SPINCOUNT=1000, without which two
+threads beside one busy process are ten times slower.
 """
 
 from __future__ import annotations

@@ -4,9 +4,8 @@ While sequences decode, a long step is a gap in every stream, so prompt tokens j
 if a crowd of prompts waits. The time of a step follows from its number of rows (a row is one token, of a decode or of a
 prompt): a `Pace` remembers how long steps of about each size took, and draws lines between them.
 
-A draft is the tokens that followed when the sequence last ended as it does now. A step computes it together with the
-last token, and every token is drawn as without a draft. So a draft changes no answer, only the number of steps. Source:
-prompt lookup decoding (Saxena 2023).
+A step computes a draft together with the last token, and every token is drawn as without one. So a draft changes no
+answer, only the number of steps. Source: prompt lookup decoding (Saxena 2023).
 """
 
 from bisect import bisect_left, bisect_right

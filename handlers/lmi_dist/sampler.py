@@ -1,13 +1,9 @@
 """Draws a token from each row of the logits, by the rules of the row's request.
 
-Log-probs are the model's, before any rule. Functions of the user change a copy of the row, then
-rules (`logits_rules`) and a guide (`guides`). Temperature, top_k, top_p, min_p and typical_p apply each to the result
-of the one before, as in transformers, and one uniform number per (seed, position) picks the token by inverse CDF.
-What is wanted of each row is a record of `native/sampling`, and one call fulfils those of a step: natively, or by
-numpy. The bits of a row depend on it alone.
-
-The candidates of a beam search are the best log-probs of the model, after functions of the user and rules have changed
-them, as in transformers' beam search. The search adds up what is left.
+Log-probs are the model's, before any rule. Functions of the user change a copy of the row, then rules and a guide.
+What is wanted of each row is a record of `native/sampling`, which says how a token is drawn, and one call fulfils those
+of a step. The bits of a row depend on it alone. The candidates of a beam search are the best log-probs of the model
+after such changes, as in transformers.
 """
 
 from collections.abc import Iterator

@@ -5,8 +5,8 @@ preempted first. The prompt of a request is computed once for those of its seque
 leads, the others hold a slot and follow, and get a copy in the step that completes the prompt. A sequence that finds no
 room by then computes its tokens itself.
 
-A step of a full batch may take many times as long as one of a few sequences. So express ones that decode also get short
-steps without the others, for a part of the time.
+Express ones that decode also get short steps without the others, for a part of the time: one of a full batch may take
+many times as long.
 """
 
 from bisect import insort
