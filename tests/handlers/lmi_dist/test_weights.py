@@ -99,6 +99,15 @@ def lose_shard(folder: Path) -> None:
     (folder / "b.safetensors").unlink()
 
 
+def narrow_tensor(folder: Path) -> None:
+    name, dtype = "model.norm.weight", torch.float8_e4m3fn
+    change(folder, lambda tensors: tensors.update({name: tensors[name].to(dtype)}))
+
+
+def empty_index(folder: Path) -> None:
+    (folder / "model.safetensors.index.json").write_text("{}")
+
+
 def shard(folder: Path) -> None:
     tensors = load_file(folder / WEIGHTS)
     names = sorted(tensors)
@@ -128,6 +137,8 @@ def shard(folder: Path) -> None:
         (remove_all, "model", "does not exist"),
         (clear, "model", "is empty"),
         (lose_shard, "b.safetensors", "missing"),
+        (narrow_tensor, WEIGHTS, "tensor model.norm.weight cannot be read: its dtype F8_E4M3 is not read here"),
+        (empty_index, "model.safetensors.index.json", "no weight_map"),
     ],
 )
 def test_a_broken_folder_is_one_line_that_names_file_and_cause(
