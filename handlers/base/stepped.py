@@ -205,7 +205,9 @@ class SteppedExecutor(Mailbox, Generic[AnySequence]):
                 self._is_accepting = False
                 sequences = [*self._all_live(), *self._arrived]
                 self._live, self._arrived = {}, []
-            self._publish(_fail(sequences, f"the engine stopped: {error}", ErrorKind.ENGINE_LOST))
+            for sequence in sequences:
+                sequence.fail(f"the engine stopped: {error}", ErrorKind.ENGINE_LOST)
+            self._publish(sequences)
         finally:
             self._end_waiting()
             for _, outcome in self._calls:
@@ -277,7 +279,9 @@ class SteppedExecutor(Mailbox, Generic[AnySequence]):
         except EngineStopped:
             raise
         except Exception as error:
-            failed = _fail(self._active, f"the step failed: {error}", self._kind_of(error))
+            failed = list(self._active)
+            for sequence in failed:
+                sequence.fail(f"the step failed: {error}", self._kind_of(error))
             log.exception("a step failed; its requests end with an error: %s", [one.id for one in failed])
             self._num_failed_steps += 1
             return Step(touched=[one for one in self._all_live() if one.is_finished])  # some ended before it failed
@@ -328,13 +332,6 @@ class SteppedExecutor(Mailbox, Generic[AnySequence]):
 
 def _num_requests(sequences: Iterable[TokenSequence]) -> int:
     return len({sequence.id for sequence in sequences})
-
-
-def _fail(sequences: Iterable[AnySequence], message: str, kind: ErrorKind) -> list[AnySequence]:
-    failed = list(sequences)
-    for sequence in failed:
-        sequence.fail(message, kind)
-    return failed
 
 
 def _with_siblings_of_failed(sequences: Iterable[AnySequence]) -> list[AnySequence]:
