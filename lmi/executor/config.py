@@ -35,9 +35,6 @@ class KvCacheConfig:
     enable_block_reuse: bool = True
     max_tokens: int | None = None
 
-    def __post_init__(self) -> None:
-        check_int("max_tokens", self.max_tokens, 1)
-
 
 @dataclass
 class LogitsPostProcessorConfig:

@@ -67,8 +67,8 @@ class SamplingConfig(_BeamWidth, frozen=True, kw_only=True):
                 raise broken(name, f"at most {MAX_SEQUENCES}", getattr(self, name))
         if self.beam_width > 1 and self.num_return_sequences > self.beam_width:
             raise broken("num_return_sequences", f"at most beam_width ({self.beam_width})", self.num_return_sequences)
-        for name, minimum in (("top_k", 0), ("min_tokens", 0), ("early_stopping", 0), ("no_repeat_ngram_size", 0)):
-            check_int(name, getattr(self, name), minimum)
+        for name in ("top_k", "min_tokens", "early_stopping", "no_repeat_ngram_size"):
+            check_int(name, getattr(self, name), 0)
         check_int("seed", self.seed, 0, MAX_SEED)
         check_range("temperature", self.temperature, 0.0, MAX_TEMPERATURE)
         check_range("top_p", self.top_p, 0.0, 1.0, low_open=True)
