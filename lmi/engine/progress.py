@@ -52,15 +52,13 @@ def shown(*, has_bar: bool, format: str) -> Iterator[Stages]:
 
 
 class Lines:
-    """A line for each tenth of a stage, where the last line is old enough."""
+    """A line for the beginning of a stage and for each tenth of it, where the last line is old enough."""
 
     def __init__(self) -> None:
         self._stage, self._tenth, self._logged_s = "", -1, 0.0
 
     def __call__(self, stage: str, share: float) -> None:
-        if stage != self._stage:
-            self._stage, self._tenth, self._logged_s = stage, -1, 0.0
         now, tenth = time.monotonic(), int(share * 10)
-        if tenth > self._tenth and now - self._logged_s >= LOG_S:
-            self._tenth, self._logged_s = tenth, now
+        if stage != self._stage or (tenth > self._tenth and now - self._logged_s >= LOG_S):
+            self._stage, self._tenth, self._logged_s = stage, tenth, now
             log.info("loading: %s %d %%", stage, tenth * 10)
