@@ -20,28 +20,24 @@ from lmi.engine.overload import LearningQueue
 from lmi.engine.progress import shown
 from lmi.engine.server import Dispatcher, FrontEndConnection
 from lmi.errors import BadConfiguration
-from lmi.executor import Executor, Progress
+from lmi.executor import Executor
 from lmi.ipc import listen
 from lmi.runtime import LoadReport, Runtime
-from lmi.settings.config import EngineConfig
 from lmi.shared import linux, slot_process
 from lmi.shared.state import EngineRecord, Phase
 
 BEAT_S = 0.2
 FINISH_S = 2.0  # for requests that are still open at SIGTERM
 
-# Loads a model. Raises a StartError that names the file or option at fault, or ImportError for a missing library.
-Loader = Callable[[EngineConfig, str, Progress], Executor]
 
-
-def resolve(handler: str, load: str) -> Loader:
+def resolve(handler: str, load: str) -> Callable[..., Executor]:
     """Return the function `load`, a "module:function", which loads the engine of `handler`.
 
     It is the first to import the engine's module. Raises BadConfiguration for a handler whose library is missing.
     """
     module, _, name = load.partition(":")
     try:
-        return cast(Loader, attrgetter(name)(import_module(module)))
+        return cast(Callable[..., Executor], attrgetter(name)(import_module(module)))
     except ImportError as error:
         raise missing_library(handler, error) from error
 
