@@ -1,10 +1,9 @@
 """An engine without a model. It repeats the prompt's tokens as the answer, one token a step.
 
-It serves load tests of everything before the engine, and tests of faults. It keeps the whole contract (streaming,
-cancel, deadlines, stop words, end tokens, statistics) and ignores how a token should be chosen. Every log-prob is the
-same, also of the alternatives. Only what would forbid a token of the prompt, or needs logits, is refused.
-Its options are `echo_step_ms` (how long a step takes, 10), `echo_max_num_sequences` (64), and token ids that break it
-when a prompt holds them: `echo_fault_token` (the step raises), `echo_hang_token` (the step never ends),
+It serves load tests of everything before the engine, and tests of faults. It keeps the whole contract and ignores how a
+token should be chosen. Every log-prob is the same. Only what would forbid a token of the prompt, or needs logits, is
+refused. Its options are `echo_step_ms` (how long a step takes, 10), `echo_max_num_sequences` (64), and token ids that
+break it when a prompt holds them: `echo_fault_token` (the step raises), `echo_hang_token` (the step never ends),
 `echo_die_token` (the process exits).
 """
 

@@ -1,8 +1,6 @@
-"""The configuration of an engine in two forms: the contract's, and the server's options.
+"""The configuration of an engine in two forms, the contract's and the server's options, and what engines make of them.
 
-An Executor takes either. What both have is translated here; the rest of each form has its defaults in the other. Here
-too is what engines make of options alike: the file of post-processors, the default size of a KV cache, and the refusal
-of pickled weights.
+An Executor takes either. What both have is translated here; the rest of each form has its defaults in the other.
 """
 
 import importlib.util

@@ -2,9 +2,6 @@
 
 msgspec checks no type when Python builds a request, and a value of a wrong type would fail a step of all that run in
 it, or end the engine. What counts as an integer, a number or a list, as numpy's do, becomes a plain one.
-
-A Mailbox gives out request ids and knows which requests still owe a Response. Responses posted together become ready
-together.
 """
 
 import operator

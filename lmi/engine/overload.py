@@ -1,12 +1,8 @@
 """The queue of an engine that learns its speed and how long clients wait, and refuses early what would wait longer.
 
-A request is let in while it is expected to start and to end soon enough: within `max_wait_s`, its deadline, and the
-time that clients have lately been seen to wait. While the batch has room, or before a speed is known, every one is.
-
-A client of whom nothing runs need not wait for an end: a few express places beside the batch are for such.
-
-If the queue was long for a while, a new request must be expected to be next. The order stays that of arrival: if the
-newest went first, the oldest would wait for as long as the load lasts, and be refused late.
+While the batch has room, or before a speed is known, every request is let in. A client of whom nothing runs need not
+wait for an end: a few express places beside the batch are for such. The order stays that of arrival: if the newest
+went first, the oldest would wait for as long as the load lasts, and be refused late.
 """
 
 import math
@@ -165,7 +161,10 @@ class LearningQueue(RequestQueue):
         super().offer(entry, now)
 
     def _why_refused(self, entry: QueueEntry, now: float) -> str:
-        """Return why a request would wait too long, or "". Notes what it is expected to wait."""
+        """Return why a request would wait too long, or "". Notes what it is expected to wait.
+
+        If the queue was long for a while, it must be expected to be next.
+        """
         ahead_s, own_s = self._ahead_s(entry), self.service_s(entry)
         wait_s = entry.expected_s = self._next_end_s() + ahead_s
         takes_s, left_s = wait_s + own_s, entry.deadline_s - now
@@ -303,10 +302,7 @@ class LearningQueue(RequestQueue):
             self.first_token_patience.note(waited_s, has_left=has_left, now=now)
 
     def note_step(self, seconds: float, num_prompt_tokens: int, num_output_tokens: int) -> None:
-        """A step of the engine has ended, `seconds` after the one before it.
-
-        A short step of express requests beside a full batch is added to the next step: the batch waits for both.
-        """
+        """A short step of express requests beside a full batch is added to the next step: the batch waits for both."""
         if self._num_running >= self._places and 0 < num_output_tokens <= self._num_express_running < self._places:
             self._short_steps_s += seconds
             return
