@@ -178,26 +178,25 @@ class RequestQueue:
         self._num_steps += 1
 
     def remove(self, entry: QueueEntry, now: float, *, has_left: bool = False, is_answered: bool = False) -> None:
-        """Forget a request that has ended, or whose client has gone, wherever it is."""
+        """Forget a request that has ended, or whose client has gone, wherever it is.
+
+        One that ran gives back its places, and what its client paid for tokens that were not made.
+        """
         if entry.started_step is None:
             self._forget(entry)
         else:
-            self._end(entry, entry.started_step, is_answered=is_answered)
+            client = self._clients[entry.client]
+            self._count(entry, client, -entry.num_open)
+            del self._running[entry]
+            share = min(1.0, max(1, self._num_steps - entry.started_step) / entry.max_tokens)
+            unused = max(0.0, self._answered_share - share) * entry.max_tokens * entry.num_sequences
+            client.had -= min(self._price(0, unused), entry.charged)
+            if is_answered:
+                self._num_answers = min(self._num_answers + 1, ANSWERS_REMEMBERED)
+                self._answered_share += (share - self._answered_share) / self._num_answers
         if len(self._clients) > MAX_IDLE_CLIENTS:  # those with less are served no worse if they begin anew
             busy = {name: one for name, one in self._clients.items() if one.lines or one.num_running}
             self._clients = busy | {name: one for name, one in self._clients.items() if one.had > self._had}
-
-    def _end(self, entry: QueueEntry, started_step: int, *, is_answered: bool) -> None:
-        """Give back the places of a running request, and what its client paid for tokens that were not made."""
-        client = self._clients[entry.client]
-        self._count(entry, client, -entry.num_open)
-        del self._running[entry]
-        share = min(1.0, max(1, self._num_steps - started_step) / entry.max_tokens)
-        unused = max(0.0, self._answered_share - share) * entry.max_tokens * entry.num_sequences
-        client.had -= min(self._price(0, unused), entry.charged)
-        if is_answered:
-            self._num_answers = min(self._num_answers + 1, ANSWERS_REMEMBERED)
-            self._answered_share += (share - self._answered_share) / self._num_answers
 
     def _count(self, entry: QueueEntry, client: Client, num_sequences: int) -> None:
         client.num_running += num_sequences
