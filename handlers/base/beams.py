@@ -105,7 +105,7 @@ class BeamSearch:
                 steps.append(Continuation(parent, beam.token_ids[-1]))
                 running.append(beam)
             elif rank < self.beam_width:  # a worse one is only passed over, so that enough beams run on
-                self._finish(beam)
+                self.finished = sorted([*self.finished, beam], key=self._score, reverse=True)[: self.beam_width]
         self.running = running
         if running and self._is_settled():
             self.running, steps = [], []
@@ -130,10 +130,6 @@ class BeamSearch:
             sum=beam.sum + score,
             finish_reason=self._reason_after(token_ids),
         )
-
-    def _finish(self, beam: Beam) -> None:
-        """Keep a finished beam if it is among the best. Of two that are equal, the earlier one is."""
-        self.finished = sorted([*self.finished, beam], key=self._score, reverse=True)[: self.beam_width]
 
     def _is_settled(self) -> bool:
         """Whether the finished beams are enough and no running beam can become better than the worst of them."""
