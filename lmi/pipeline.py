@@ -52,9 +52,13 @@ class Pipeline:
     async def generate(self, requests: Sequence[GenerationRequest], take: Take) -> None:
         """Pass the Deltas of the answer to `take`. Raises LmiError, before the first Delta or after some.
 
-        Requests that are answered together run concurrently, and the first failure ends the whole answer.
+        Requests that are answered together run concurrently, and the first failure ends the whole answer. Engines share
+        all that is cached within a salt: among those who know the `cache_salt`, or with the scope `request` in this
+        answer. A key of the server is not part of it: those who have one share whole blocks, as all do without a salt.
         """
-        requests = _salted(requests, self._prefix_cache_scope)
+        if self._prefix_cache_scope == "request":
+            salt = secrets.token_hex(16)
+            requests = [replace(request, cache_salt=salt) for request in requests]
         bad_words = {request.bad_sequences for request in requests}  # nearly always one list for all
         spelled = {words: await self.tokenizer.spellings_async(words) for words in bad_words}
         first_indexes = accumulate((request.num_sequences for request in requests), initial=0)
@@ -196,18 +200,6 @@ class Pipeline:
             pooling_params=request.pooling,
             images=tuple(image.data for image in request.images),
         )
-
-
-def _salted(requests: Sequence[GenerationRequest], scope: str) -> Sequence[GenerationRequest]:
-    """The requests of one answer with the salt of their principal, within which engines share all that is cached.
-
-    A principal is whoever knows the `cache_salt`. With the scope `request` it is this answer. A key of the server is
-    not part of it: those who have one share whole blocks, as all do without a salt.
-    """
-    if scope == "server":
-        return requests
-    salt = secrets.token_hex(16)
-    return [replace(request, cache_salt=salt) for request in requests]
 
 
 class Sequences:
