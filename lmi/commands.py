@@ -1,7 +1,4 @@
-"""The commands beside `serve`: those that show something, and those that ask a server.
-
-Each imports what it needs when it runs.
-"""
+"""The commands beside `serve`: some show something, some ask a server. Each imports what it needs when it runs."""
 
 import os
 import platform

@@ -1,8 +1,4 @@
-"""The options of annexes, each class those of one, after the kinds of their values.
-
-`ServerConfig`, `ModelConfig` and `EngineConfig` have them as bases. Forms of tool calls and of reasoning have the names
-of vLLM's parsers, `load_models` the form of djl-serving's -m.
-"""
+"""The options of annexes, each class those of one and a base of ServerConfig, ModelConfig or EngineConfig."""
 
 from __future__ import annotations
 

@@ -113,10 +113,7 @@ def _read_meanings(values: Values, handler: Handler) -> None:
 
 
 def _choose_defaults(values: Values, engine: ChosenEngine) -> None:
-    """Apply the engine's defaults of options. Note each option of dynamic batching that has no effect.
-
-    In dynamic batching `batch_size` bounds the running sequences.
-    """
+    """Apply the engine's defaults, and `batch_size` in dynamic batching; note each of its options without effect."""
     for key, value in engine.handler.defaults.items():
         values.choose(key, value, f"default of {engine.name}")
     reasons = {"max_batch_delay": "unneeded, a request joins the running batch at once"}
@@ -131,10 +128,7 @@ def _choose_defaults(values: Values, engine: ChosenEngine) -> None:
 
 
 def _with_replicas(values: Values, handler: Handler, gpus: tuple[str, ...]) -> EngineConfig:
-    """Return the engine's settings with as many replicas as fit, if it can run with its options.
-
-    A tensor parallel degree of `max` becomes a number of ranks.
-    """
+    """Return the engine's settings with as many replicas as fit, and with a number for a degree of `max`."""
     if values.given(TENSOR) == "max":
         most = 1 if handler.is_one_device else max(1, len(gpus) // values.final(PIPELINE))
         values.settle(TENSOR, most, f"max of {len(gpus)} GPUs")

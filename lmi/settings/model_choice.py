@@ -56,10 +56,7 @@ def find_folder(asked: str | None, cwd: Path, platform_folder: Path = PLATFORM_F
 
 
 def named_folder(environ: Mapping[str, str], flags: Mapping[str, str], cwd: Path) -> str | None:
-    """Return the folder that `load_models` names, or None.
-
-    Returns None too if the folder does not exist and option.model_id names the model.
-    """
+    """Return the folder that `load_models` names, None if it is not there and option.model_id is given too."""
     givens = sorted(collect(Properties(), environ, flags), key=lambda given: given.rank)
     texts = [given.text for given in givens if given.key == "load_models"]
     models: tuple[NamedModel, ...] = ()

@@ -199,10 +199,7 @@ def elsewhere(key: str) -> str:
 
 
 def closest(key: str, further: Iterable[str] = ()) -> str:
-    """Return a hint at a known key that is spelt nearly like `key`, or "". Case and `option.` do not matter.
-
-    `further` holds keys that only one engine knows.
-    """
+    """Return a hint at a known key that is spelt nearly like `key`, or "". `further` are keys that one engine knows."""
     known = {name.removeprefix("option.").lower(): name for name in [*known_keys(), *further]}
     matches = difflib.get_close_matches(key.removeprefix("option.").lower(), known, 1, NEARLY_SAME)
     return f"; the closest known key is {known[matches[0]]}" if matches else ""

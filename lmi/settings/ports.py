@@ -32,10 +32,7 @@ def check_listeners(values: Values) -> None:
 
 
 def choose_ports(values: Values, engine: ChosenEngine, config: EngineConfig) -> EngineConfig:
-    """Return the engine's settings with ports for its replicas.
-
-    A given port outside of the range is a fault, and so are too few ports.
-    """
+    """Return the engine's settings with ports for its replicas. Too few, or a given one outside, are faults."""
     server = ServerConfig(**values.fields("server"))
     if server.safe_port_range is None:
         return config
@@ -72,10 +69,7 @@ def choose_gateway_port(config: Config) -> Config:
 
 
 def choose_free_ports(config: Config, taken: Container[int]) -> Config:
-    """Return the settings of one of several models with ports that are not `taken` by the others.
-
-    Raises OutOfMemory if the range has too few left.
-    """
+    """Return the settings of a further model with ports not `taken`. Raises OutOfMemory if there are too few."""
     num_wanted, left = len(config.engine.ports), _left(config.server, taken)
     if len(left) < num_wanted:
         said = f"{RANGE}={_written(config.server)}: {len(left)} ports are left"

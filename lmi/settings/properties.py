@@ -1,7 +1,4 @@
-"""Reads a serving.properties file, in the syntax of java.util.Properties, into its keys, values and lines.
-
-A repeated key is a warning, and an error names file and line.
-"""
+"""Reads a serving.properties file, in the syntax of java.util.Properties, into its keys, values and lines."""
 
 import re
 from dataclasses import dataclass, field
@@ -59,10 +56,7 @@ def read(path: Path) -> Properties:
 
 
 def parse(text: str, name: str = "serving.properties") -> Properties:
-    """Parse the text of a file. If a key has several values, the last one counts and a warning says so.
-
-    Raises BadConfiguration for an escape that is not valid.
-    """
+    """Parse the text of a file. A key's last value counts, with a warning. Raises BadConfiguration for a bad escape."""
     properties = Properties(name)
     lines = enumerate(LINE_END.split(text.removeprefix("\ufeff")), 1)
     for number, line in lines:

@@ -1,7 +1,4 @@
-"""Turns serving.properties, environment and command line into a Config.
-
-Each step reads the values so far, and writes its choices, faults and warnings into them.
-"""
+"""Turns serving.properties, environment and command line into a Config, in steps that write into one Values."""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
@@ -27,17 +24,14 @@ PLATFORM_WAITS_S = 60.0  # SageMaker, for the answer of a real-time endpoint
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """The configuration, the source of each value, and warnings and notes for its author.
-
-    `request` names the remote sources without which the configuration is not final; None if it is.
-    """
+    """The configuration, the source of each value, and warnings and notes for its author."""
 
     config: Config
     settings: tuple[Setting, ...] = ()
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     details: tuple[str, ...] = ()  # for a log at DEBUG
-    request: FetchRequest | None = None
+    request: FetchRequest | None = None  # of remote sources, without which the configuration is not final
 
     @classmethod
     def of(cls, config: Config, values: Values, request: FetchRequest | None = None) -> Self:

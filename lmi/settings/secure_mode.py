@@ -78,10 +78,7 @@ def check(values: Values, folders: Collection[Path]) -> None:
 
 
 def check_operator(values: Values) -> tuple[tuple[str, ...], list[Path]]:
-    """Return the controls and the channels, none without secure mode.
-
-    Raises SecurityRefused if there are no controls, or one control or channel does not exist.
-    """
+    """Return controls and channels, none without secure mode. Raises SecurityRefused if one is unknown or missing."""
     if not values.final(SWITCH):
         return (), []
     given = [values.how_given(option.key) for option in OPTIONS if option.is_for_operator and option.key in values]

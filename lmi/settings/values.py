@@ -136,10 +136,7 @@ class Picked:
 def collect(
     properties: Properties, environ: Mapping[str, str], flags: Mapping[str, str], files: Mapping[str, str] = {}
 ) -> list[Given]:
-    """Return all values that were given, in no order.
-
-    `flags` holds the texts of the command line by key, `files` the files that some of them came from.
-    """
+    """Return all values that were given, in no order. `flags` are texts by key, `files` the file of a flag, by key."""
     givens = []
     for key, text in flags.items():
         option = find(key)

@@ -171,10 +171,7 @@ def end_at_once(code: int) -> NoReturn:
 
 
 def log_fd() -> int:
-    """Return the descriptor that this process logs to.
-
-    Call it once at the start: programs that this process starts inherit neither the variable nor the descriptor.
-    """
+    """Return the descriptor that this process logs to. Call it once: what this process starts inherits none of it."""
     fd = int(os.environ.pop(LOG_FD_NAME, STDERR))
     if fd != STDERR:
         os.set_inheritable(fd, False)

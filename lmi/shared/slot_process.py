@@ -17,10 +17,7 @@ log = logging.getLogger(__name__)
 
 
 def main(module: str, about: str | None, run: Callable[..., int], *words: str) -> NoReturn:
-    """Run a module for the slot that its command line names, and end with the exit code that `run` returns.
-
-    `words` are further flags, each with a value that `run` takes as a text.
-    """
+    """Run a module for the slot that its command line names, and end with `run`'s exit code. `words`: more flags."""
     parser = argparse.ArgumentParser(prog=module, description=about)
     parser.add_argument("--slot", type=int, required=True)
     for word in words:

@@ -1,7 +1,4 @@
-"""One child process of the supervisor, from its start to its end and its next start.
-
-The supervisor calls `look` of each child in turn, and `exited` when its process ends. `kinds.py` makes the kinds.
-"""
+"""One child process of the supervisor, which calls `look` of each in turn, and `exited` when its process ends."""
 
 import logging
 import signal
@@ -139,10 +136,7 @@ class Child:
             self.output.close()
 
     def exited(self, code: int, now: float, *, is_ending: bool) -> Failure | None:
-        """Note the end of the process and plan its next start, unless the server ends.
-
-        Returns the failure if another start cannot help.
-        """
+        """Note the end of the process and plan its next start. Returns the failure if another start cannot help."""
         (why, label), record = self._reason(code), self.record
         if record is None:
             stage, was_ready = self.kind.title, now - self._began_s >= STEADY_S

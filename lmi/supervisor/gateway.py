@@ -15,10 +15,7 @@ from lmi.supervisor.restarts import RestartTable
 
 
 def gateways(runtime: ServerRuntime, port: int) -> list[Child]:
-    """Return the gateway of the server that listens on `port`, if it has one.
-
-    The gateway gets a key, of which front ends find the digest.
-    """
+    """Return the gateway of the server on `port`, if it has one. Front ends find the digest of the key that it gets."""
     config, gateway_port = runtime.config, runtime.config.gateway_port
     if gateway_port is None:
         return []

@@ -38,10 +38,7 @@ NOT_FOR_CHILDREN = re.compile(r"GUNICORN_|LISTEN_(FDS|PID)|WEB_CONCURRENCY|NOTIF
 
 
 class RunningModel:
-    """The processes of one model: its engines or its user code, and its formatters.
-
-    This one stays as long as the server, which was started for it and ends with it.
-    """
+    """The processes of one model: engines or user code, and formatters. This one stays as long as the server."""
 
     def __init__(self, runtime: Runtime, cores: Cores | None = None) -> None:
         self.runtime = runtime

@@ -40,10 +40,7 @@ log = logging.getLogger(__name__)
 
 
 def raise_file_limit() -> None:
-    """Raise the limit of open files for this process and its children as far as the system allows.
-
-    Raises StartError if the system allows too few.
-    """
+    """Raise the limit of open files as far as the system allows. Raises StartError if that is too few."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     if most != resource.RLIM_INFINITY and most < MIN_OPEN_FILES:
         raise StartError(

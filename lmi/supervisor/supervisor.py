@@ -42,10 +42,7 @@ log = logging.getLogger(__name__)
 
 
 class Supervisor:
-    """One server and its children. It loads (LOADING), serves (READY), and ends in a drain (DRAINING) or FAILED.
-
-    Its record has the phase too, where `/ping` reads it.
-    """
+    """One server and its children. It loads (LOADING), serves (READY), and ends in a drain (DRAINING) or FAILED."""
 
     def __init__(
         self,
@@ -72,7 +69,7 @@ class Supervisor:
         self._fetches = FetchProcesses(runtime)
         self._pauses = Pauses(LATE_TURN_S)
         self._throughput = banner.Throughput(self._config.throughput_interval_s, time.monotonic())
-        self._phase = Phase.STARTING
+        self._phase = Phase.STARTING  # also in its record, where `/ping` reads it
         self._phase_s = self._started_s = time.monotonic()  # when the phase began
         self._warn_after_s = WARN_AFTER_S
         self._failure: Failure | None = None
