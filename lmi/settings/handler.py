@@ -11,7 +11,6 @@ from enum import Enum
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from types import MappingProxyType
 
 from lmi.errors import BadConfiguration
 from lmi.settings.config import EngineConfig, SamplingDefaults
@@ -77,7 +76,7 @@ USER_CODE = Handler(load="")  # the record of user code that is the model
 def announced() -> Mapping[str, Handler]:
     """Return every announced engine by its name, also those whose library is not installed."""
     entries = {entry.name: entry for entry in entry_points(group=GROUP)}
-    return MappingProxyType({name: _record(entry) for name, entry in sorted(entries.items())})
+    return {name: _record(entry) for name, entry in sorted(entries.items())}
 
 
 def installed(handlers: Mapping[str, Handler]) -> dict[str, Handler]:

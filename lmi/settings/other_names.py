@@ -14,7 +14,6 @@ from lmi.settings.handler import USER_CODE
 from lmi.settings.kinds import LENGTH_OR_AUTO
 from lmi.settings.listeners import ADDRESS
 from lmi.settings.values import BY_KEY, OPTIONS, Given, Values, find
-from lmi.shared.linux import Machine
 
 NEARLY_SAME = 0.86  # of difflib: rolling_back is a slip for rolling_batch, max_new_tokens is not one for max_num_tokens
 USUAL = ("option.adapters", "adapters")  # what is so without it
@@ -95,7 +94,7 @@ OF_SUPERVISORD = frozenset(
 )
 
 
-def with_meanings(givens: Iterable[Given], machine: Machine) -> Iterator[Given]:
+def with_meanings(givens: Iterable[Given], has_gpus: bool) -> Iterator[Given]:
     """Add the options that others imply: an address implies host and port, and load_models may name an engine.
 
     gpu.minWorkers means minWorkers if a GPU is visible, and cpu.minWorkers if none is. The other of the two is dropped.
@@ -103,7 +102,7 @@ def with_meanings(givens: Iterable[Given], machine: Machine) -> Iterator[Given]:
     for given in givens:
         prefix, _, rest = given.key.partition(".")
         if prefix in ("gpu", "cpu"):
-            if (prefix == "gpu") == bool(machine.gpus):
+            if (prefix == "gpu") == has_gpus:
                 yield replace(given, key=rest, rank=(given.rank[0], -1))
             continue
         yield given

@@ -3,12 +3,11 @@
 Only the libraries of engines, whose ranks meet at a port, and the gateway listen. Without a range each takes any port.
 """
 
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from dataclasses import replace
 
 from lmi.errors import BadConfiguration, OutOfMemory
 from lmi.settings.config import Config, EngineConfig, ServerConfig
-from lmi.settings.engine_choice import ChosenEngine
 from lmi.settings.listeners import GATEWAY_PORT
 from lmi.settings.values import Values
 
@@ -31,12 +30,12 @@ def check_listeners(values: Values) -> None:
         values.refuse(key, "no such port where the gateway loads and unloads models (with_gateway, multi_model)")
 
 
-def choose_ports(values: Values, engine: ChosenEngine, config: EngineConfig) -> EngineConfig:
-    """Return the engine's settings with ports for its replicas. Too few, or a given one outside, are faults."""
+def choose_ports(values: Values, variables: Sequence[str], config: EngineConfig) -> EngineConfig:
+    """Return the engine's settings with ports for each replica's `variables`. Too few, or one outside, are faults."""
     server = ServerConfig(**values.fields("server"))
     if server.safe_port_range is None:
         return config
-    ports, variables = _left(server), engine.handler.port_variables
+    ports = _left(server)
     environ = {**values.environ, **values.final("option.env")}
     asked = {name: environ[name] for name in variables if name in environ}
     if LEADER_PORT in values or values.given("option.nnodes", "1") != "1":  # the leader of several nodes must have one

@@ -91,7 +91,7 @@ def resolve(
     values.warnings += properties.warnings
     other_names.report_variables(values)
     givens = filter(counts, collect(properties, environ, flags, files or {}))
-    placed, missing = model_choice.place(list(other_names.with_meanings(givens, machine)), values)
+    placed, missing = model_choice.place(list(other_names.with_meanings(givens, bool(machine.gpus))), values)
     values.pick(placed)
     has_keys = values.final("option.api_key") or values.final("option.api_key_file")
     if has_keys and any(name.startswith("SAGEMAKER_") for name in environ):
@@ -109,7 +109,7 @@ def _with_one_model(values: Values, missing: tuple[str, ...]) -> Resolved:
     code = choose_code(values)
     engine = engine_choice.choose_engine(values, code)
     is_code = engine.handler is USER_CODE
-    engine_config = ports.choose_ports(values, engine, engine_choice.fit(values, engine))
+    engine_config = ports.choose_ports(values, engine.handler.port_variables, engine_choice.fit(values, engine))
     other_names.settle_forms(values)
     _choose_for_server(values)
     other_names.warn_of_some_engines(values, engine)

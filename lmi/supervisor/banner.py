@@ -21,9 +21,6 @@ from lmi.shared.state import EngineRecord
 from lmi.supervisor.child import Failure
 
 CLEAR_BAR = "\r\x1b[2K\x1b[?25h"  # clears the line and shows the cursor, which a bar hides
-# Source: the ProductionVariant of SageMaker's API.
-LIMIT = "ContainerStartupHealthCheckTimeoutInSeconds"
-DEFAULT_LIMIT_S, MIN_LIMIT_S, MAX_LIMIT_S = 480, 60, 3600
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
@@ -180,9 +177,9 @@ def is_on_sagemaker(environ: Mapping[str, str], folder: str) -> bool:
 
 def slow_start(after_s: float, stage: str, progress: float) -> str:
     """Return the warning about a server that is not ready yet. `progress` is a share of the stage."""
-    return (
+    return (  # the limit is in the ProductionVariant of SageMaker's API
         f"not ready after {after_s:.0f} s (stage {stage}, {progress:.0%}): SageMaker gives up after the endpoint's "
-        f"{LIMIT}, {MIN_LIMIT_S} to {MAX_LIMIT_S} s, by default {DEFAULT_LIMIT_S} s; this server goes on"
+        "ContainerStartupHealthCheckTimeoutInSeconds, 60 to 3600 s, by default 480 s; this server goes on"
     )
 
 

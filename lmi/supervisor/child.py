@@ -74,7 +74,7 @@ class Child:
         self._start_s = 0.0  # when the next process may start
         self._began_s = 0.0  # when this process started or, if nobody told it to end, when its end began
         self._was_ready = False  # whether this process was ever ready
-        self._is_ending = False  # by itself
+        self._ends_by_itself = False  # which nobody told it to
         self._hung = ""  # why it counts as hung
         self._kill_s: float | None = None  # when to kill a hung process
 
@@ -94,7 +94,7 @@ class Child:
     def _start(self, now: float) -> None:
         """Start the process, or try again soon if the machine has no memory or no descriptor for it now."""
         self._began_s, self._kill_s, self._hung = now, None, ""
-        self._was_ready = self._is_ending = False
+        self._was_ready = self._ends_by_itself = False
         if self.record is not None:
             self.record.num_starts += 1
             self.record.phase = Phase.STARTING
@@ -166,8 +166,8 @@ class Child:
         return failure
 
     def _judge(self, record: EngineRecord, now: float, pauses: Pauses) -> None:
-        if record.phase == Phase.DRAINING and not self._is_ending:
-            self._is_ending, self._began_s = True, now
+        if record.phase == Phase.DRAINING and not self._ends_by_itself:
+            self._ends_by_itself, self._began_s = True, now
         if record.phase == Phase.READY and not self._was_ready:
             self._was_ready = True
             if record.num_starts > 1:

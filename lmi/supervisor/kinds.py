@@ -133,10 +133,7 @@ def worker(
 
 
 def front_end(
-    runtime: ServerRuntime,
-    block: Block,
-    listeners: Sequence[socket.socket],
-    cores: Callable[[], Sequence[int]],
+    runtime: ServerRuntime, block: Block, listeners: Sequence[socket.socket], cores: Callable[[], Sequence[int]]
 ) -> ChildKind:
     """Return the kind of the gunicorn master, which starts and restarts its workers.
 

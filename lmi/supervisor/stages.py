@@ -25,7 +25,6 @@ from lmi.settings.resolve import Resolved
 from lmi.shared.linux import SUPERVISOR_PID
 from lmi.shared.state import SupervisorRecord
 from lmi.sources import fetches
-from lmi.sources.fetches import FetchReport
 from lmi.supervisor.child import Child, ChildKind
 from lmi.supervisor.kinds import environ_of_child
 from lmi.supervisor.restarts import RestartTable
@@ -135,7 +134,7 @@ class Stage(Child):
 
     def show_in(self, record: SupervisorRecord) -> None:
         """Write how far the stage is to where `/ping` reads it."""
-        report = fetches.read(self.folder / fetches.PROGRESS, FetchReport)
+        report = fetches.read(self.folder / fetches.PROGRESS, fetches.FetchReport)
         record.stage = self.name
         record.progress = 0.0 if report is None else report.share
 
