@@ -106,8 +106,6 @@ class RuntimeFolder(Generic[C]):
 
 @dataclass(frozen=True, slots=True)
 class ServerRuntime(RuntimeFolder[ServerConfig]):
-    """The folder of a server."""
-
     kind = ServerConfig
     settings = "server.json"
 

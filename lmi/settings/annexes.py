@@ -32,8 +32,6 @@ HOSTS = several("host names with , between, or *", HOST_NAME, OF_LIST)
 
 @dataclass(frozen=True, kw_only=True)
 class AccessConfig:
-    """Who may call."""
-
     api_keys: tuple[str, ...] = option((), KEYS, key="option.api_key", names="LMI_API_KEY")
     """keys of which a request needs one, as Authorization: Bearer KEY or x-api-key; only digests of them are kept"""
     api_key_file: str | None = option(None, ABSOLUTE_PATH, key="option.api_key_file", is_path=True)
@@ -62,8 +60,6 @@ class TransformLimitsConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class SessionsConfig:
-    """The sessions of clients."""
-
     enable_sessions: bool = option(
         True, key="option.enable_stateful_sessions", names="SAGEMAKER_ENABLE_STATEFUL_SESSIONS"
     )
@@ -85,8 +81,6 @@ FOLDERS = several("absolute paths with ; between", ABSOLUTE_PATH)
 
 @dataclass(frozen=True, kw_only=True)
 class AdaptersConfig:
-    """The adapters of a model."""
-
     management: bool = option(True)
     """routes that change models and adapters; false: they are answered 404"""
     max_adapters: int = option(128, names="SAGEMAKER_MAX_NUMBER_OF_ADAPTERS_IN_MEMORY")
@@ -109,8 +103,6 @@ COLLECTOR_BASE = Kind("http://HOST:PORT, or https, for OTLP over HTTP and not gR
 
 @dataclass(frozen=True, kw_only=True)
 class TracingConfig:
-    """The traces of requests."""
-
     otlp_traces_endpoint: str | None = option(
         None,
         COLLECTOR,

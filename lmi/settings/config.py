@@ -66,8 +66,6 @@ class RequestsConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class LogConfig:
-    """What the server logs."""
-
     log_level: str = option("INFO", LOG_LEVEL, names="SAGEMAKER_CONTAINER_LOG_LEVEL")
     """least level that is logged: DEBUG, INFO, WARNING, ERROR, or Python's numbers"""
     log_format: str = option("auto", choice("auto", "text", "json"))
@@ -78,8 +76,6 @@ class LogConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class AddressConfig:
-    """Where the server listens."""
-
     host: str = option("127.0.0.1", matching("a host name or address", r"[A-Za-z0-9.:_-]{1,253}"))
     """address to listen on; nothing: this machine only, in a container every address"""
     port: int = option(

@@ -1,8 +1,4 @@
-"""What an option is: a field of the settings, with its key, the kind of its values, and all else that is known of it.
-
-Its help is the docstring below the field. Flags, `lmi config`, environment names, secure mode, the example and
-messages come from what the fields say.
-"""
+"""What an option is: a field of the settings, with its key, its kind, its help below it, and all else known of it."""
 
 import ast
 import dataclasses

@@ -180,8 +180,6 @@ LENGTH_BOUNDS = tuple(digit * 10**power for power in range(6) for digit in (1, 2
 
 
 class Phase(enum.IntEnum):
-    """The phase that a process is in."""
-
     STARTING = 0
     LOADING = 1
     READY = 2

@@ -5,7 +5,6 @@ import re
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 
 from lmi.errors import BadConfiguration, ModelUnusable, SecurityRefused, StartError
@@ -142,6 +141,17 @@ def front_end(
     fds, user = tuple(listener.fileno() for listener in listeners), runtime.config.user
     bound = [word for fd in fds for word in ("-b", f"fd://{fd}")]
     command = [sys.executable, "-P", "-m", "gunicorn", "-c", "python:lmi.server.gunicorn", *bound, APP]
+
+    def fatal(code: int, why: str) -> StartError | None:
+        """Return why a front end cannot start while the server loads, or None if another start may succeed."""
+        if code not in FRONT_END_ERRORS or block.supervisor.phase != Phase.LOADING:
+            return None
+        try:
+            message = runtime.front_end_failure().read_text()
+        except OSError:
+            message = "the front end could not start, see the log above"
+        return FRONT_END_ERRORS[code](message)
+
     return ChildKind(
         title="front end",
         argv=lambda slot: command,
@@ -150,21 +160,10 @@ def front_end(
         inherited_fds=fds,
         folder=str(runtime.path),  # gunicorn imports from its working directory, and a model folder is not trusted
         restarts=lambda: RestartTable(MAX_FRONT_END_DEATHS, 600.0, first_delay_s=0.05),
-        fatal=partial(_front_end_error, runtime, block),
+        fatal=fatal,
         lost_label="front_end_lost",
         serves_clients=True,
     )
-
-
-def _front_end_error(runtime: ServerRuntime, block: Block, code: int, why: str) -> StartError | None:
-    """Return why a front end cannot start while the server loads, or None if another start may succeed."""
-    if code not in FRONT_END_ERRORS or block.supervisor.phase != Phase.LOADING:
-        return None
-    try:
-        message = runtime.front_end_failure().read_text()
-    except OSError:
-        message = "the front end could not start, see the log above"
-    return FRONT_END_ERRORS[code](message)
 
 
 def environ_of(folder: Path, user: User | None = None) -> dict[str, str]:

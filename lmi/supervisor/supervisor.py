@@ -304,11 +304,7 @@ def _send(children: Iterable[Child], signum: signal.Signals) -> None:
 
 
 def serve(resolved: Resolved, settle: Settle) -> int:
-    """Serve until a signal or a failure ends the server. Returns the exit code.
-
-    `settle` completes settings whose model must be fetched first. Raises StartError, before any child starts, for a
-    server that cannot start.
-    """
+    """Serve until a signal or a failure ends the server. Returns the exit code. A StartError comes before any child."""
     config = resolved.config.server
     stages.raise_file_limit()
     stages.check_certificate(config.ssl_certfile, config.ssl_keyfile)
@@ -334,7 +330,7 @@ def serve(resolved: Resolved, settle: Settle) -> int:
 
 
 def run(resolved: Resolved, settle: Settle) -> int:
-    """Serve and return the exit code. If the start fails, its reason is printed to stderr."""
+    """Serve and return the exit code. `settle` completes settings after a fetch. Prints why a start fails."""
     try:
         return serve(resolved, settle)
     except StartError as error:
