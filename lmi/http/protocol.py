@@ -75,7 +75,7 @@ class Cycle(RequestResponseCycle):
     `num_missing_bytes` is the number of bytes of the body that have not arrived. For a chunked body it is unknown.
     """
 
-    num_missing_bytes = 0
+    num_head_bytes = num_missing_bytes = 0
     is_early = False  # the answer began before the body was complete, and the rest is not awaited
     is_delimited_by_close = False  # the answer to an HTTP/1.0 client ends where the connection does
 
@@ -185,7 +185,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self._refuse(_refusal_of(error))
         else:
             self._mind_time()
-            num_waiting_bytes = sum(len(cycle.body) for cycle, _ in self.pipeline)
+            num_waiting_bytes = sum(cycle.num_head_bytes + len(cycle.body) for cycle in [*self._unanswered][1:])
             if len(self.pipeline) == MAX_PIPELINED or num_waiting_bytes > HIGH_WATER_LIMIT:
                 self.flow.pause_reading()  # only now, because a connection that is not read does not show its end
 
@@ -296,7 +296,7 @@ class GuardedProtocol(HttpToolsProtocol):
             keep_alive=self.scope["http_version"] == "1.1" and self.parser.should_keep_alive(),
             on_response=self.on_response_complete,
         )
-        self.cycle.num_missing_bytes = num_body_bytes
+        self.cycle.num_head_bytes, self.cycle.num_missing_bytes = self._arrival.num_head_bytes, num_body_bytes
         self._unanswered.append(self.cycle)
         if before is None or before.response_complete:
             self._start_asgi_task(self.cycle, self.app)
