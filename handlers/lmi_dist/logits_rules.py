@@ -84,9 +84,7 @@ class PostProcessors:
 
     def _process_batch(self, pieces: list[SequenceLogits]) -> None:
         assert self._batched is not None
-        sequences = [piece.sequence for piece in pieces]
-        logits = [piece.logits for piece in pieces]
-        token_ids = [piece.token_ids for piece in pieces]
+        sequences, logits, token_ids = map(list, zip(*pieces, strict=True))
         client_ids = [one.request.client_id for one in sequences]
         try:
             self._batched([one.id for one in sequences], logits, token_ids, None, client_ids)
