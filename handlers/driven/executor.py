@@ -32,10 +32,9 @@ Work_contra = TypeVar("Work_contra", contravariant=True)
 
 @dataclass(slots=True)
 class EngineLoad:
-    """How busy an engine is. `running` lists ids, or is None if only their number is known, or how many may run."""
+    """How busy an engine is. `running` lists ids, or is a number if only that is known, or how many may run."""
 
-    num_running: int = 0
-    running: list[str] | None = None
+    running: list[str] | int = 0
     num_preemptions: int = 0  # since the start
     kv_cache: KvCacheStats = field(default_factory=KvCacheStats)
 
@@ -226,8 +225,8 @@ class DrivenExecutor(SteppedExecutor[Sequence], Generic[Work]):
     @property
     def _active(self) -> SequenceOf[Sequence]:
         known, load = self._known.copy(), self._load  # another thread may ask while a step changes them
-        if load.running is None:
-            running: Iterable[Sequence] = islice(known.values(), load.num_running)
+        if isinstance(load.running, int):
+            running: Iterable[Sequence] = islice(known.values(), load.running)
         else:
             running = (known[name] for name in load.running if name in known)
         return list(dict.fromkeys(running))  # several beams of one may run
@@ -325,9 +324,8 @@ class DrivenExecutor(SteppedExecutor[Sequence], Generic[Work]):
             return 0
         num_rows = len(rounds.names)
         if not sequence.is_finished and self._give(sequence):
-            self._load.num_running += len(rounds.names)  # it runs on, though the engine has not seen these rows yet
-            if self._load.running is not None:
-                self._load.running += rounds.names
+            names, running = rounds.names, self._load.running  # it runs on, though the engine has not seen these rows
+            self._load.running = running + len(names) if isinstance(running, int) else [*running, *names]
         return num_rows
 
     def _fail(self, sequence: Sequence, error: Exception, message: str = "") -> None:
@@ -346,7 +344,7 @@ class DrivenExecutor(SteppedExecutor[Sequence], Generic[Work]):
         for sequence in waiting:
             for name in _names_of(sequence):
                 self._known.pop(name, None)
-        self._load = replace(self._load, num_running=len(self._known), running=list(self._known))
+        self._load = replace(self._load, running=list(self._known))
         self._turns.waiting.clear()
         for sequence in waiting:
             self._turns.add(sequence)

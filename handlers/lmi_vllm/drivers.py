@@ -105,7 +105,7 @@ class VllmEngine:
             used_num_blocks=num_used,
             tokens_per_block=self.config.cache_config.block_size,
         )
-        return EngineLoad(len(running), running, self._num_preemptions, kv_cache)
+        return EngineLoad(running, self._num_preemptions, kv_cache)
 
     def wake(self) -> None:
         """End a step that waits for a lost rank or node: vLLM does so too, but gives the other ranks nine seconds."""

@@ -81,7 +81,7 @@ class Engine:
     def load(self) -> EngineLoad:
         used = len(self._running)
         stats = KvCacheStats(max_num_blocks=MAX_NUM_SEQUENCES, used_num_blocks=used, tokens_per_block=512)
-        return EngineLoad(used, self._running, kv_cache=stats)
+        return EngineLoad(self._running, kv_cache=stats)
 
     def wake(self) -> None:
         return None
