@@ -311,7 +311,7 @@ class SteppedExecutor(Mailbox, Generic[AnySequence]):
 
     def _publish(self, touched: list[AnySequence]) -> None:
         """Post the new Responses of these sequences and of all that have ended."""
-        sequences, self._ended = dict.fromkeys(self._ended + touched), []
+        sequences, self._ended = dict.fromkeys(touched + self._ended), []
         if responses := [response for sequence in sequences for response in sequence.take_responses()]:
             self._post(responses)
 
