@@ -23,7 +23,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from handlers.lmi_dist import load
+from handlers.lmi_dist.executor import load
 from lmi.errors import ModelUnusable
 from lmi.settings.config import EngineConfig
 from tests.machine import measurements
