@@ -136,7 +136,10 @@ class Child:
             self.output.close()
 
     def exited(self, code: int, now: float, *, is_ending: bool) -> Failure | None:
-        """Note the end of the process and plan its next start. Returns the failure if another start cannot help."""
+        """Note the end of the process and plan its next start. Returns the failure if another start cannot help.
+
+        While another replica serves, what no start can help at first, as a model that is gone, may pass.
+        """
         (why, label), record = self._reason(code), self.record
         if record is None:
             stage, was_ready = self.kind.title, now - self._began_s >= STEADY_S
@@ -147,7 +150,9 @@ class Child:
         self.is_done = self.kind.is_one_shot and code == 0
         if is_ending or self.is_done:
             return None
-        error, failure = self.kind.fatal(code, why), None
+        other_serves = any(each.phase == Phase.READY for each in self.others)
+        is_again = record is not None and record.num_starts > 1
+        error, failure = None if is_again and other_serves else self.kind.fatal(code, why), None
         if error is None and (delay_s := self._table.delay_s(now, was_ready=was_ready)) is not None:
             self._start_s = now + delay_s
             log.error("%s lost: %s; next start in %g s", self.name, why, delay_s)
@@ -155,7 +160,7 @@ class Child:
         died = f"died {self._table.num_deaths} times, the last time it {why}"
         if error is not None:
             failure = Failure.of(error, stage)
-        elif self._table.max_deaths > 1 and any(each.phase == Phase.READY for each in self.others):
+        elif self._table.max_deaths > 1 and other_serves:
             self._start_s = now + LONGEST_DELAY_S
             log.error("%s failed: it %s; another replica serves, next try in %g s", self.name, died, LONGEST_DELAY_S)
         else:

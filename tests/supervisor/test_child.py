@@ -86,6 +86,20 @@ def test_a_place_whose_engine_dies_again_and_again_is_set_aside_while_another_re
 
 
 @pytest.mark.parametrize(
+    ("num_starts", "others", "is_fatal"), [(1, Phase.READY, True), (2, Phase.READY, False), (2, Phase.LOST, True)]
+)
+def test_what_no_restart_mends_ends_no_server_that_another_replica_serves(
+    engine: Child, tmp_path: Path, num_starts: int, others: Phase, is_fatal: bool
+) -> None:
+    other = Block.create(tmp_path / "other", num_engines=1, num_frontends=1).engines[0]
+    other.phase, engine.others = others, [other]
+    assert engine.record is not None
+    engine.record.num_starts = num_starts
+    assert (engine.exited(4, now=1.0, is_ending=False) is not None) == is_fatal
+    assert engine.record.phase == (Phase.FAILED if is_fatal else Phase.LOST)  # which starts again
+
+
+@pytest.mark.parametrize(
     ("code", "told", "cause"),
     [(1, "no_memory", "no_memory"), (4, "model_unusable", "model_unusable"), (-9, "", "no_memory"), (-11, "", "")],
 )
