@@ -158,16 +158,17 @@ class GuardedProtocol(HttpToolsProtocol):
             self._mind_time()
 
     def _make_room(self) -> bool:
-        """Close an idle connection, so that a health check gets through although idle clients hold all others.
-
-        No request runs or waits there, but a part of a head may have arrived.
-        """
+        """Close an idle connection, so that a health check gets through although idle clients hold all others."""
         for other in self.connections:
-            is_busy = not isinstance(other, GuardedProtocol) or other._unanswered or other.transport.is_closing()
-            if other is not self and not is_busy:
+            if other is not self and isinstance(other, GuardedProtocol) and other._is_idle():
                 other.transport.abort()
                 return True
         return False
+
+    def _is_idle(self) -> bool:
+        """Whether no request runs or waits here, and no answer is on its way. A part of a head may have come."""
+        is_ending = self._is_lingering or self.transport.is_closing()
+        return not (self._unanswered or is_ending or self.transport.get_write_buffer_size())
 
     def data_received(self, data: bytes) -> None:
         if self._refusal is not None or self._is_lingering:
@@ -380,9 +381,11 @@ class GuardedProtocol(HttpToolsProtocol):
     def _watch_reader(self, num_before: float = math.inf) -> None:
         """Cut the connection if none of the `num_before` bytes was read that waited here and in the kernel.
 
-        Nothing is written meanwhile, but the kernel takes more only once a third of its part is read. Source: tcp(7),
-        SIOCOUTQ, which has the same number as TIOCOUTQ.
+        Nothing is written meanwhile, but the kernel takes more only once a third of its part is read. Once it has all,
+        nothing is watched. Source: tcp(7), SIOCOUTQ, which has the same number as TIOCOUTQ.
         """
+        if self.transport.get_write_buffer_size() == 0:
+            return
         num_queued = fcntl.ioctl(self.transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4))
         num_unread = self.transport.get_write_buffer_size() + int.from_bytes(num_queued, sys.byteorder)
         if num_unread < num_before:
@@ -442,11 +445,21 @@ class GuardedProtocol(HttpToolsProtocol):
         super().on_response_complete()
         self._unanswered.popleft()
         if self.transport.is_closing():
+            self._watch_last()
             return
         if self.cycle.is_early:
             self._linger(BODY_LINGER_S)
         elif self._refusal is not None and not self._unanswered:
             self._answer_refusal(self._refusal)
+
+    def timeout_keep_alive_handler(self) -> None:
+        super().timeout_keep_alive_handler()
+        self._watch_last()
+
+    def _watch_last(self) -> None:
+        """Watch the reader of an answer that the transport has whole. It closes only once all of it was read."""
+        if self in self.connections and not self.flow.write_paused:  # else it is watched already
+            self._watch_reader()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._set_timer(None)

@@ -58,8 +58,10 @@ class App:
 
     `/endless` never answers.
     `/stream` waits in the middle of its answer. `/flood` first sends more than a client and the kernel hold between
-    them. `/unread` is answered 413 before its body is asked for.
+    them, `/brim` what the kernel takes and a little more. `/unread` is answered 413 before its body is asked for.
     """
+
+    connections: set[Any]  # of the server
 
     def __init__(self) -> None:
         self.heard: list[str] = []
@@ -93,6 +95,12 @@ class App:
         if scope["path"] == "/stream":
             await send({"type": "http.response.body", "body": b"first,", "more_body": True})
             await self._wait()
+        if scope["path"] == "/brim":
+            [own] = [each.transport for each in self.connections if each.scope is scope]
+            while not own.get_write_buffer_size():
+                await send({"type": "http.response.body", "body": FLOOD, "more_body": True})
+                await asyncio.sleep(0)  # until then the kernel has had no chance to take it
+            self.flooded.set()
         if scope["path"] == "/flood":
             for _ in range(NUM_FLOODS):
                 await send({"type": "http.response.body", "body": FLOOD, "more_body": True})
@@ -110,6 +118,13 @@ class Served:
 
     def connect(self) -> socket.socket:
         return socket.create_connection(("127.0.0.1", self.port), TIMEOUT_S)
+
+    def connect_with_a_small_buffer(self) -> socket.socket:
+        connection = socket.socket()
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.settimeout(TIMEOUT_S)
+        connection.connect(("127.0.0.1", self.port))
+        return connection
 
     def talk(self, *parts: bytes, end: bytes | None = None) -> bytes:
         """Send bytes and nothing after them; return what comes until its `end`, or until the server closes."""
@@ -152,6 +167,7 @@ def serving(protocol: type[GuardedProtocol], finish_s: int | None = None) -> Ite
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
     thread = threading.Thread(target=uvicorn_server.run, kwargs={"sockets": [listener]})
     thread.start()
+    app.connections = uvicorn_server.server_state.connections
     yield Served(listener.getsockname()[1], app)
     uvicorn_server.should_exit = True
     app.go_on.set()
@@ -597,6 +613,18 @@ def test_busy_connections_stay_and_newcomers_are_refused(strict: Served) -> None
             assert b"/stream 0" in until(connection, b"/stream 0")
 
 
+def test_a_connection_whose_client_has_not_read_its_answer_yet_is_busy(strict: Served) -> None:
+    readers = [strict.connect_with_a_small_buffer() for _ in range(2)]
+    for reader in readers:
+        reader.sendall(b"GET /brim HTTP/1.1\r\nHost: a\r\n\r\n")
+        assert strict.app.flooded.wait(TIMEOUT_S)
+        strict.app.flooded.clear()
+    assert_refused(strict.talk(GET), 503)
+    for reader in readers:
+        with reader:
+            assert b"/brim 0\r\n0\r\n\r\n" in until(reader, b"/brim 0\r\n0\r\n\r\n")
+
+
 def test_an_endless_head_costs_no_memory(served: Served) -> None:
     before = resident_bytes()
     with served.connect() as connection:
@@ -623,10 +651,7 @@ def test_a_crowd_of_slow_heads_is_gone_after_the_deadline(hasty: Served) -> None
 @pytest.fixture
 def flooded(hasty: Served) -> Iterator[socket.socket]:
     """A client with a small buffer that asked for a large answer."""
-    with socket.socket() as connection:
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        connection.settimeout(TIMEOUT_S)
-        connection.connect(("127.0.0.1", hasty.port))
+    with hasty.connect_with_a_small_buffer() as connection:
         connection.sendall(b"GET /flood HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
         yield connection
 
@@ -635,6 +660,13 @@ def test_a_client_that_stops_reading_is_cut_off(hasty: Served, flooded: socket.s
     assert hasty.app.flooded.wait(TIMEOUT_S), "the application waits for the client for ever"
     assert len(hear(flooded)) < len(FLOOD) * NUM_FLOODS
     assert statuses(hasty.talk(GET, end=b"/ 0")) == [200]
+
+
+def test_a_client_that_does_not_read_the_end_of_an_answer_is_cut_off_too(hasty: Served) -> None:
+    with hasty.connect_with_a_small_buffer() as connection:
+        connection.sendall(b"GET /brim HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+        assert hasty.app.flooded.wait(TIMEOUT_S) and hasty.app.connections
+        wait_until(lambda: not hasty.app.connections)
 
 
 def test_a_client_that_reads_slowly_is_not_cut_off(flooded: socket.socket) -> None:
