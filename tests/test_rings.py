@@ -104,7 +104,7 @@ STILL = {
     "lmi.server.routes.invocations": {"lines"},
 }
 # Lines of Python. A room may shrink freely. To grow, it changes its row in the same commit, which says why.
-MAX_LINES_OF_THE_HOUSE = 11_290
+MAX_LINES_OF_THE_HOUSE = 11_310
 MAX_LINES = {
     "lmi/adapters": 860,
     "lmi/apis": 4990,
@@ -114,7 +114,7 @@ MAX_LINES = {
     "lmi/engine": 1410,
     "lmi/executor": 860,
     "lmi/gateway": 1940,
-    "lmi/http": 1010,
+    "lmi/http": 1030,
     "lmi/models": 1100,
     "lmi/server": 2370,
     "lmi/sessions": 350,
