@@ -15,6 +15,7 @@ import transformers
 
 from handlers.lmi_dist import Executor
 from handlers.lmi_dist.facts import read_facts
+from handlers.lmi_dist.native import library
 from lmi.errors import BadConfiguration, InvalidRequest, ModelUnusable
 from lmi.executor import FinishReason, PoolingParams, Request, Result
 from lmi.settings.config import EngineConfig
@@ -84,7 +85,8 @@ def test_torch_gives_the_embeddings_of_the_native_kernels(
     tmp_path: Path, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = embedding_model(tmp_path / "qwen3", "qwen3", mode)
-    monkeypatch.setattr("handlers.lmi_dist.loading.choose_library", lambda *_: None)
+    monkeypatch.setenv("LMI_NATIVE_LIBRARY", str(tmp_path / "not-there.so"))
+    library.load.cache_clear()  # an earlier test has loaded one
     with Executor(folder, config(max_prefill_tokens=32)) as executor:
         assert executor.info.kernels == "torch"
         for found, wanted in zip(embed(executor, PROMPTS), expected(folder, PROMPTS, mode), strict=True):
