@@ -102,7 +102,7 @@ class Conflict(LmiError, label="conflict", status=409):
 
 
 class RequestTooLarge(LmiError, label="request_too_large", status=413):
-    """The request has no room in a message to the engine."""
+    """The request has no room in a message to the engine, or to the model's code."""
 
 
 class Overloaded(LmiError, label="overloaded", status=503, retry_after_s=1):

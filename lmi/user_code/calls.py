@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from lmi.errors import EngineLost, ErrorInfo, MalformedRequest, Unavailable, from_info
+from lmi.errors import EngineLost, ErrorInfo, RequestTooLarge, Unavailable, from_info
 from lmi.ipc import Connection, Connections, FrameTooLarge, frame
 from lmi.shared.state import Block, EngineRecord
 from lmi.types import Token
@@ -116,7 +116,7 @@ class Call:
         self.inbox: asyncio.Queue[ToFrontEnd] = asyncio.Queue()
 
     def send(self, message: ToWorker) -> None:
-        """Send a message. Raises MalformedRequest if it does not fit in a frame."""
+        """Send a message. Raises RequestTooLarge if it does not fit in a frame."""
         self._connection.send(self._id, message)
 
     async def take(self) -> Head | bytes | None:
@@ -170,7 +170,7 @@ class WorkerConnection(Connection):
         try:
             self.write(frame(encode((call_id, message))))
         except FrameTooLarge as error:
-            raise MalformedRequest(f"the request does not fit on the way to the model's code: {error}") from None
+            raise RequestTooLarge(f"the request does not fit on the way to the model's code: {error}") from None
 
     def drop(self, call_id: int) -> None:
         if self.calls.pop(call_id, None) is not None:

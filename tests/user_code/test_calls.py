@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from lmi.errors import EngineLost, MalformedRequest, Unavailable, UserCodeFailed
+from lmi.errors import EngineLost, RequestTooLarge, Unavailable, UserCodeFailed
 from lmi.shared.state import Block, Phase
 from lmi.user_code.calls import MAX_CHUNK_BYTES, WINDOW, Call, Feed, Handle, Head, Open, UserCodeWorkers
 from lmi.user_code.worker import CallConnection, CodeThread
@@ -112,7 +112,7 @@ def test_a_large_piece_is_cut_and_a_body_that_fits_in_no_frame_is_refused(tmp_pa
         async with working(tmp_path) as (workers, _, _):
             _, *pieces = await all_of(await workers.begin(handle(b"large")))
             assert [len(piece) for piece in pieces if isinstance(piece, bytes)] == [MAX_CHUNK_BYTES] * 2 + [1]
-            with pytest.raises(MalformedRequest, match="does not fit"):
+            with pytest.raises(RequestTooLarge, match="does not fit"):
                 await workers.begin(handle(bytes(65 << 20)))
 
     asyncio.run(scenario())
