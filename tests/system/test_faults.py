@@ -325,8 +325,8 @@ def test_a_request_of_the_server_as_a_whole_is_refused_and_logged_with_its_statu
     head, _, answer = say(echo, b"%b * HTTP/1.1\r\nHost: a\r\n\r\n" % method.encode()).partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 %d " % status) and json.loads(answer)["code"] == status
     assert echo.metrics()[counted] == before + 1
-    [line] = echo.log.read_bytes()[start:].splitlines()
-    assert b" %d " % status in line and b"request target" in line
+    [line] = [line for line in echo.log.read_bytes()[start:].splitlines() if b"request target" in line]
+    assert b" %d " % status in line
 
 
 # Clients that write into the log.
