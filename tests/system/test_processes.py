@@ -196,6 +196,9 @@ def test_a_replica_that_keeps_dying_leaves_the_server_to_the_others(container: M
 def test_a_request_without_an_answer_yet_goes_on_at_another_replica(container: Make, background: Background) -> None:
     server = container(minWorkers=2, maxWorkers=2, frontend_workers=1, option__echo_step_ms=1500).start_and_wait()
     wait_until(lambda: server.metric("lmi_engines_ready") == 2, "both replicas are ready")
+    while not all(engine.step for engine in server.engines()):  # until the front end is connected with both
+        for answer in [background(server.generate, 1, stream=False) for _ in range(2)]:
+            assert answer.result().status == 200
     answers = [background(server.generate, 3, stream=False) for _ in range(2)]
     wait_until(lambda: [engine.num_running for engine in server.engines()] == [1, 1], "each replica has one request")
     os.kill(server.engines()[0].pid, signal.SIGKILL)
