@@ -55,8 +55,9 @@ ENGINES_NAMED_IN = {
         *("lmi-dist", "vllm", "trtllm", "engine: auto, lmi-dist, vllm, trtllm, scheduler, disable"),
         "run Python code that comes with the model (vllm, trtllm)",
         "GPUs that share each layer, or groups of cores on a CPU (vllm); max: all GPUs",
+        *("SM_VLLM_MODEL", "SM_VLLM_REVISION"),
     },
-    "lmi.settings.other_names": {"SM_VLLM_"},  # variables of another image
+    "lmi.settings.other_names": {"SM_VLLM_", "SM_VLLM_CONFIG"},  # variables of another image
     "lmi.server.metrics": {"vllm:"},  # the beginning of another server's metrics
 }
 

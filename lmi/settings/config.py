@@ -148,9 +148,16 @@ class ModelConfig(annexes.NamingConfig, FormsConfig, annexes.PromptsConfig):
 
     required_memory_mb: int | None = option(None, integer(0), key="required_memory_mb")
     """MB of memory that one of several models needs; nothing: estimated from its files"""
-    model_id: ClassVar[str | None] = option(None, names="option.model HF_MODEL_ID", is_path=True)
+    model_id: ClassVar[str | None] = option(
+        None,
+        names="option.model HF_MODEL_ID MODEL_ID",
+        platform=["SM_VLLM_MODEL", "SM_SGLANG_MODEL_PATH", "SM_SGLANG_MODEL"],
+        is_path=True,
+    )
     """a folder, OWNER/NAME of a hub, s3://BUCKET/PREFIX or demo; nothing: the folder of serving.properties itself"""
-    revision: str | None = option(None, names="HF_REVISION", is_for_engine=True)
+    revision: str | None = option(
+        None, names="HF_REVISION", platform=["SM_VLLM_REVISION", "SM_SGLANG_REVISION"], is_for_engine=True
+    )
     """branch, tag or commit of a model from a hub; nothing: main"""
     name: str = option("", kinds.NAME, key="option.model_name")
     """name in URLs and answers; nothing: the folder's name"""

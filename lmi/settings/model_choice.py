@@ -18,7 +18,7 @@ from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig
 from lmi.settings.handler import announced
 from lmi.settings.kinds import local_path
 from lmi.settings.properties import Properties
-from lmi.settings.values import ENVIRONMENT, FILE, Given, Setting, Values, collect, is_of_server
+from lmi.settings.values import ENVIRONMENT, FILE, PLATFORM, Given, Setting, Values, collect, is_of_server
 from lmi.sources.source import ARCHIVE_SUFFIXES, GGUF, NO_GGUF, fault, listed, remote
 
 MODEL, NAME, DRAFT = "option.model_id", "option.model_name", "option.speculative_draft_model"
@@ -74,6 +74,7 @@ def place(givens: list[Given], values: Values) -> tuple[list[Given], tuple[str, 
     An id from the environment does not count beside a whole model in the served folder, and a warning says so.
     """
     is_whole = values.folder is not None and fault(values.folder) is None
+    givens = _without_images(givens, values, is_whole)
     is_served_elsewhere = any(given.key == MODEL and given.rank[0] < ENVIRONMENT for given in givens)
     placed, missing = [], dict[str, None]()
     for given in givens:
@@ -91,6 +92,21 @@ def place(givens: list[Given], values: Values) -> tuple[list[Given], tuple[str, 
                 missing[given.text] = None
         placed.append(given)
     return placed, tuple(missing)
+
+
+def _without_images(givens: list[Given], values: Values, is_whole: bool) -> list[Given]:
+    """Return `givens` without the models that variables of AWS's images name, if the command line names another.
+
+    It does with a folder that holds a whole model, or whose file has option.model_id.
+    """
+    is_in_file = any(given.key == MODEL and given.rank[0] == FILE for given in givens)
+    if not values.is_folder_asked or not (is_whole or is_in_file):
+        return givens
+
+    of_images = [given for given in givens if given.key == MODEL and given.rank[0] == PLATFORM]
+    for given in of_images:
+        values.warn(f"{given.said}: has no effect beside {values.folder}, which the command line names")
+    return [given for given in givens if given not in of_images]
 
 
 def without_model(values: Values, flags: Mapping[str, str]) -> Config:

@@ -31,7 +31,7 @@ class Option(Struct, frozen=True):
     kind: Kind
     aliases: Sequence[str] = ()  # further keys with the same meaning
     env: Sequence[str] = ()  # environment names beside OPTION_… and SERVING_…; the first one given counts
-    platform: Sequence[str] = ()  # SAGEMAKER_… names, which beat the file; the first one given counts
+    platform: Sequence[str] = ()  # names of SageMaker and of AWS's images, which beat the file; the first one counts
     more_flags: Sequence[str] = ()
     own_kinds: Mapping[str, Kind] = {}  # of the variables whose values have another form
     has_flag: bool = True

@@ -4,16 +4,18 @@ Sources: LMI's serving.properties, and AWS's pages of LMI and of its vLLM, SGLan
 """
 
 import difflib
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 
+from lmi.errors import shorten
 from lmi.settings.annexes import MODELS, REASONING_FORMS, TOOL_CALL_FORMS
 from lmi.settings.engine_choice import ChosenEngine
 from lmi.settings.handler import USER_CODE
 from lmi.settings.kinds import LENGTH_OR_AUTO
 from lmi.settings.listeners import ADDRESS
-from lmi.settings.values import BY_KEY, OPTIONS, Given, Values, find
+from lmi.settings.values import BY_KEY, COMMAND_LINE, OPTIONS, Given, Values, find
 
 NEARLY_SAME = 0.86  # of difflib: rolling_back is a slip for rolling_batch, max_new_tokens is not one for max_num_tokens
 USUAL = ("option.adapters", "adapters")  # what is so without it
@@ -88,6 +90,23 @@ NAMES = frozenset(
     "CUSTOM_PRE_PROCESS CUSTOM_POST_PROCESS CUSTOM_SCRIPT_FILENAME PROCESS_AUTO_RECOVERY SAGEMAKER_MODEL_PATH "
     "STANDARD_PIP_ARGS".split()
 )
+MODEL = "option.model_id"
+# Variables of AWS's llama.cpp image that name the model, a GGUF file. One of them ends the start, because the model
+# that would be served is another one.
+OF_GGUF = re.compile(r"SM_LLAMA_CPP_(MODELS?(_DIR|_URL|_PRESET)?|HF_REPO|HF_FILE|DOCKER_REPO|[A-Z0-9_]+_DEFAULT)")
+# Names that other servers have for the model and this one does not read. One of them ends a start that would serve the
+# demo, and is no reason to end any other.
+MODEL_ELSEWHERE = frozenset(
+    (
+        *("SM_VLLM_CONFIG", "SM_SGLANG_CONFIG", "HF_MODEL_DIR", "NIM_MODEL_NAME"),
+        *("LLAMA_ARG_MODEL", "LLAMA_ARG_MODEL_URL", "LLAMA_ARG_MODELS_DIR"),
+        *("LLAMA_ARG_HF_REPO", "LLAMA_ARG_DOCKER_REPO"),
+    )
+)
+MODEL_KEY = re.compile(
+    r"(?:option\.)?(?:hf_?)?model(?:_?(?:id|dir|file|location|path|uri|url|name_or_path))?", re.IGNORECASE
+)
+READ = frozenset(name for option in OPTIONS for name in (*option.platform, *option.env))
 # supervisord gives these to every process that it starts.
 OF_SUPERVISORD = frozenset(
     "SUPERVISOR_ENABLED SUPERVISOR_GROUP_NAME SUPERVISOR_PROCESS_NAME SUPERVISOR_SERVER_URL".split()
@@ -208,9 +227,36 @@ def is_of_other_image(name: str) -> bool:
     return name in NAMES or (name.startswith(PREFIXES) and name not in OF_SUPERVISORD)
 
 
+def report_unread_models(values: Values) -> None:
+    """Report names of a model that nothing here reads. They end the start where another model would be served."""
+    given = {name: shorten(text) for name, text in values.environ.items() if text.strip()}
+    in_command = values.is_folder_asked or (MODEL in values and values.how_given(MODEL).rank[0] == COMMAND_LINE)
+    safetensors = "HF_MODEL_ID with OWNER/NAME or a folder of *.safetensors"
+    for name in sorted(filter(OF_GGUF.fullmatch, given)):
+        said = f"{name}={given[name]}: names a model in GGUF, which is not read"
+        if values.final("multi_model"):
+            values.warn(f"{said}; multi_model starts without a model")
+        elif in_command:
+            values.warn(f"{said}, so the model of the command line is served")
+        else:
+            values.faults.append(f"{said}; write {safetensors} in its place")
+
+    is_demo = values.folder is None and MODEL not in values and not values.final("multi_model")
+    if not is_demo:
+        return
+    instead = "write HF_MODEL_ID with OWNER/NAME or a folder in its place; lmi serve demo serves the demo"
+    for name in sorted(MODEL_ELSEWHERE & given.keys()):
+        values.faults.append(f"{name}={given[name]}: names a model and is not read; {instead}")
+    for key, picked in values.picked.items():
+        if find(key) is None and MODEL_KEY.fullmatch(key):
+            values.faults.append(f"{picked.given.said}: names a model and is not read; {instead}")
+
+
 def report_variables(values: Values) -> None:
     """Warn of variables of other images, whose values may be secrets, and note SageMaker's that set no option."""
-    if others := sorted(filter(is_of_other_image, values.environ)):
+    others = sorted(name for name in values.environ if is_of_other_image(name) and name not in READ)
+    others = [name for name in others if not OF_GGUF.fullmatch(name)]
+    if others:
         counted = "1 variable" if len(others) == 1 else f"{len(others)} variables"
         values.warn(f"{counted} of AWS's other images not read yet: {', '.join(others)}")
     used = {name for option in OPTIONS for name in option.platform}.union(others)

@@ -56,6 +56,7 @@ def resolve_folder(
     `fetched` has the folders of the sources that a former result asked for, `files` the file of a flag, by key.
     """
     cwd = cwd or Path.cwd()
+    is_folder_asked = asked is not None or "load_models" in flags
     asked = asked or model_choice.named_folder(environ, flags, cwd)
     if asked is not None and remote(asked, exists_locally=(cwd / asked).exists(), needs_owner=True) is not None:
         if flags.get(MODEL, asked) != asked:
@@ -63,7 +64,16 @@ def resolve_folder(
         return resolve(Properties(), environ, {**flags, MODEL: asked}, cwd=cwd, fetched=fetched, files=files)
     folder = find_folder(asked, cwd)
     properties = read(folder / "serving.properties") if folder else Properties()
-    return resolve(properties, environ, flags, folder=folder, cwd=cwd, fetched=fetched, files=files)
+    return resolve(
+        properties,
+        environ,
+        flags,
+        folder=folder,
+        cwd=cwd,
+        fetched=fetched,
+        files=files,
+        is_folder_asked=is_folder_asked,
+    )
 
 
 def resolve(
@@ -78,16 +88,17 @@ def resolve(
     untrusted: Collection[Path] = (),
     files: Mapping[str, str] | None = None,
     counts: Callable[[Given], bool] = lambda given: True,
+    is_folder_asked: bool = False,
 ) -> Resolved:
     """Settle every option. Raises BadConfiguration with one line for each fault, or else ModelUnusable.
 
     `flags` holds the texts of the command line by key, `files` the files that some of them came from. If `folder` is
     None, the demo is served. The result's `request` names the remote sources that are not in `fetched`. Until they are,
     its settings are what is known without them. Secure mode searches the folders of `untrusted` as it does those that
-    were fetched. What `counts` is false for is left out.
+    were fetched. What `counts` is false for is left out. `is_folder_asked` says that the command line names `folder`.
     """
     machine = machine or Machine.here(environ)
-    values = Values(environ, folder, cwd, machine, announced(), fetched or {}, untrusted)
+    values = Values(environ, folder, cwd, machine, announced(), fetched or {}, untrusted, is_folder_asked)
     values.warnings += properties.warnings
     other_names.report_variables(values)
     givens = filter(counts, collect(properties, environ, flags, files or {}))
@@ -97,6 +108,7 @@ def resolve(
     if has_keys and any(name.startswith("SAGEMAKER_") for name in environ):
         values.warn("option.api_key: SageMaker passes on neither Authorization nor x-api-key, so its requests get 401")
     ports.check_listeners(values)
+    other_names.report_unread_models(values)
     if not values.final("multi_model"):
         return _with_one_model(values, missing)
     secure_mode.check_operator(values)

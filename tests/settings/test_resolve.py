@@ -449,8 +449,8 @@ def test_variables_of_other_images_are_one_warning_with_their_names_and_no_value
         "SAGEMAKER_MODEL_PATH, SM_LLAMA_CPP_CTX_SIZE, SM_VLLM_MAX_MODEL_LEN, SUPERVISOR_PROGRAM_STARTSECS"
     ]
     assert "hf_secret" not in str(resolved.warnings) and resolved.details == ()
-    (warning,) = settle(folder, environ={"SM_SGLANG_MODEL": "x"}).warnings
-    assert warning == "1 variable of AWS's other images not read yet: SM_SGLANG_MODEL"
+    (warning,) = settle(folder, environ={"SM_SGLANG_TP": "2"}).warnings
+    assert warning == "1 variable of AWS's other images not read yet: SM_SGLANG_TP"
 
 
 def test_a_checkpoint_with_code_says_that_its_code_is_not_run(folder: Path) -> None:

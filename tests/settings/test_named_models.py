@@ -1,0 +1,135 @@
+"""Every variable that names a model, of any image: it is followed, or the start ends. None is served by the demo."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from lmi.errors import BadConfiguration
+from lmi.settings.model_choice import MODEL, demo_folder
+from lmi.settings.resolve import Resolved, resolve_folder
+from tests.settings.settling import settle, source_of
+
+FOLLOWED = ("SM_VLLM_MODEL", "SM_SGLANG_MODEL_PATH", "SM_SGLANG_MODEL", "HF_MODEL_ID", "MODEL_ID", "OPTION_MODEL_ID")
+OF_GGUF = (
+    *("SM_LLAMA_CPP_MODEL", "SM_LLAMA_CPP_MODEL_DIR", "SM_LLAMA_CPP_MODEL_URL"),
+    *("SM_LLAMA_CPP_HF_REPO", "SM_LLAMA_CPP_HF_FILE", "SM_LLAMA_CPP_DOCKER_REPO", "SM_LLAMA_CPP_GPT_OSS_20B_DEFAULT"),
+)
+UNREAD = (
+    *("SM_VLLM_CONFIG", "SM_SGLANG_CONFIG", "HF_MODEL_DIR", "NIM_MODEL_NAME"),
+    *("LLAMA_ARG_MODEL", "LLAMA_ARG_HF_REPO", "OPTION_MODEL_PATH", "OPTION_MODEL_DIR", "SERVING_MODEL_URL"),
+)
+
+
+def resolved_in(folder: Path, environ: Mapping[str, str], asked: str | None = None) -> Resolved:
+    return resolve_folder(asked, environ, {}, folder)
+
+
+def refusal(folder: Path, environ: Mapping[str, str]) -> str:
+    with pytest.raises(BadConfiguration) as caught:
+        resolved_in(folder, environ)
+    assert caught.value.exit_code == 2
+    return str(caught.value)
+
+
+@pytest.fixture
+def empty(tmp_path: Path) -> Path:
+    """A folder without a model, as a container without /opt/ml/model starts in."""
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def whole(folder: Path) -> Path:
+    """A folder with a whole model."""
+    (folder / "model.safetensors").touch()
+    return folder
+
+
+def test_the_demo_is_served_where_nothing_names_a_model(empty: Path) -> None:
+    environ = {"SM_VLLM_MAX_MODEL_LEN": "4096", "SM_LLAMA_CPP_CTX_SIZE": "4096", "LLAMA_ARG_CTX_SIZE": "4096"}
+    assert resolved_in(empty, environ).config.model.path == str(demo_folder())
+
+
+@pytest.mark.parametrize("name", FOLLOWED)
+def test_a_variable_that_names_a_model_of_the_hub_is_followed(empty: Path, name: str) -> None:
+    resolved = resolved_in(empty, {name: "owner/tiny"})
+    assert resolved.request is not None
+    assert [wanted.source for wanted in resolved.request.sources] == ["owner/tiny"]
+    assert (source_of(resolved, MODEL), resolved.warnings) == (name, ())
+
+
+@pytest.mark.parametrize("name", FOLLOWED)
+def test_a_variable_that_names_a_folder_is_followed(empty: Path, folder: Path, name: str) -> None:
+    assert resolved_in(empty, {name: str(folder)}).config.model.path == str(folder)
+
+
+@pytest.mark.parametrize("name", ["SM_VLLM_MODEL", "SM_SGLANG_MODEL_PATH"])
+def test_a_variable_of_another_image_beats_the_model_folder_and_the_hubs_id(whole: Path, name: str) -> None:
+    environ = {name: "owner/other", "HF_MODEL_ID": "owner/third"}
+    resolved = settle(whole, environ=environ)
+    assert resolved.request is not None
+    assert [wanted.source for wanted in resolved.request.sources] == ["owner/other"]
+    assert f"option.model_id: owner/other ({name}) counts, not owner/third (HF_MODEL_ID)" in resolved.notes
+
+    by_folder = settle(whole, environ={"HF_MODEL_ID": "owner/third"})
+    assert by_folder.config.model.path == str(whole)
+
+
+def test_the_revision_of_that_model_is_followed_too(empty: Path) -> None:
+    environ = {"SM_VLLM_MODEL": "owner/tiny", "SM_VLLM_REVISION": "v2"}
+    assert resolved_in(empty, environ).config.model.revision == "v2"
+
+
+def test_the_folder_of_the_command_line_beats_every_variable(whole: Path) -> None:
+    environ = {"SM_VLLM_MODEL": "owner/other", "SM_LLAMA_CPP_MODEL": "/opt/ml/model/other.gguf"}
+    resolved = resolved_in(whole.parent, environ, asked=str(whole))
+    assert (resolved.config.model.path, resolved.request) == (str(whole), None)
+    assert resolved.warnings == (
+        f"option.model_id=owner/other (SM_VLLM_MODEL): has no effect beside {whole}, which the command line names",
+        "SM_LLAMA_CPP_MODEL='/opt/ml/model/other.gguf': names a model in GGUF, which is not read, "
+        "so the model of the command line is served",
+    )
+    demo = resolved_in(whole.parent, environ, asked="demo")
+    assert demo.config.model.path == str(demo_folder())
+
+
+def test_a_variable_is_followed_beside_a_folder_of_the_command_line_that_has_only_options(empty: Path) -> None:
+    (empty / "serving.properties").write_text("option.max_model_len=64")
+    resolved = resolved_in(empty.parent, {"SM_VLLM_MODEL": "owner/tiny"}, asked=str(empty))
+    assert source_of(resolved, MODEL) == "SM_VLLM_MODEL"
+
+
+@pytest.mark.parametrize("name", OF_GGUF)
+@pytest.mark.parametrize("has_folder", [False, True])
+def test_a_variable_that_names_a_gguf_file_ends_the_start(
+    empty: Path, folder: Path, name: str, has_folder: bool
+) -> None:
+    said = refusal(folder if has_folder else empty, {name: "owner/tiny-GGUF", "HF_MODEL_ID": str(folder)})
+    assert said == (
+        f"{name}='owner/tiny-GGUF': names a model in GGUF, which is not read; "
+        "write HF_MODEL_ID with OWNER/NAME or a folder of *.safetensors in its place"
+    )
+
+
+@pytest.mark.parametrize("name", UNREAD)
+def test_a_name_of_other_servers_ends_a_start_that_would_serve_the_demo(empty: Path, folder: Path, name: str) -> None:
+    said = refusal(empty, {name: "/models/other"})
+    assert "names a model and is not read; write HF_MODEL_ID with OWNER/NAME or a folder in its place" in said
+    assert resolved_in(empty, {name: "/models/other", "HF_MODEL_ID": str(folder)}).config.model.path == str(folder)
+    assert resolved_in(empty, {name: "/models/other"}, asked="demo").config.model.path == str(demo_folder())
+
+
+def test_a_server_of_several_models_serves_none_that_a_variable_names(empty: Path) -> None:
+    environ = {"SAGEMAKER_MULTI_MODEL": "true", "SM_VLLM_MODEL": "owner/tiny", "SM_LLAMA_CPP_MODEL": "/x.gguf"}
+    resolved = resolved_in(empty, environ)
+    assert [warning.split(":")[0] for warning in resolved.warnings] == [
+        "SM_LLAMA_CPP_MODEL='/x.gguf'",
+        "option.model_id=owner/tiny (SM_VLLM_MODEL)",
+    ]
+
+
+def test_an_empty_variable_names_no_model(empty: Path) -> None:
+    environ = dict.fromkeys((*FOLLOWED, *OF_GGUF, *UNREAD), " ")
+    assert resolved_in(empty, environ).config.model.path == str(demo_folder())
