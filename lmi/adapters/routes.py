@@ -15,7 +15,7 @@ from lmi import errors
 from lmi.adapters.choice import ALIAS, alias
 from lmi.adapters.files import Adapter, is_enabled
 from lmi.adapters.registry import AdapterRegistry, AdapterUnusable, NameTaken, NotRegistered, check_free
-from lmi.apis.base.readers import JSON_SCHEMAS, Reader, boolean, read_object, refused, text
+from lmi.apis.base.readers import Reader, boolean, json_schema_of, read_object, refused, text
 from lmi.apis.openai.api import OPENAI_CHAT
 from lmi.description.parts import STRING, ApiDescription, Schema, asked, content, parameter, struct
 from lmi.errors import InvalidParameter, InvalidRequest, Unavailable, shorten, without_paths
@@ -198,7 +198,8 @@ ROUTES = [
 LORA_ROUTES = [("/v1/load_lora_adapter", ["POST"], load_lora), ("/v1/unload_lora_adapter", ["POST"], unload_lora)]
 READING = (InvalidRequest, NotRegistered)
 CHANGING = (*READING, NameTaken, AdapterUnusable, errors.Overloaded, errors.DeadlineExceeded, errors.OutOfMemory)
-WORD, FLAG = JSON_SCHEMAS[text], JSON_SCHEMAS[boolean]
+WORD = json_schema_of(text)
+FLAG = json_schema_of(boolean)
 SETTINGS: dict[str, Schema] = {"preload": {**FLAG, "default": True}, "pin": {**FLAG, "default": False}}
 SRC = {
     **WORD,

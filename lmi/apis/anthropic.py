@@ -30,6 +30,9 @@ from lmi.types import AnswerEnd, Delta
 
 CHOICES = {"auto": "auto", "any": "required", "none": "none", "tool": "function"}  # our mode of each
 THINKING = ("enabled", "adaptive", "between_tools", "disabled")
+read_mode = choice(tuple(CHOICES))
+read_thinking = choice(THINKING)
+read_format_type = choice(("json_schema",))
 CANNOT = {"mcp_servers": "nothing here calls other servers", "container": "nothing here runs code"}
 WITHOUT_EFFECT = (
     "metadata cache_control context_management diagnostics inference_geo service_tier speed user_profile_id".split()
@@ -39,7 +42,7 @@ WITHOUT_EFFECT = (
 @takes({"type": "object", "required": ["type"], "properties": {"type": {"enum": list(THINKING)}}})
 def _thinking(name: str, value: object) -> dict[str, Any]:
     """Return the variable of the template. `budget_tokens` and `display` have no effect."""
-    kind = choice(THINKING)(f"{name}.type", an_object(name, value).get("type"))
+    kind = read_thinking(f"{name}.type", an_object(name, value).get("type"))
     return {"enable_thinking": kind != "disabled"}
 
 
@@ -76,7 +79,7 @@ def parse(message: Message[OpenAIFormat], *, is_counted: bool = False) -> Parsed
 
 def _tool_choice(given: dict[str, Any], tools: Tools) -> ToolChoice:
     wanted = an_object("tool_choice", given.get("tool_choice") or {"type": "auto"})
-    mode = CHOICES[choice(tuple(CHOICES))("tool_choice.type", wanted.get("type"))]
+    mode = CHOICES[read_mode("tool_choice.type", wanted.get("type"))]
     is_single = boolean("tool_choice.disable_parallel_tool_use", wanted.get("disable_parallel_tool_use") or False)
     given["parallel_tool_calls"] = not is_single
     if mode == "function":
@@ -91,7 +94,7 @@ def _read_output_config(given: dict[str, Any]) -> AskedGuide:
         given["reasoning_effort"] = text("output_config.effort", config["effort"])
     if config.get("format") is None:
         return None, {}
-    return guide_of_format("output_config.format", config["format"], ("json_schema",))
+    return guide_of_format("output_config.format", config["format"], read_format_type)
 
 
 def _messages(given: Given, deferred: Tools) -> list[dict[str, Any]]:
@@ -105,7 +108,8 @@ def _messages(given: Given, deferred: Tools) -> list[dict[str, Any]]:
 
 def _read_message(name: str, message: dict[str, Any], deferred: Tools) -> list[dict[str, Any]]:
     """Return the results of tools in a message, and the rest of it. Take what is described from `deferred`."""
-    role, said = choice(tuple(BLOCKS))(f"{name}.role", message.get("role")), message.get("content")
+    role = read_role(f"{name}.role", message.get("role"))
+    said = message.get("content")
     if isinstance(said, str):
         return [{"role": role, "content": said}]
     if not isinstance(said, list):
@@ -167,6 +171,7 @@ BLOCKS: dict[str, dict[str, Callable[[str, dict[str, Any]], Any]]] = {  # by rol
     },
     "system": {"text": _said},
 }
+read_role = choice(tuple(BLOCKS))
 ENDS = {AnswerEnd.LENGTH: "max_tokens", AnswerEnd.EOS_TOKEN: "end_turn", AnswerEnd.STOP_SEQUENCE: "stop_sequence"}
 
 

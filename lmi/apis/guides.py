@@ -22,6 +22,8 @@ MAX_REFERENCES_IN_A_ROW = 100
 REFERENCES = frozenset({"$ref", "$dynamicRef", "$recursiveRef"})
 NAMES_OF_SCHEMAS = ("properties", "patternProperties", "dependentSchemas", "$defs", "definitions")
 GRAMMARS = ("json", "json_object", "json_schema", "regex")  # TGI's types
+read_grammar = choice(GRAMMARS)
+read_format_type = choice(("text", "json_object", "json_schema"))
 CONTRACT_NAME = "guided_decoding_params"
 DATA = ("const", "enum", "default", "examples")
 AskedGuide = tuple[GuidedDecodingParams | None, dict[str, str]]
@@ -122,7 +124,7 @@ def tgi_grammar(name: str, value: object) -> GuidedDecodingParams:
     """Read TGI's grammar, such as `{"type": "regex", "value": "..."}`."""
     if not isinstance(value, dict) or "value" not in value:
         raise InvalidParameter(name, "an object with type and value", value)
-    kind, guide = choice(GRAMMARS)(f"{name}.type", value.get("type")), value["value"]
+    kind, guide = read_grammar(f"{name}.type", value.get("type")), value["value"]
     if kind == "regex":
         return regex(f"{name}.value", guide)
     if kind == "json_schema" and isinstance(guide, dict):
@@ -137,7 +139,7 @@ def response_format(name: str, value: object) -> GuidedDecodingParams | None:
     if wanted.get("value") is not None:
         check_members(name, wanted, ("type", "value"))
         return tgi_grammar(name, wanted)
-    kind = choice(("text", "json_object", "json_schema"))(f"{name}.type", wanted.get("type", "text"))
+    kind = read_format_type(f"{name}.type", wanted.get("type", "text"))
     check_members(name, wanted, ("type", "json_schema") if kind == "json_schema" else ("type",))
     if kind != "json_schema":
         return GuidedDecodingParams(GuideType.JSON) if kind == "json_object" else None
@@ -146,12 +148,10 @@ def response_format(name: str, value: object) -> GuidedDecodingParams | None:
     return json_schema(f"{name}.json_schema.schema", named.get("schema", {}))
 
 
-def guide_of_format(
-    name: str, value: object, kinds: Sequence[str] = ("text", "json_schema", "json_object")
-) -> AskedGuide:
-    """Read a format whose schema stands beside its type, which is one of `kinds`."""
+def guide_of_format(name: str, value: object, read_type: Reader = read_format_type) -> AskedGuide:
+    """Read a format whose schema stands beside its type, which `read_type` reads."""
     form = an_object(name, value)
-    kind = choice(kinds)(f"{name}.type", form.get("type"))
+    kind = read_type(f"{name}.type", form.get("type"))
     if kind == "text":
         return None, {}
     any_object = GuidedDecodingParams(GuideType.JSON)

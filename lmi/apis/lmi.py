@@ -45,7 +45,7 @@ class LmiFormat(AnswerFormat):
     tgi_compat: bool = False
 
 
-@takes({"anyOf": [{"type": "boolean"}, readers.JSON_SCHEMAS[STOP_SEQUENCES]]})
+@takes({"anyOf": [{"type": "boolean"}, readers.json_schema_of(STOP_SEQUENCES)]})
 def _stop(name: str, value: object) -> tuple[str, ...] | bool:
     """Read a list of strings, which clients send, or a boolean, which is documented without a meaning."""
     return value if isinstance(value, bool) else STOP_SEQUENCES(name, value)

@@ -11,7 +11,7 @@ from typing import Any
 from lmi.adapters import routes as adapters
 from lmi.apis import anthropic, batch, embeddings, lmi, tgi
 from lmi.apis.base.api import JSON, JSONLINES, SSE
-from lmi.apis.base.readers import JSON_SCHEMAS, adapter
+from lmi.apis.base.readers import adapter, json_schema_of
 from lmi.apis.openai import api as openai
 from lmi.apis.responses import api as responses
 from lmi.apis.table import BY_ROUTE
@@ -119,7 +119,7 @@ REQUEST = asked(
         "inputs": PROMPT,
         "stream": bool | None,
         "parameters": or_null(asked(taken(lmi.PARAMETERS))),
-        "adapters": {**or_null(JSON_SCHEMAS[adapter]), "description": "the name of a loaded LoRA adapter"},
+        "adapters": {**or_null(json_schema_of(adapter)), "description": "the name of a loaded LoRA adapter"},
     },
     "inputs",
     example=EXAMPLE,

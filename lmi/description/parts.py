@@ -14,7 +14,7 @@ from typing import Any
 from lmi import errors
 from lmi.apis.base.api import JSON, SSE, ErrorRules
 from lmi.apis.base.parameters import Parameter
-from lmi.apis.base.readers import JSON_SCHEMAS
+from lmi.apis.base.readers import json_schema_of
 from lmi.settings.config import ModelConfig
 
 Schema = dict[str, Any]
@@ -92,7 +92,7 @@ def asked(properties: Mapping[str, Form], *required: str, example: object = None
 def taken(table: Mapping[str, Parameter]) -> dict[str, Schema]:
     """Return the schemas of the values that a table takes, each with null added and with what it means."""
     return {
-        name: or_null(JSON_SCHEMAS.get(row.read, {})) | ({"description": row.help} if row.help else {})
+        name: or_null(json_schema_of(row.read)) | ({"description": row.help} if row.help else {})
         for name, row in table.items()
     }
 

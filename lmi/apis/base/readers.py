@@ -35,18 +35,25 @@ create and free, and the front end answers no other request meanwhile."""
 
 Reader = Callable[[str, object], Any]
 Typed = TypeVar("Typed", bound=Reader)
-JSON_SCHEMAS: dict[Reader, dict[str, Any]] = {}
-"""The JSON Schema of the values that a reader takes, for /openapi.json. A reader without an entry takes any value."""
 
 
 def takes(schema: dict[str, Any]) -> Callable[[Typed], Typed]:
-    """Record the JSON Schema of the values that a reader takes."""
+    """Record on a reader the JSON Schema of the values that it takes.
+
+    It stands on the reader and in no table, so that a reader ends with whatever needed it.
+    """
 
     def note(reader: Typed) -> Typed:
-        JSON_SCHEMAS[reader] = schema
+        reader.json_schema = schema  # type: ignore[attr-defined]
         return reader
 
     return note
+
+
+def json_schema_of(reader: Reader) -> dict[str, Any]:
+    """Return the JSON Schema of the values that a reader takes, for /openapi.json: {} where it takes any value."""
+    schema: dict[str, Any] = getattr(reader, "json_schema", {})
+    return schema
 
 
 class BodyOutline(msgspec.Struct):
@@ -236,7 +243,7 @@ def adapter(name: str, value: object) -> str | None:
     return value or None
 
 
-@takes(JSON_SCHEMAS[RANK])
+@takes(json_schema_of(RANK))
 def priority(name: str, value: object) -> float:
     """Read vLLM's priority, where a lower number is more urgent, and return the contract's."""
     return DEFAULT_PRIORITY - RANK(name, value) / PRIORITY_STEPS  # type: ignore[no-any-return]
@@ -250,6 +257,7 @@ def number(low: float = -math.inf, high: float = math.inf, *, low_open: bool = F
 
 
 def choice(allowed: Sequence[str]) -> Reader:
+    """Make a reader of one of these words. Like every reader it is made once, when its module is imported."""
     rule = "one of " + ", ".join(allowed)
     return checked({"enum": list(allowed)}, lambda value: "" if isinstance(value, str) and value in allowed else rule)
 
@@ -267,7 +275,7 @@ def refused(reason: str, *off: object) -> Reader:
 def list_of(read_item: Reader, what: str, max_items: int, *, is_numbered: bool = False) -> Reader:
     """Make a reader of a list. With `is_numbered` an error names the item, else only the list."""
 
-    @takes({"type": "array", "items": JSON_SCHEMAS[read_item], "maxItems": max_items})
+    @takes({"type": "array", "items": json_schema_of(read_item), "maxItems": max_items})
     def read(name: str, value: object) -> tuple[Any, ...]:
         if not isinstance(value, list):
             raise InvalidParameter(name, f"a list of {what}", value)

@@ -6,7 +6,7 @@ from functools import partial
 
 from lmi import errors
 from lmi.apis.base.api import SSE, Api, ErrorRules, Forms, Row
-from lmi.apis.base.readers import JSON_SCHEMAS, Message
+from lmi.apis.base.readers import Message, json_schema_of
 from lmi.apis.openai import chat_formatter, chat_schema, formatter, schema
 from lmi.apis.openai.schema import OpenAIFormat
 from lmi.description.parts import ApiDescription, Form, Schema, array, asked, content, either, or_null, struct, taken
@@ -71,7 +71,7 @@ ABOUT_TOKENS: dict[str, Form] = {
     "tools": or_null([dict]),
     **dict.fromkeys(("add_special_tokens", "add_generation_prompt", "return_token_strs"), bool),
 }
-IDS: Schema = {**JSON_SCHEMAS[schema.PROMPT_IDS], "minItems": 1}
+IDS: Schema = {**json_schema_of(schema.PROMPT_IDS), "minItems": 1}
 HEAD_OF_MODEL: dict[str, Form] = {"id": str, "object": {"const": "model"}, "created": int}
 TOKENS = (errors.InvalidRequest, errors.UnknownAdapter, errors.UnknownModel, errors.GenerationFailed)
 PROMPT = either({"type": "string", "minLength": 1}, {**array(either(str, int, [int])), "minItems": 1})

@@ -29,6 +29,8 @@ BEGINNINGS = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF8", b"RIFF")  # of fil
 FETCHES_NOTHING = "this server fetches no image: send the file itself in base64 (data:image/png;base64,…)"
 MAX_SHOWN = 100  # characters of a URL, in errors
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+read_role = choice(ROLES)
+read_media_type = choice(MEDIA_TYPES)
 CANNOT_CHAT = schema.CANNOT | {
     "functions": "it is called tools now",
     "function_call": "it is called tool_choice now",
@@ -184,7 +186,7 @@ def chat_request(
 
 def _message(name: str, value: object) -> dict[str, Any]:
     fields = an_object(name, value)
-    role = choice(ROLES)(f"{name}.role", fields.get("role"))
+    role = read_role(f"{name}.role", fields.get("role"))
     is_needed, has_images = role != "assistant", role in ("user", "tool")
     said = content(f"{name}.content", fields.get("content"), is_needed=is_needed, has_images=has_images)
     known: dict[str, Any] = {"role": "system" if role == "developer" else role, "content": said}
@@ -232,7 +234,7 @@ def read_image(place: str, part: dict[str, Any]) -> Image:
         name, source = f"{place}.source", an_object(f"{place}.source", part.get("source"))
         if source.get("type") != "base64":
             raise Unsupported(f"{name}.type", f"{FETCHES_NOTHING}, given {shorten(source.get('type'))}")
-        choice(MEDIA_TYPES)(f"{name}.media_type", source.get("media_type"))
+        read_media_type(f"{name}.media_type", source.get("media_type"))
         return Image(_image_bytes(f"{name}.data", text(f"{name}.data", source.get("data"))), place, "image")
     if part.get("file_id") is not None:
         raise Unsupported(f"{place}.file_id", "no files are stored here")

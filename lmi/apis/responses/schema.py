@@ -33,6 +33,7 @@ SILENT += (
     "client_metadata include max_tool_calls stream_options moderation access_programs prompt_cache_options".split()
 )
 ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}  # the template's
+read_role = choice(tuple(ROLES))
 SETTINGS: dict[str, Any] = {  # of a request that names none
     **dict.fromkeys(("background", "store"), False),
     **dict.fromkeys(("frequency_penalty", "presence_penalty", "top_logprobs"), 0),
@@ -171,7 +172,7 @@ def _join(said: list[dict[str, Any]], message: dict[str, Any]) -> None:
 
 
 def _message(place: str, item: dict[str, Any]) -> dict[str, Any]:
-    role = ROLES[choice(tuple(ROLES))(f"{place}.role", item.get("role"))]
+    role = ROLES[read_role(f"{place}.role", item.get("role"))]
     return {"role": role, "content": content(f"{place}.content", item.get("content"), has_images=role == "user")}
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from orjson import OPT_NON_STR_KEYS, OPT_SORT_KEYS, dumps
 
 from lmi.apis.base.api import SSE, Api, ErrorFields, ErrorRules, Forms, Row, WholeFormatter, text_of
-from lmi.apis.base.readers import JSON_SCHEMAS, Parsed
+from lmi.apis.base.readers import Parsed, json_schema_of
 from lmi.apis.triton import schema
 from lmi.apis.triton.schema import TritonFormat
 from lmi.description.parts import NOTHING, ApiDescription, Form, Schema, asked, content, either, schema_of, struct
@@ -113,7 +113,7 @@ TRITON_STREAM = replace(
 
 # The description, for /openapi.json.
 EXAMPLE = {"id": "42", "text_input": "What is the capital of France?", "parameters": {"max_tokens": 8}}
-FIELDS = {name: JSON_SCHEMAS.get(row.read, {}) for name, row in schema.INPUTS.items()}
+FIELDS = {name: json_schema_of(row.read) for name, row in schema.INPUTS.items()}
 NEEDED: Schema = {"required": ["text_input"]}
 REQUEST: Schema = {
     "allOf": [schema_of("TritonInputs")],

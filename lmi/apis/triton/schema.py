@@ -108,7 +108,7 @@ def tensor(name: str, row: Parameter) -> dict[str, object]:
 
 
 def _datatype(row: Parameter) -> str:
-    schema = readers.JSON_SCHEMAS.get(row.read, {})
+    schema = readers.json_schema_of(row.read)
     schema = schema.get("anyOf", [schema])[0]
     kind = schema["items"]["type"] if schema.get("type") == "array" else schema.get("type")
     if kind == "integer":
@@ -120,15 +120,16 @@ def _input(row: Parameter) -> Parameter:
     """Return a parameter that may come as a tensor: a scalar as a list of one, a number or flag as text."""
     if () in row.off:  # it is a list by itself
         return row
-    is_text, schema = _datatype(row) == "BYTES", readers.JSON_SCHEMAS.get(row.read, {})
+    is_text, schema = _datatype(row) == "BYTES", readers.json_schema_of(row.read)
 
     def read(name: str, value: object) -> Any:
         return row.read(name, _scalar(name, value, is_text=is_text))
 
     if schema:
-        one = {"type": "array", "items": schema, "minItems": 1, "maxItems": 1}
+        list_of_one = {"type": "array", "items": schema, "minItems": 1, "maxItems": 1}
         as_text = [] if is_text else [{"type": "string", "description": "the same as text"}]
-        readers.JSON_SCHEMAS[read] = {"anyOf": [schema, one, *as_text]}
+        read = takes({"anyOf": [schema, list_of_one, *as_text]})(read)
+
     return replace(row, read=read)
 
 
