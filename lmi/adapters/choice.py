@@ -44,7 +44,7 @@ async def choose_adapter(exchange: Exchange, service: Service, parsed: Parsed[An
         lines = [f"the adapter {shorten(name)} has no effect beside {place}" for name in losers[:1]]
         service.front_end.report_ignored(lines, exchange.request_id)
         chosen = (counts,) * len(in_body)
-    elif isinstance(format, OpenAIFormat):
+    elif isinstance(format, OpenAIFormat) and not format.is_adapter_named:
         is_model = True
         if not exchange.path.startswith(OPENAI_PATHS):  # at `/invocations`, unless an adapter has the name
             further = (OF_THE_REFERENCE, exchange.headers.get(ENDPOINT_NAME, ""))
@@ -54,6 +54,8 @@ async def choose_adapter(exchange: Exchange, service: Service, parsed: Parsed[An
         await _find(service, name, alias(exchange) or name, is_model=is_model)
     if isinstance(format, OpenAIFormat):
         format = replace(format, model=names[0] or model.name, adapter=names[0])
+        if format.is_adapter_named:
+            format = replace(format, field_names={**format.field_names, "lora_config": "adapters"})
     requests = tuple(replace(one, adapter=name) for one, name in zip(parsed.requests, names, strict=True))
     return replace(parsed, requests=requests, format=format)
 

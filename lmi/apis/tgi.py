@@ -11,7 +11,7 @@ from typing import Any
 from orjson import dumps
 
 from lmi import errors
-from lmi.apis.base import parameters
+from lmi.apis.base import parameters, readers
 from lmi.apis.base.api import NO_TOKEN, SSE, Api, ErrorFields, ErrorRules, Forms, Row, StepFormatter, WholeFormatter
 from lmi.apis.base.parameters import ROWS, Given, Parameter, ParameterTable, in_parameters, rows
 from lmi.apis.base.readers import Message, Parsed, boolean, check_types, check_values, integer, number, read_object
@@ -21,7 +21,7 @@ from lmi.settings.config import Config, ModelConfig
 from lmi.types import Answer, AnswerFormat, GenerationRequest, OutputFormat, Token, ranked
 
 DEFAULT_MAX_NEW_TOKENS = 1024  # as in TGI's API description; the context may have room for fewer
-KNOWN_FIELDS = ("inputs", "parameters", "stream")
+KNOWN_FIELDS = ("inputs", "parameters", "stream", "adapters")
 SAMPLING = ("temperature", "top_k", "top_p", "typical_p")  # each of them asks for sampling
 
 
@@ -75,6 +75,8 @@ def parse(message: Message[TgiFormat]) -> Parsed[TgiFormat]:
     fields, format = message.fields, message.format
     written, ignored = fields.get("parameters") or {}, parameters.unknown(fields, KNOWN_FIELDS)
     given = {"max_new_tokens": DEFAULT_MAX_NEW_TOKENS} | PARAMETERS.read(written, ignored)
+    if (adapter := readers.adapter("adapters", fields.get("adapters"))) is not None:
+        given["adapter"] = adapter  # LMI's own field, which counts before `adapter_id`
     is_greedy, has_prefill = _is_greedy(written, given), "decoder_input_details" in given
     format = replace(format, details=given.get("details", False) or has_prefill)
     _check_together(given, is_streamed=format.is_streamed, is_greedy=is_greedy)

@@ -92,8 +92,29 @@ def completion(name: str | None) -> Body:
     return {"prompt": "say a", "model": name}
 
 
+def chat_beside(name: str | None) -> Body:
+    """A chat with LMI's own field, as clients of the reference send it."""
+    return {"messages": [{"role": "user", "content": "say a"}], "model": "model", "adapters": name}
+
+
+def completion_beside(name: str | None) -> Body:
+    return {"prompt": "say a"} | ({} if name is None else {"adapters": [name]})
+
+
+def message_beside(name: str | None) -> Body:
+    return {"messages": [{"role": "user", "content": "say a"}], "max_tokens": 8, "adapters": name}
+
+
+def response_beside(name: str | None) -> Body:
+    return {"input": "say a", "adapters": name}
+
+
 def tgi(name: str | None) -> Body:
     return {"inputs": "say a", "parameters": {"adapter_id": name}}
+
+
+def tgi_beside(name: str | None) -> Body:
+    return {"inputs": "say a", "adapters": name}
 
 
 def triton(name: str | None) -> Body:
@@ -106,10 +127,20 @@ DOORS = {
     "chat": ("/v1/chat/completions", chat),
     "chat at /invocations": ("/invocations", chat),
     "completions": ("/v1/completions", completion),
+    "chat with adapters at /invocations": ("/invocations", chat_beside),
+    "chat with adapters at /predictions": ("/predictions/scripted", chat_beside),
+    "chat with adapters at /models": ("/models/scripted/invoke", chat_beside),
+    "chat with adapters": ("/v1/chat/completions", chat_beside),
+    "completion with adapters at /invocations": ("/invocations", completion_beside),
+    "completion with adapters": ("/v1/completions", completion_beside),
+    "message with adapters": ("/v1/messages", message_beside),
+    "response with adapters": ("/v1/responses", response_beside),
+    "tgi with adapters": ("/generate", tgi_beside),
     "tgi": ("/generate", tgi),
     "tgi at /": ("/", tgi),
     "triton": ("/v2/models/scripted/generate", triton),
 }
+OF_OPENAI = (chat, completion, chat_beside, completion_beside)
 CARRIERS = list(product((True, False), repeat=3))
 
 
@@ -134,7 +165,7 @@ def test_the_header_beats_the_query_which_beats_the_body(
     header, query, body = (name if is_sent else None for name, is_sent in zip(NAMES, carriers, strict=True))
     status, answer, used = ask(server, path, write(body), header, query)
     assert (status, used) == (200, header or query or body), answer
-    if write in (chat, completion):
+    if write in OF_OPENAI:
         assert answer["model"] == (used or "scripted")
 
 
@@ -145,7 +176,7 @@ def test_an_empty_name_and_the_model_s_own_mean_the_model_alone(server: Host, do
     for header, query, body in ((name, "in-query", "in-body"), (None, name, "in-body"), (None, None, name)):
         status, answer, used = ask(server, path, write(body), header, query)
         assert (status, used) == (200, None), answer
-        if write in (chat, completion):
+        if write in OF_OPENAI:
             assert answer["model"] == "scripted"
 
 
@@ -235,6 +266,50 @@ def test_an_unknown_adapter_in_the_body_is_refused_in_the_same_words(server: Hos
     assert (got, said["error"]["code"], said["error"]["param"]) == (404, "model_not_found", "model")
     served = "'scripted', 'other', 'in-body', 'in-header', 'in-query' (option.served_model_name sets the model's names)"
     assert said["error"]["message"] == f"the model 'gpt-4' does not exist, only {served}"
+
+
+@pytest.mark.parametrize("door", [door for door in DOORS if "with adapters" in door])
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_an_unknown_adapter_beside_any_body_is_refused(server: Host, door: str, is_streamed: bool) -> None:
+    path, write = DOORS[door]
+    num_before = len(server.executor.requests)
+    response, answer = server.post(write("poetic") | {"stream": is_streamed}, path)
+    assert (response.status, b"Adapter poetic is not registered" in answer) == (422 if "tgi" in door else 404, True)
+    assert len(server.executor.requests) == num_before
+
+
+@pytest.mark.parametrize("write", [chat_beside, completion_beside])
+@pytest.mark.parametrize("headers", [{}, {"Accept": "text/event-stream"}])
+def test_adapters_choose_for_a_stream_too(server: Host, write: Any, headers: dict[str, str]) -> None:
+    response, answer = server.post(write("in-body") | {"stream": True}, "/invocations", headers)
+    assert (response.status, b'"model":"in-body"' in answer) == (200, True), answer
+    lora = server.executor.requests[-1].lora_config
+    assert lora is not None and lora.name == "in-body"
+
+
+@pytest.mark.parametrize("write", [chat_beside, completion_beside])
+def test_adapters_choose_for_each_line_of_a_body(server: Host, write: Any) -> None:
+    num_before = len(server.executor.requests)
+    lines = b"\n".join(json.dumps(write(name)).encode() for name in ("in-body", None, "poetic"))
+    response, answer = server.send("POST", "/invocations", lines, {"Content-Type": "application/jsonlines"})
+    models = [json.loads(line).get("model") for line in answer.splitlines()]
+    assert (response.status, models) == (200, ["in-body", "scripted", None])
+    used = [request.lora_config and request.lora_config.name for request in server.executor.requests[num_before:]]
+    assert Counter(used) == Counter(["in-body", None])
+
+
+def test_adapters_count_before_the_model_of_a_body(server: Host) -> None:
+    body = chat_beside("in-body") | {"model": "in-query"}
+    assert ask(server, "/invocations", body, None, None)[2] == "in-body"
+    beside_tgi = tgi("in-query") | {"adapters": "in-body"}
+    assert ask(server, "/generate", beside_tgi, None, None)[2] == "in-body"
+
+
+@pytest.mark.parametrize("adapters", [5, ["in-body", "in-query"], {"name": "in-body"}, True])
+def test_adapters_of_a_wrong_form_are_refused_by_name(server: Host, adapters: object) -> None:
+    response, answer = server.post(chat(None) | {"adapters": adapters}, "/invocations")
+    message = json.loads(answer)["error"]["message"]
+    assert (response.status, message.startswith("adapters must be a string or a list of one")) == (400, True)
 
 
 def test_a_refusal_in_the_lmi_schema_has_the_form_of_the_answer(server: Host) -> None:

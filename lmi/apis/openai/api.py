@@ -6,7 +6,7 @@ from functools import partial
 
 from lmi import errors
 from lmi.apis.base.api import SSE, Api, ErrorRules, Forms, Row
-from lmi.apis.base.readers import Message, json_schema_of
+from lmi.apis.base.readers import Message, adapter, json_schema_of
 from lmi.apis.openai import chat_formatter, chat_schema, formatter, schema
 from lmi.apis.openai.schema import OpenAIFormat
 from lmi.description.parts import ApiDescription, Form, Schema, array, asked, content, either, or_null, struct, taken
@@ -105,9 +105,17 @@ def _answer(kind: str, *optional: str, **choice: Form) -> Schema:
     return struct(*optional, *OF_PROMPT, **head, object={"const": kind}, choices=choices, usage=usage)
 
 
+ADAPTERS: dict[str, Form] = {
+    "adapters": {
+        **or_null(json_schema_of(adapter)),
+        "description": "the name of a loaded LoRA adapter, before `model`",
+    },
+}
+CHAT_ASKED = taken(chat_schema.CHAT) | {"messages": MESSAGES} | ADAPTERS
+TEXT_ASKED = taken(schema.COMPLETION) | {"prompt": PROMPT} | ADAPTERS
 SCHEMAS = {
-    "OpenAIChatRequest": asked(taken(chat_schema.CHAT) | {"messages": MESSAGES}, "messages", example=CHAT_EXAMPLE),
-    "OpenAITextRequest": asked(taken(schema.COMPLETION) | {"prompt": PROMPT}, "prompt", example=EXAMPLE),
+    "OpenAIChatRequest": asked(CHAT_ASKED, "messages", example=CHAT_EXAMPLE),
+    "OpenAITextRequest": asked(TEXT_ASKED, "prompt", example=EXAMPLE),
     "OpenAIChat": _answer("chat.completion", message=MESSAGE, logprobs=CHAT_LOG_PROBS),
     "OpenAIChatChunk": _answer("chat.completion.chunk", "usage", delta=struct(*SAID, **SAID), logprobs=CHAT_LOG_PROBS),
     "OpenAIText": _answer("text_completion", text=str, logprobs=LOG_PROBS),

@@ -38,13 +38,14 @@ check_prompts = partial(readers.check_values, max_texts=MAX_PROMPTS)
 class OpenAIFormat(AnswerFormat):
     """The format of an answer, which holds `num_choices` sequences of each prompt.
 
-    `model` equals `adapter` if the request names one. `function` is the function that the model is forced to call; the
-    whole text is its arguments. `tool_calls` is the form of other calls in the text, `reasoning` the form of thoughts.
-    Both are the server's settings until the parameters are checked.
+    `model` equals `adapter` if the request names one, by `adapters` if `is_adapter_named`, else by `model`. `function`
+    is the function that the model is forced to call; the whole text is its arguments. `tool_calls` is the form of other
+    calls in the text, `reasoning` that of thoughts. Both are the server's settings until the parameters are checked.
     """
 
     model: str
     adapter: str | None = None
+    is_adapter_named: bool = False
     has_usage: bool = False  # a stream's last chunk reports it
     has_token_ids: bool = False
     has_log_probs: bool = False
@@ -175,6 +176,8 @@ def read(
 ) -> Message[OpenAIFormat]:
     """Read a body that passes the `check` of its size.
 
+    LMI's own field `adapters` may stand beside the fields of any API of this format, and counts before `model`.
+
     With `stream_format` None a stream is server-sent events. Else its format is that of `output_formatter`, else that
     of the server's settings, else `stream_format`.
     """
@@ -185,6 +188,9 @@ def read(
         raise MalformedRequest(f"model must be a string, given {shorten(name)}")
     if name and name not in (*model.names, *UNNAMED):
         format = replace(format, model=name, adapter=name)  # if it is registered, which the server looks up
+    adapter = readers.adapter("adapters", fields.pop("adapters", None))
+    if adapter is not None:
+        format = replace(format, model=adapter, adapter=adapter, is_adapter_named=True)
     if not isinstance(is_streaming, bool | None):
         raise MalformedRequest(f"stream must be true or false, given {shorten(is_streaming)}")
     if is_streaming:
