@@ -167,7 +167,8 @@ class Token(msgspec.Struct, gc=False):
 
     `text` is the text that this token completes. It is "" while part of a character or a possible stop string is held
     back, so the texts of an answer's tokens concatenate to the whole text. `raw_text` is the text before the search for
-    stop strings, None without a search. `log_prob` is None where it is unknown (first prompt token).
+    stop strings, None without a search. `log_prob` is None where it is unknown (first prompt token). In lists of
+    log-probs a token without text has a `name`: one that has ended the answer, or a special one that is not shown.
     """
 
     id: int
@@ -176,11 +177,17 @@ class Token(msgspec.Struct, gc=False):
     is_special: bool = False
     top: "list[Token] | None" = None
     raw_text: str | None = None
+    name: str = ""
 
     @property
     def spelling(self) -> str:
         """The text that the token adds, even if it is held back for a stop string."""
         return self.text if self.raw_text is None else self.raw_text
+
+    @property
+    def spelled_name(self) -> str:
+        """The token as lists of log-probs call it."""
+        return self.spelling or self.name
 
 
 class Delta(msgspec.Struct, gc=False):

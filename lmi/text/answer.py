@@ -7,7 +7,7 @@ import codecs
 import re
 from collections.abc import Sequence
 
-from lmi.executor import FinishReason, PromptLogProb, TokenLogProb
+from lmi.executor import FinishReason, PromptLogProb, SamplingConfig, TokenLogProb
 from lmi.text.tokenizer import Tokenizer
 from lmi.types import GenerationRequest, Token
 
@@ -50,7 +50,11 @@ class AnswerText:
         if is_plain and len(ids) == 1:  # nearly every Result
             self._last_id = token_id = ids[0]
             log_prob = None if log_probs is None else log_probs[0]
-            return [Token(token_id, self._detokenizer.feed(token_id), log_prob, token_id in self._special_ids)]
+            piece = self._detokenizer.feed(token_id)
+            token = Token(token_id, piece, log_prob, token_id in self._special_ids)
+            if token.is_special and not piece:
+                token.name = self._tokenizer.token_text(token_id)
+            return [token]
         tokens: list[Token] = []
         is_stop_token = finish_reason is FinishReason.STOP_WORDS and bool(ids) and ids[-1] in self._silent_stop_ids
         num_spoken = len(ids) - (bool(ids) if finish_reason is FinishReason.END_ID else is_stop_token)
@@ -60,6 +64,8 @@ class AnswerText:
             piece = self._detokenizer.feed(token_id) if n < num_spoken else ""
             log_prob = None if log_probs is None else log_probs[n]
             token = Token(token_id, piece, log_prob, token_id in self._special_ids)
+            if n >= num_spoken or (token.is_special and not piece):
+                token.name = self._tokenizer.token_text(token_id)
             if self._stop is not None:
                 token.raw_text = piece
                 if self._num_unchecked > 0:
@@ -91,13 +97,25 @@ class AnswerText:
 def prompt_tokens(
     tokenizer: Tokenizer, prompt_ids: Sequence[int], log_probs: Sequence[PromptLogProb] | None
 ) -> list[Token]:
-    """Return the prompt as Tokens (`prefill` on the wire), each decoded separately, with log-probs if there are any."""
-    tokens = [_lone_token(tokenizer, token_id, None) for token_id in prompt_ids]
+    """Return the prompt as Tokens (`prefill` on the wire), with log-probs if there are any.
+
+    They are decoded as those of an answer that shows its special tokens, so a character that is cut between tokens
+    stands in the last of them. Alternatives are decoded alone.
+    """
+    detokenizer = Detokenizer(tokenizer, _SHOWS_SPECIAL_TOKENS, ())
+    special_ids = tokenizer.special_ids
+    tokens = [Token(token_id, detokenizer.feed(token_id), None, token_id in special_ids) for token_id in prompt_ids]
+    if tokens:
+        tokens[-1].text += detokenizer.flush()
+
     for token, position in zip(tokens, log_probs or (), strict=False):
         token.log_prob = position.log_prob
         if position.top:
             token.top = [_lone_token(tokenizer, item.token_id, item.log_prob) for item in position.top]
     return tokens
+
+
+_SHOWS_SPECIAL_TOKENS = GenerationRequest(max_new_tokens=None, sampling=SamplingConfig(), skip_special_tokens=False)
 
 
 def _lone_token(tokenizer: Tokenizer, token_id: int, log_prob: float | None) -> Token:

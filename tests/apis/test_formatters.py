@@ -15,7 +15,7 @@ from lmi.apis.base.readers import Parsed
 from lmi.apis.lmi import LMI, LmiFormat
 from lmi.apis.openai import schema as openai
 from lmi.apis.openai.api import OPENAI_COMPLETIONS
-from lmi.apis.openai.formatter import CompletionStream
+from lmi.apis.openai.formatter import CompletionStream, offsets_in
 from lmi.apis.tgi import TgiStream
 from lmi.executor import SamplingConfig
 from lmi.settings.config import ModelConfig
@@ -200,7 +200,24 @@ def test_every_choice_of_a_stream_has_the_log_probs_of_its_prompt(is_overtaken: 
     said = [json.loads(record.removeprefix(b"data: "))["choices"][0]["logprobs"] for record in records]
     expected = [["e"], ["a", "b", "c"]] if is_overtaken else [["a", "b", "c"], ["a", "b", "d"]]
     assert [log_probs["tokens"] for log_probs in said] == expected
-    assert [log_probs["text_offset"] for log_probs in said] == [list(range(len(tokens))) for tokens in expected]
+    assert [log_probs["text_offset"] for log_probs in said] == [[2] if is_overtaken else [0, 1, 2], [0, 1, 2]]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "pieces", "expected"),
+    [
+        ("hi 😀 x", ["hi", " ", "😀", " x"], [0, 2, 3, 4]),
+        ("hi 😀 x", ["<s>", " hi", " ", "", "", "", "😀", " x"], [0, 0, 2, 3, 3, 3, 3, 4]),
+        ("<s>hi", ["<s>", "<s>", "hi"], [0, 0, 3]),
+        ("cut off here", [" off", " here"], [3, 7]),
+        ("Hi There", ["hi", " there"], [0, 2]),
+        ("a", [], []),
+    ],
+    ids=["its own text", "what a tokenizer adds", "a special token in the text", "cut", "lower case", "none"],
+)
+def test_tokens_of_a_prompt_have_their_places_in_its_text(prompt: str, pieces: list[str], expected: list[int]) -> None:
+    tokens = [Token(number, piece, is_special=piece == "<s>") for number, piece in enumerate(pieces)]
+    assert offsets_in(prompt, tokens) == expected
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])

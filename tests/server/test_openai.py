@@ -170,7 +170,8 @@ def test_a_log_prob_s_token_is_what_it_spells_though_a_stop_string_holds_its_tex
     _, chunks = complete(able, "say bad tea", **plain, **held, stream=True)
     assert answer["choices"] == expected["choices"]
     spelled = [token for chunk in chunks for token in chunk["choices"][0]["logprobs"]["tokens"]]
-    assert "".join(spelled) == "bad tea" == text_of(chunks)
+    assert "".join(spelled) == "bad tea<end>"
+    assert text_of(chunks) == "bad tea"
 
 
 def test_token_ids_are_those_of_the_engine_however_they_are_asked_for(able: Host) -> None:
@@ -186,6 +187,59 @@ def test_token_ids_are_those_of_the_engine_however_they_are_asked_for(able: Host
     _, chunks = chat(able, "say é!", **fields, stream=True)
     assert [chunk.get("prompt_token_ids") for chunk in chunks] == [prompt] + [None] * (len(chunks) - 1)
     assert [token_id for chunk in chunks for token_id in chunk["choices"][0].get("token_ids", [])] == said
+
+
+@pytest.mark.parametrize("fields", [{}, {"stop_token_ids": [ord("x")]}], ids=["end token", "stop token"])
+def test_lists_of_log_probs_are_as_long_as_those_of_ids_and_as_the_usage(able: Host, fields: dict[str, Any]) -> None:
+    asked = {"max_tokens": 50, "return_token_ids": True, "stream_options": {"include_usage": True}, **fields}
+    last = "x" if fields else "<end>"
+
+    _, answer = complete(able, "say éx", logprobs=0, **asked)
+    [choice] = answer["choices"]
+    assert choice["logprobs"]["tokens"] == ["", "é", *(() if fields else ("x",)), last]
+    for values in choice["logprobs"].values():
+        assert len(values) == len(choice["token_ids"]) == answer["usage"]["completion_tokens"]
+    assert choice["logprobs"]["text_offset"][-1] == len(choice["text"])
+
+    _, chunks = complete(able, "say éx", logprobs=0, stream=True, **asked)
+    for chunk in chunks[:-1]:
+        [choice] = chunk["choices"]
+        assert len(choice["logprobs"]["tokens"]) == len(choice["token_ids"])
+    assert chunks[-2]["choices"][0]["logprobs"]["tokens"][-1] == last
+
+    _, answer = chat(able, "say éx", logprobs=True, **asked)
+    [choice] = answer["choices"]
+    assert len(choice["logprobs"]["content"]) == len(choice["token_ids"]) == answer["usage"]["completion_tokens"]
+    assert choice["logprobs"]["content"][-1]["token"] == last
+
+    _, chunks = chat(able, "say éx", logprobs=True, stream=True, **asked)
+    said = [chunk["choices"][0] for chunk in chunks if chunk["choices"]]
+    content = [token for choice in said for token in (choice["logprobs"] or {"content": []})["content"]]
+    assert [token["token"] for token in content][-1] == last
+    assert len(content) == chunks[-1]["usage"]["completion_tokens"]
+    assert said[-1]["logprobs"]["content"][0]["token"] == last, "the end is told with the reason, as in vLLM"
+
+
+def test_each_token_comes_first_among_the_best_in_its_place(able: Host) -> None:
+    _, answer = complete(able, "say ab", echo=True, logprobs=2, max_tokens=2)
+    log_probs = answer["choices"][0]["logprobs"]
+    assert log_probs["top_logprobs"][0] is None
+    assert [next(iter(top)) for top in log_probs["top_logprobs"][1:]] == log_probs["tokens"][1:]
+
+    _, answer = complete(able, "say ab", echo=True, logprobs=0, max_tokens=2)
+    log_probs = answer["choices"][0]["logprobs"]
+    pairs = zip(log_probs["tokens"], log_probs["token_logprobs"], strict=True)
+    assert log_probs["top_logprobs"] == [None, *({token: number} for token, number in list(pairs)[1:])]
+
+
+def test_a_prompt_and_its_answer_are_decoded_by_one_rule_and_have_offsets_into_the_text(able: Host) -> None:
+    _, answer = complete(able, "say 😀x", echo=True, logprobs=0, max_tokens=50)
+    [choice] = answer["choices"]
+    log_probs = choice["logprobs"]
+    assert choice["text"] == "say 😀x😀x"
+    assert log_probs["tokens"] == [*"say ", "", "", "", "😀", "x", "", "", "", "😀", "x", "<end>"]
+    for token, offset in zip(log_probs["tokens"][:-1], log_probs["text_offset"], strict=False):
+        assert choice["text"].startswith(token, offset)
 
 
 def test_echo_gives_back_a_prompt_of_token_ids_as_text(able: Host) -> None:
@@ -216,10 +270,10 @@ def test_the_prompt_alone_ends_with_its_length_however_it_is_asked_for(able: Hos
     assert [chunk["choices"][0]["finish_reason"] for chunk in chunks][-1] == "length"
 
 
-def test_log_probs_of_a_chat_spell_its_text(able: Host) -> None:
+def test_log_probs_of_a_chat_spell_its_text_and_the_end_token(able: Host) -> None:
     _, answer = chat(able, "say é!", logprobs=True, top_logprobs=2)
     content = answer["choices"][0]["logprobs"]["content"]
-    assert bytes(byte for token in content for byte in token["bytes"]).decode() == "é!"
+    assert bytes(byte for token in content for byte in token["bytes"]).decode() == "é!<end>"
     assert all(len(token["top_logprobs"]) == 2 and token["logprob"] == -0.5 for token in content)
 
 

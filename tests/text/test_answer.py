@@ -77,6 +77,30 @@ def test_the_end_token_is_the_last_token_without_text(byte_level: Tokenizer, ski
     assert text_of(tokens) == "done"
 
 
+@pytest.mark.parametrize("size", [1, 5])
+def test_a_token_without_text_in_the_answer_has_a_name(byte_level: Tokenizer, size: int) -> None:
+    """But part of a character has none, as in vLLM: its text is the whole character's."""
+    ids = [*byte_level.encode("😀"), byte_level.encode("<|im_start|>")[0], END]
+    tokens = read(answer(byte_level), ids, size, END_ID)
+    assert [token.spelled_name for token in tokens] == ["", "", "😀", "<|im_start|>", "<|endoftext|>"]
+    assert text_of(tokens) == "😀"
+
+    stop = byte_level.encode("b")[0]
+    [token] = answer(byte_level, stop_token_ids=[stop]).feed([stop], finish_reason=STOP_WORDS)
+    assert (token.text, token.spelled_name) == ("", "b")
+
+
+def test_a_prompt_is_decoded_as_its_answer_is(byte_level: Tokenizer, sentencepiece: Tokenizer) -> None:
+    for tokenizer in (byte_level, sentencepiece):
+        ids = tokenizer.encode("hi 😀 x", add_special_tokens=False)
+        tokens = prompt_tokens(tokenizer, ids, None)
+        assert text_of(tokens) == tokenizer.decode(ids) == "hi 😀 x"
+        assert "😀" in [token.text for token in tokens]
+        assert text_of(prompt_tokens(tokenizer, ids[:3], None)) == tokenizer.decode(ids[:3]), (
+            "its last character is cut"
+        )
+
+
 def test_an_end_token_that_did_not_end_the_answer_is_an_ordinary_one(byte_level: Tokenizer) -> None:
     tokens = answer(byte_level, skip_special_tokens=False).feed([END, END], finish_reason=LENGTH)
     assert text_of(tokens) == "<|endoftext|>" * 2

@@ -59,12 +59,12 @@ class ChatStream(OpenAIStream):
         parts = self._parts[index].feed(text_of(delta.tokens), end is not None)
         choices = [choice(index, self._fields(index, part)) for part in parts]
         tokens = self._shown(delta) if self._format.has_log_probs else []
-        if not choices and (tokens or (self._format.has_token_ids and end is None)):
+        if not choices and end is None and (tokens or self._format.has_token_ids):
             choices = [choice(index, {"content": ""})]  # the text is held back, but its tokens are not
-        if tokens:
-            choices[0]["logprobs"] = log_prob_fields(tokens, self._format)
         if end is not None:
             choices.append(choice(index, {"content": ""}, self._reason(end, self._num_calls[index] > 0)))
+        if tokens:
+            choices[0]["logprobs"] = log_prob_fields(tokens, self._format)
         if self._format.has_token_ids:
             choices[0] |= self._ids(delta)
         if is_first:

@@ -4,6 +4,7 @@ import math
 import time
 import uuid
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import msgspec
@@ -69,10 +70,8 @@ class OpenAIFormatter(Formatter[OpenAIFormat]):
         return self._prefills.get(delta.index // self._request.num_sequences, [])
 
     def _shown(self, delta: Delta) -> list[Token]:
-        """Return the tokens whose log-probs are shown: all except the end token, which has no text."""
-        tokens = delta.tokens if self._format.is_answer_wanted else []
-        is_end = delta.finish_reason is AnswerEnd.EOS_TOKEN and tokens and not tokens[-1].spelling
-        return tokens[:-1] if is_end else tokens
+        """Return the tokens whose log-probs are shown: all that count, as in vLLM also the end token."""
+        return delta.tokens if self._format.is_answer_wanted else []
 
     def _object(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {
@@ -171,14 +170,14 @@ class Completion(OpenAIFormatter):
 
     def __init__(self, parsed: Parsed[OpenAIFormat]) -> None:
         super().__init__(parsed)
-        self._begun: dict[int, int] = {}  # index -> characters with log-probs so far
+        self._num_chars: dict[int, int] = {}  # index -> characters of the choice with log-probs so far
 
     def _said(self, number: int, delta: Delta) -> dict[str, Any]:
         """Return what a Delta adds to its choice. The first one has the prompt, as far as it is asked for."""
-        is_first = delta.index not in self._begun
+        is_first = delta.index not in self._num_chars
         text = text_of(delta.tokens) if self._format.is_answer_wanted else ""
         if is_first:
-            self._begun[delta.index] = 0
+            self._num_chars[delta.index] = 0
             text = delta.prompt + text if self._request.return_full_text else text
         return {
             "index": number,
@@ -190,23 +189,33 @@ class Completion(OpenAIFormatter):
         }
 
     def _log_probs(self, delta: Delta, is_first: bool) -> dict[str, Any]:
-        """Return four lists. Offsets count characters of the tokens' joined spellings."""
+        """Return four lists. Offsets are places in the text of the choice, where a token that adds none has one too."""
         tokens = self._shown(delta)
-        if is_first and self._request.return_full_text:
-            tokens = [*self._prefill(delta), *tokens]
-        top: list[dict[str, float | None] | None] = []
         offsets: list[int] = []
-        for token in tokens:
-            offsets.append(self._begun[delta.index])
-            self._begun[delta.index] += len(token.spelling)
-            named = {name_of(one, self._format): log_prob(one) for one in (*(token.top or ()), token)}
-            top.append(None if token.log_prob is None else named)
+        if is_first and self._request.return_full_text:
+            prompt_tokens = self._prefill(delta)
+            offsets += offsets_in(delta.prompt, prompt_tokens)
+            self._num_chars[delta.index] = len(delta.prompt)
+            tokens = [*prompt_tokens, *tokens]
+
+        for token in tokens[len(offsets) :]:
+            offsets.append(self._num_chars[delta.index])
+            self._num_chars[delta.index] += len(token.spelling)
         return {
             "tokens": [name_of(token, self._format) for token in tokens],
             "token_logprobs": [log_prob(token) for token in tokens],
-            "top_logprobs": top if self._request.num_top_log_probs else None,
+            "top_logprobs": [self._top_log_probs(token) for token in tokens],
             "text_offset": offsets,
         }
+
+    def _top_log_probs(self, token: Token) -> dict[str, float | None] | None:
+        """Return the token itself, then the best in its place, as in vLLM. A name that several have means the first."""
+        if token.log_prob is None:
+            return None
+        named: dict[str, float | None] = {}
+        for candidate in (token, *(token.top or ())):
+            named.setdefault(name_of(candidate, self._format), log_prob(candidate))
+        return named
 
 
 class CompletionWhole(Completion, OpenAIWhole):
@@ -229,7 +238,7 @@ def log_prob_fields(tokens: list[Token], format: OpenAIFormat) -> dict[str, Any]
     """Return the log-probs of a chat."""
 
     def fields(token: Token) -> dict[str, Any]:
-        return {"token": name_of(token, format), "logprob": log_prob(token), "bytes": list(token.spelling.encode())}
+        return {"token": name_of(token, format), "logprob": log_prob(token), "bytes": list(token.spelled_name.encode())}
 
     content = [fields(token) | {"top_logprobs": [fields(other) for other in token.top or ()]} for token in tokens]
     return {"content": content, "refusal": None}
@@ -247,7 +256,27 @@ def prompt_log_prob(token: Token, num_top: int) -> dict[str, Any] | None:
 
 
 def name_of(token: Token, format: OpenAIFormat) -> str:
-    return f"token_id:{token.id}" if format.names_tokens_by_id else token.spelling
+    return f"token_id:{token.id}" if format.names_tokens_by_id else token.spelled_name
+
+
+def offsets_in(prompt: str, tokens: Sequence[Token]) -> list[int]:
+    """Return where each token of a prompt begins in its text.
+
+    The text may lack what the tokenizer has added, a special token or a space before the first word, which have a place
+    but no width. The search begins at the end of the text, because a prompt that was cut has lost its beginning.
+    """
+    offsets: list[int] = []
+    end = len(prompt)
+    for token in reversed(tokens):
+        if prompt.endswith(token.text, 0, end):
+            end -= len(token.text)
+        elif token.text.startswith(" ") and prompt.endswith(token.text[1:], 0, end):
+            end -= len(token.text) - 1
+        elif not token.is_special:
+            # The tokenizer has changed the text, as to lower case.
+            end = max(0, end - len(token.text))
+        offsets.append(end)
+    return offsets[::-1]
 
 
 def log_prob(token: Token) -> float | None:
