@@ -5,6 +5,7 @@ The end token and a stop token have no text, and the last Token gets the text th
 
 import codecs
 import re
+from bisect import bisect_left
 from collections.abc import Sequence
 
 from lmi.executor import FinishReason, PromptLogProb, SamplingConfig, TokenLogProb
@@ -184,13 +185,14 @@ class StopStrings:
 
     The cuts between the pieces of a text make no difference. The stop string that is complete first ends the answer; if
     two end at the same character, the longer one does. Only text that may still become a stop string is held back: the
-    longest end of the text that is the beginning of one.
+    longest end of the text that is the beginning of one. The number of stop strings hardly counts in how long that takes.
     """
 
     __slots__ = ("_first_char", "_held", "_is_included", "_max_held", "_stops", "matched")
 
     def __init__(self, stops: Sequence[str], include_stop_str_in_output: bool = False) -> None:
-        self._stops, self._is_included = stops, include_stop_str_in_output
+        self._stops = sorted(stops)
+        self._is_included = include_stop_str_in_output
         self._first_char = re.compile("[" + "".join(re.escape(stop[0]) for stop in stops) + "]")
         self._max_held = max(map(len, stops)) - 1
         self._held = ""
@@ -202,15 +204,25 @@ class StopStrings:
             return ""
         if not self._held and self._first_char.search(text) is None:
             return text
+        num_searched = len(self._held)
         text, self._held = self._held + text, ""
-        found = [(start + len(stop), start, stop) for stop in self._stops if (start := text.find(stop)) >= 0]
+        found = [
+            (start + len(stop), start, stop)
+            for stop in self._stops
+            if (start := text.find(stop, max(0, num_searched - len(stop) + 1))) >= 0
+        ]
         if found:
             end, start, self.matched = min(found)
             return text[: end if self._is_included else start]
         begins = (begin.start() for begin in self._first_char.finditer(text, max(0, len(text) - self._max_held)))
-        end = next((n for n in begins if any(stop.startswith(text[n:]) for stop in self._stops)), len(text))
+        end = next((n for n in begins if self._begins_with(text[n:])), len(text))
         self._held = text[end:]
         return text[:end]
+
+    def _begins_with(self, beginning: str) -> bool:
+        """Whether a stop string begins so. Such a one comes right behind the place of `beginning` in their order."""
+        place = bisect_left(self._stops, beginning)
+        return place < len(self._stops) and self._stops[place].startswith(beginning)
 
     def flush(self) -> str:
         """Return the text that was held back and did not become a stop string."""
