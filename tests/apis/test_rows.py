@@ -30,7 +30,7 @@ BIG, LONG = 2**63, "x" * 129
 # By the field of the request or of its sampling: a value with an effect, and values that every API refuses.
 # Names at the end are read into another field.
 MEANINGS: dict[str, tuple[Any, list[Any]]] = {
-    "seed": (2**64 - 1, ["x", 1.5, True, -1, 2**64]),
+    "seed": (2**64 - 1, ["x", 1.5, True, -2, 2**64]),
     "temperature": (0.5, ["hot", True, -0.1, 100.1, 1e308, []]),
     "top_k": (5, ["x", 5.5, True, -2]),
     "top_p": (0.9, ["x", True, -0.1, 1.1]),
@@ -42,8 +42,8 @@ MEANINGS: dict[str, tuple[Any, list[Any]]] = {
     "no_repeat_ngram_size": (3, ["x", True, -1, 1.5]),
     "min_tokens": (5, ["x", 1.5, True, -1]),
     "num_return_sequences": (2, ["x", True, 0, 17, 1.5]),
-    "max_new_tokens": (7, ["many", 30.0, True, -1, BIG, 1e30, [], {}]),
-    "stop_sequences": (["a", "b"], [5, [5], ["a"] * 17, ["a" * 1025], {}]),
+    "max_new_tokens": (7, ["many", 30.5, True, -1, BIG, 1e30, [], {}]),
+    "stop_sequences": (["a", "b"], [5, [5], ["a"] * 65, ["a" * 1025], {}]),
     "stop_token_ids": ([3, 4], ["x", [True], ["1"], [-1], [BIG], [1] * 1025, 5]),
     "bad_sequences": (["x"], [5, [5], ["a"] * 1025, {}]),
     "ignore_eos": (True, ["x", 1]),
@@ -213,6 +213,23 @@ def test_a_wrong_type_or_range_is_refused_with_the_name_even_where_it_has_no_eff
         with pytest.raises(InvalidRequest) as caught:
             APIS[api].parse({name: value})
         assert spelled in str(caught.value), value
+
+
+@pytest.mark.parametrize(("api", "name"), [row for row in ROWS if type(VALUES[field_of(row[1])]) is int])
+def test_a_whole_float_is_an_integer(api: str, name: str) -> None:
+    value = VALUES[field_of(name)] % 1000  # a float holds it exactly
+    assert APIS[api].request({name: float(value)}) == APIS[api].request({name: value})
+
+
+@pytest.mark.parametrize("api", [api for api, name in ROWS if name == "seed"])
+def test_a_seed_of_minus_one_is_as_if_left_out(api: str) -> None:
+    assert APIS[api].request({"seed": -1}) == APIS[api].request({})
+
+
+@pytest.mark.parametrize(("api", "name"), [row for row in ROWS if field_of(row[1]) == "stop_sequences"])
+def test_forty_stop_strings_end_an_answer(api: str, name: str) -> None:
+    stops = [f"stop {n}" for n in range(40)]
+    assert APIS[api].request({name: stops}).stop_sequences == tuple(stops)
 
 
 @pytest.mark.parametrize("table", [parameters.ROWS, *(asking.table for asking in APIS.values())])

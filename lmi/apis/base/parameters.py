@@ -11,7 +11,7 @@ from typing import Any
 from lmi.apis.base import readers
 from lmi.apis.base.readers import MAX_STOP_SEQUENCES, MAX_WORDS, Reader, boolean, integer, number, strings, text
 from lmi.errors import InvalidParameter, Unsupported, shorten
-from lmi.executor import MAX_PENALTY, MAX_SEED, MAX_TEMPERATURE, REPETITION_PENALTIES, SamplingConfig
+from lmi.executor import MAX_PENALTY, MAX_TEMPERATURE, REPETITION_PENALTIES, SamplingConfig
 from lmi.types import GenerationRequest
 
 MAX_SEQUENCES = 16  # of one prompt
@@ -50,7 +50,7 @@ def named(*parameters: Parameter) -> dict[str, Parameter]:
 PENALTY, TOKEN_IDS = number(-MAX_PENALTY, MAX_PENALTY), readers.token_ids(MAX_WORDS)
 ROWS = named(
     Parameter("do_sample", boolean, "Whether tokens are drawn; otherwise the likeliest one is taken.", (False,)),
-    Parameter("seed", integer(0, MAX_SEED), "Makes the same request draw the same tokens again."),
+    Parameter("seed", readers.seed, "Makes the same request draw the same tokens again; -1 as if left out."),
     Parameter("temperature", number(0, MAX_TEMPERATURE), "How freely tokens are drawn.", (1,)),
     Parameter("top_k", integer(-1), "Draw from so many likeliest tokens; -1 and 0 mean all.", (-1, 0)),
     Parameter("top_p", number(0, 1), "Draw from the likeliest tokens with this probability together.", (1,)),

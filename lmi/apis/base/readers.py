@@ -1,7 +1,8 @@
 """Readers that every JSON API uses: for a whole body, and for one field of it.
 
 A reader of a field takes its name and its value. It returns the checked value, or raises an error that names field,
-rule and shortened value. Types are strict: `true` and "5" are not numbers, but an integer is also a float.
+rule and shortened value. Types are strict: `true` and "5" are not numbers, but an integer is also a float, and a float
+that is whole is also an integer, as in JSON Schema: R, Lua and MATLAB write 5.0.
 """
 
 import math
@@ -15,7 +16,7 @@ import msgspec
 import orjson
 
 from lmi.errors import InvalidParameter, MalformedRequest, Unsupported, shorten
-from lmi.executor import DEFAULT_PRIORITY, PRIORITY_STEPS
+from lmi.executor import DEFAULT_PRIORITY, MAX_SEED, PRIORITY_STEPS
 from lmi.executor.checks import MAX_INT, int_fault, range_fault
 from lmi.settings.config import SamplingDefaults
 from lmi.types import Format, GenerationRequest
@@ -24,7 +25,7 @@ LEFT_OUT = (msgspec.Raw(), msgspec.Raw(b"null"))
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 PROMPTS = ("inputs", "messages", "prompt")  # by which the bodies of one path differ
 KINDS = {type(None): "null", bool: "a boolean", int: "a number", float: "a number", str: "a string", list: "a list"}
-MAX_STOP_SEQUENCES = 16
+MAX_STOP_SEQUENCES = 64  # each token is searched for all of them
 MAX_WORDS = 1024  # stop_token_ids, bad words
 MAX_WORD_BYTES = 1024
 MAX_SALT_CHARS = 128
@@ -216,7 +217,22 @@ def checked(
 
 def integer(minimum: int = -MAX_INT, maximum: int = MAX_INT) -> Reader:
     schema = {"type": "integer", "minimum": minimum, "maximum": maximum}
-    return checked(schema, lambda value: int_fault(value, minimum, maximum))
+    return checked(schema, lambda value: int_fault(_as_integer(value), minimum, maximum), _as_integer)
+
+
+def _as_integer(value: object) -> object:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+DRAWS_A_SEED = -1  # vLLM's and llama.cpp's way to leave a seed out, which interfaces write
+SEED = integer(DRAWS_A_SEED, MAX_SEED)
+
+
+@takes(json_schema_of(SEED))
+def seed(name: str, value: object) -> int | None:
+    """Read a seed. None means that one is drawn, as if the field were left out."""
+    chosen = SEED(name, value)
+    return None if chosen == DRAWS_A_SEED else chosen
 
 
 boolean = checked({"type": "boolean"}, lambda value: "" if isinstance(value, bool) else "true or false")

@@ -257,7 +257,7 @@ def format_of(given: Given, format: OpenAIFormat) -> OpenAIFormat:
 
 def prompts_of(name: str, value: object, max_prompts: int) -> list[dict[str, Any]]:
     """Read a text, token ids, or a list of these. Returns the fields of each prompt's request."""
-    if not isinstance(value, list) or all(isinstance(item, int) for item in value):
+    if not isinstance(value, list) or all(isinstance(item, int | float) for item in value):
         return [_prompt(name, value, "a non-empty string, a list of token ids, or a list of such")]
     if len(value) > max_prompts:
         raise InvalidParameter(name, f"a list of at most {max_prompts} prompts", value)

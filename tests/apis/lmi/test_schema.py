@@ -245,8 +245,8 @@ def test_unknown_names_are_ignored_and_reported_in_few_short_lines() -> None:
 
 def test_a_stop_list_may_come_under_either_name_and_is_bounded_together() -> None:
     assert _request({"stop": ["b"], "stop_sequences": ["a"]}).stop_sequences == ("a", "b")
-    with pytest.raises(InvalidParameter, match="at most 16"):
-        _request({"stop": ["b"] * 9, "stop_sequences": ["a"] * 9})
+    with pytest.raises(InvalidParameter, match="at most 64"):
+        _request({"stop": ["b"] * 33, "stop_sequences": ["a"] * 33})
 
 
 def test_nulls_are_as_if_left_out() -> None:

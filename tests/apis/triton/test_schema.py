@@ -213,7 +213,7 @@ def test_an_unknown_name_is_refused_unless_it_is_a_scalar(value: Any) -> None:
         ({"min_tokens": 5, "max_tokens": 4}, "input 'min_tokens' must be at most max_tokens (4), given 5"),
         ({"n": 3, "best_of": 2}, "input 'best_of' must be at least n (3), given 2"),
         ({"n": 3, "best_of": 2, "use_beam_search": True}, "input 'best_of' must be at least n (3), given 2"),
-        ({"stop": ["a"] * 9, "stop_words": ["b"] * 9}, "input 'stop' must be at most 16 with stop_words"),
+        ({"stop": ["a"] * 33, "stop_words": ["b"] * 33}, "input 'stop' must be at most 64 with stop_words"),
         ({"guided_decoding_guide": "a+"}, "input 'guided_decoding_guide_type' must be given"),
         ({"guided_decoding_guide_type": "regex"}, "input 'guided_decoding_guide' must be given for regex, given null"),
         ({"guided_decoding_guide_type": "json", "guided_decoding_guide": "{}"}, "must be left out for json"),
