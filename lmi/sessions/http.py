@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from lmi.apis.base.readers import LEFT_OUT, PROMPTS, BodyOutline
+from lmi.apis.base.readers import LEFT_OUT, PROMPTS, BodyOutline, without_mark
 from lmi.errors import LmiError, shorten
 from lmi.http.exchange import Exchange
 from lmi.server.service import Service
@@ -50,7 +50,7 @@ def request_type(body: bytes, *, is_ours: bool = True) -> str | None:
         if not is_ours:
             return None
         raise InvalidSession("requestType", f"{NEW_SESSION} or {CLOSE}", given)
-    for name, value in msgspec.json.decode(body, type=dict[str, msgspec.Raw]).items():
+    for name, value in msgspec.json.decode(without_mark(body), type=dict[str, msgspec.Raw]).items():
         if name != "requestType" and value not in LEFT_OUT and (is_ours or name in PROMPTS):
             raise InvalidSession("requestType", f"left out beside {shorten(name)}", given)
     return str(given)

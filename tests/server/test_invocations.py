@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from lmi.apis.base.api import AnyApi
+from lmi.apis.base.readers import MARK, MAX_VALUES_BYTES
 from lmi.apis.batch import DYNAMIC_BATCH
 from lmi.apis.lmi import LMI
 from lmi.apis.table import APIS, api_of_inputs
@@ -52,6 +53,33 @@ CHAT, COMPLETIONS = APIS["openai_chat_lines"], APIS["openai_completions_lines"]
 )
 def test_a_body_goes_to_the_api_whose_field_it_has(body: bytes, api: AnyApi) -> None:
     assert api_of_body(body, usual=LMI, accept="*/*") is api
+
+
+@pytest.mark.parametrize(
+    ("body", "path"),
+    [
+        ({"inputs": "say hi"}, "/invocations"),
+        ({"prompt": "say hi"}, "/invocations"),
+        ({"prompt": "say hi"}, "/models/scripted/invoke"),
+        ({"prompt": "say hi" * MAX_VALUES_BYTES, "truncate_prompt_tokens": 6}, "/v1/completions"),
+        ({"prompt": "say hi"}, "/tokenize"),
+        ({"tokens": [104, 105]}, "/detokenize"),
+        ({"input": "say hi"}, "/v1/responses"),
+        ({"messages": [{"role": "user", "content": "say hi"}], "max_tokens": 9}, "/v1/messages"),
+        ({"messages": [{"role": "user", "content": "say hi"}]}, "/v1/messages/count_tokens"),
+        ({"messages": [{"role": "user", "content": "say hi"}]}, "/v1/chat/completions"),
+        ({"text_input": "say hi"}, "/v2/models/scripted/generate"),
+        ({"inputs": "say hi"}, "/generate"),
+        ({"inputs": "say hi"}, "/"),
+        ({"requestType": "NEW_SESSION"}, "/invocations"),
+    ],
+)
+def test_the_byte_order_mark_of_windows_is_skipped_on_every_route(
+    tmp_path: Path, body: dict[str, Any], path: str
+) -> None:
+    with host(tmp_path, model={"chat_template": "{{ messages[0]['content'] }}"}) as served:
+        response, answer = served.post(MARK + json.dumps(body).encode(), path)
+        assert response.status == 200, answer
 
 
 @pytest.mark.parametrize(

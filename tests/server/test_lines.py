@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from lmi.apis.base.readers import MARK
 from lmi.http.exchange import CUSTOM_ATTRIBUTES, TIMEOUT
 from lmi.server.lines import MAX_LINES, num_transforms, one_value, with_code
 from lmi.sessions.http import HEADER
@@ -54,6 +55,11 @@ def test_each_line_is_a_request_by_its_fields(lmi: Host, path: str, kind: str) -
     )
     assert lmi_answer == {"generated_text": "hi"}
     assert (completion["object"], completion["choices"][0]["text"]) == ("text_completion", "ho")
+
+
+def test_the_byte_order_mark_of_windows_is_skipped_at_the_head_of_every_line(lmi: Host) -> None:
+    lines = [MARK + json.dumps({"inputs": f"say {word}"}).encode() for word in ("hi", "ho")]
+    assert answers(lmi, *lines) == [{"generated_text": "hi"}, {"generated_text": "ho"}]
 
 
 def test_a_line_is_answered_as_it_would_be_alone(lmi: Host) -> None:

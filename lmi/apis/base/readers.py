@@ -34,6 +34,9 @@ MAX_VALUES_BYTES = 1 << 20
 """Of a body without its prompt. A text may fill a whole body, but sixty megabytes of small values take ten seconds to
 create and free, and the front end answers no other request meanwhile."""
 
+MARK = b"\xef\xbb\xbf"
+"""The byte order mark that PowerShell and .NET write before UTF-8. RFC 8259 lets a reader of JSON skip it, as vLLM does."""
+
 Reader = Callable[[str, object], Any]
 Typed = TypeVar("Typed", bound=Reader)
 
@@ -72,7 +75,7 @@ class BodyOutline(msgspec.Struct):
     def of(cls, body: bytes) -> Self | None:
         """Return the outline of a body, or None if it is not the JSON of an object. Its schema reports the fault."""
         try:
-            return msgspec.json.decode(body, type=cls)
+            return msgspec.json.decode(without_mark(body), type=cls)
         except UNREADABLE:
             return None
 
@@ -125,6 +128,11 @@ class Parsed(Generic[Format]):
         return request
 
 
+def without_mark(body: bytes) -> bytes:
+    """Return a body, or a line of one, without the byte order mark before it. All that decodes JSON of clients asks."""
+    return body.removeprefix(MARK)
+
+
 def check_values(body: bytes, max_texts: int = 0) -> None:
     """Raise MalformedRequest if a body has over MAX_VALUES_BYTES without its prompt, which may be `max_texts` texts."""
 
@@ -141,7 +149,7 @@ def check_size(body: bytes, num_text_bytes: Callable[[bytes], int], kind: str, t
     if len(body) <= MAX_VALUES_BYTES:
         return
     try:
-        num_bytes = len(body) - num_text_bytes(body)
+        num_bytes = len(body) - num_text_bytes(without_mark(body))
     except UNREADABLE as error:
         raise MalformedRequest(f"the body is not the JSON of {kind}: {error}") from None
     if num_bytes > MAX_VALUES_BYTES:
@@ -164,6 +172,7 @@ def _num_text_bytes(prompt: bytes, max_texts: int) -> int:
 
 def read_object(body: bytes) -> dict[str, Any]:
     """Decode a body that is one JSON object. Raises MalformedRequest."""
+    body = without_mark(body)
     if not body.strip():
         raise MalformedRequest("the body is empty, a JSON object is needed")
     try:
@@ -188,7 +197,7 @@ def read_inputs(body: bytes, content_type: str | None, max_texts: int = 0) -> di
         check_values(body, max_texts)
         return read_object(body)
     try:
-        return {"inputs": body.decode()}
+        return {"inputs": without_mark(body).decode()}
     except UnicodeDecodeError as error:
         raise MalformedRequest(f"the body is not UTF-8: byte {error.start} is wrong") from None
 

@@ -26,7 +26,6 @@ from lmi.types import AnswerFormat, OutputFormat
 DEFAULT_MAX_NEW_TOKENS = 30
 MAX_ID_BYTES = 1024  # every event repeats it
 MAX_NUMBER_CHARS = 32  # of a number that comes as text
-BOM = b"\xef\xbb\xbf"
 GUIDE_TYPES = {kind.name.lower(): kind for kind in GuideType}
 PROMPT = readers.checked({}, lambda value: "" if isinstance(value, str) and value else "a non-empty string")
 
@@ -188,7 +187,6 @@ INPUTS = ParameterTable(
 def read(
     body: bytes, content_type: str | None, model: ModelConfig, *, output_format: OutputFormat
 ) -> Message[TritonFormat]:
-    body = body.removeprefix(BOM)
     readers.check_values(body)
     try:
         fields = readers.read_object(body)

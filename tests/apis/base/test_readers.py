@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from lmi.apis.base.readers import (
+    MARK,
     MAX_VALUES_BYTES,
     Reader,
     boolean,
@@ -44,7 +45,8 @@ SECRET = b"s3cr3t"
         (b'{"inputs": "s3cr3t"', "unexpected end"),
         (b"{'inputs': 's3cr3t'}", "line 1 column 2"),
         (b'{"inputs": "s3cr3t"} {}', "unexpected content after document"),
-        (b'\xef\xbb\xbf{"inputs": "s3cr3t"}', "byte order mark"),
+        (MARK, "the body is empty"),
+        (MARK + MARK + b'{"inputs": "s3cr3t"}', "byte order mark"),
         ('{"inputs": "s3cr3t"}'.encode("utf-16"), "not valid UTF-8"),
         (b'{"inputs": "s3cr3t \xff"}', "not valid UTF-8"),
         (b'{"inputs": "s3cr3t \\ud800"}', "surrogate"),
@@ -98,6 +100,12 @@ def test_a_list_of_texts_may_fill_one_where_an_api_has_lists() -> None:
             check_values(body, max_texts=few)
     with pytest.raises(MalformedRequest, match="at most 1048576 bytes"):
         check_values(b'{"prompt": [%b1]}' % (b"1," * MAX_VALUES_BYTES), max_texts=128)
+
+
+def test_the_byte_order_mark_of_utf8_is_skipped_at_the_head_of_a_body() -> None:
+    assert read_object(MARK + b'{"a": "\xef\xbb\xbf"}') == {"a": "\ufeff"}
+    assert read_inputs(MARK + b"a text", "text/plain") == {"inputs": "a text"}
+    check_values(MARK + b'{"text_input": "%b"}' % (b"a" * MAX_VALUES_BYTES))
 
 
 def test_of_duplicate_keys_the_last_counts() -> None:
