@@ -185,7 +185,7 @@ class StopStrings:
 
     The cuts between the pieces of a text make no difference. The stop string that is complete first ends the answer; if
     two end at the same character, the longer one does. Only text that may still become a stop string is held back: the
-    longest end of the text that is the beginning of one. The number of stop strings hardly counts in how long that takes.
+    longest end of the text that is the beginning of one. How many there are hardly counts in how long it takes.
     """
 
     __slots__ = ("_first_char", "_held", "_is_included", "_max_held", "_stops", "matched")

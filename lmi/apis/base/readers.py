@@ -35,7 +35,7 @@ MAX_VALUES_BYTES = 1 << 20
 create and free, and the front end answers no other request meanwhile."""
 
 MARK = b"\xef\xbb\xbf"
-"""The byte order mark that PowerShell and .NET write before UTF-8. RFC 8259 lets a reader of JSON skip it, as vLLM does."""
+"""The byte order mark that PowerShell and .NET write before UTF-8. RFC 8259 lets readers skip it."""
 
 Reader = Callable[[str, object], Any]
 Typed = TypeVar("Typed", bound=Reader)
