@@ -49,7 +49,7 @@ async def choose_adapter(exchange: Exchange, service: Service, parsed: Parsed[An
         if not exchange.path.startswith(OPENAI_PATHS):  # at `/invocations`, unless an adapter has the name
             further = (OF_THE_REFERENCE, exchange.headers.get(ENDPOINT_NAME, ""))
             own += [name for name in further if service.adapters is None or not service.adapters.has(name)]
-    names = [None if name in own else name for name in chosen]
+    names = [None if name is None or name in own or model.answers_to(name) else name for name in chosen]
     for name in dict.fromkeys(name for name in names if name is not None):
         await _find(service, name, alias(exchange) or name, is_model=is_model)
     if isinstance(format, OpenAIFormat):

@@ -76,12 +76,14 @@ class SeveralModels(Models):
         return loaded[0]
 
     async def _name_inside(self, exchange: Exchange) -> str | None:
-        """Return the model that a body names, by its own name or that of an adapter."""
+        """Return the model that a body names, by its own name, its folder, or the name of an adapter."""
         if exchange.method == "POST":
             self._check_room()  # before the body: a full server reads nothing
         name = await name_in_body(exchange, self.front_end)
         if name is not None and self.folder.read(name) is None:
             for service in await self.listed():
+                if service.config.model.answers_to(name):
+                    return service.config.model.name
                 if service.adapters and service.adapters.has(name):
                     return service.config.model.name
         return name

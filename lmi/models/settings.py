@@ -56,7 +56,9 @@ def resolve_model(name: str, url: str, server: ServerConfig, environ: Mapping[st
         source = resolved.request.sources[0].source
         raise ModelUnusable(f"{file} names {source}: nothing is downloaded for one of several models")
     checked_folder(model.path, server.model_store)
-    config = replace(resolved.config, server=server, model=replace(model, name=name, aliases=()))
+    sources = tuple(dict.fromkeys((path.rstrip("/"), *model.sources)))
+    model = replace(model, name=name, aliases=(), sources=sources)
+    config = replace(resolved.config, server=server, model=model)
     ignored = ", ".join(key for key in properties.entries if not _is_of_model(key))
     note = f"{properties.name}: {ignored}: no effect in the file of one of several models"
     return replace(resolved, config=config, notes=(*resolved.notes, *[note] * bool(ignored)))

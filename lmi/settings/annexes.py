@@ -173,7 +173,7 @@ class NamedModel(Struct, frozen=True):
 
 
 SERVED_NAME = matching(
-    "1 to 128 letters, digits or ._:@/-, a letter or digit first", r"[A-Za-z0-9][A-Za-z0-9._:@/-]{0,127}"
+    "1 to 128 letters, digits or ._:@/-, a letter, digit or / first", r"[A-Za-z0-9/][A-Za-z0-9._:@/-]{0,127}"
 )
 SERVED_NAMES = several(
     f"names with , or blanks between, each {SERVED_NAME.allowed}",

@@ -141,6 +141,7 @@ class ModelConfig(annexes.NamingConfig, FormsConfig, annexes.PromptsConfig):
     """The model as clients see it. `path` is a local folder."""
 
     path: str
+    sources: tuple[str, ...] = ()  # what other servers call it: its folder as it was named, and its id at a hub
     adapters: dict[str, str] = field(default_factory=dict)  # the folders of the LoRA adapters beside it, by name
     version: str = "1"
     dynamic_batch: bool = False  # option.rolling_batch=disable
@@ -168,6 +169,10 @@ class ModelConfig(annexes.NamingConfig, FormsConfig, annexes.PromptsConfig):
     def names(self) -> tuple[str, ...]:
         """All names that a request may have for this model. `model` is always one of them."""
         return tuple(dict.fromkeys((self.name, "model", *self.aliases)))
+
+    def answers_to(self, name: str) -> bool:
+        """Return whether a body may call the model so: by one of its names, its folder, or its id at a hub."""
+        return name in self.names or (name.rstrip("/") or name) in self.sources
 
 
 def _variables(text: str) -> dict[str, str]:

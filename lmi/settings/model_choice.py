@@ -224,6 +224,23 @@ def facts(folder: Path) -> Mapping[str, Any]:
     return {}
 
 
+def sources_of(values: Values, path: Path) -> tuple[str, ...]:
+    """Return what a client of vLLM calls the model: the text that names it, its folder, and the platform's folder."""
+    names = [str(path), str(path.absolute())]
+    if MODEL in values:
+        text = values.how_given(MODEL).text
+        fetched_from = {str(folder): source for source, folder in values.fetched.items()}
+        names += [text, fetched_from.get(text, "")]
+
+    folder = values.folder
+    if folder is not None:
+        names.append(str(folder))
+        is_platforms = PLATFORM_FOLDER in (folder, *folder.parents)
+        names.append(str(PLATFORM_FOLDER) if is_platforms else "")
+    # Without a slash it may be the name of an adapter.
+    return tuple(dict.fromkeys(name.rstrip("/") for name in names if "/" in name.rstrip("/")))
+
+
 def _choose_names(values: Values, loaded: str, name: str) -> None:
     """Choose the names: answers carry the first, requests may use any.
 

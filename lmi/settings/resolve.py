@@ -179,6 +179,7 @@ def _config(values: Values, engine: engine_choice.ChosenEngine, engine_config: E
         server=ServerConfig(**values.fields("server")),
         model=ModelConfig(
             path=str(path.resolve()),
+            sources=model_choice.sources_of(values, path),
             dynamic_batch=engine.has_dynamic_batch,
             sampling_defaults=engine.handler.sampling_defaults,
             **model,

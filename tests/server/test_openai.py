@@ -30,6 +30,7 @@ def able(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
         "tool_call_parser": "hermes",
         "reasoning_parser": "think",
         "aliases": ("gpt-x",),
+        "sources": ("/opt/ml/model", "owner/gpt"),
     }
     with host(tmp_path_factory.mktemp("able"), model=settings, capabilities=ABLE) as served:
         yield served
@@ -597,3 +598,36 @@ def test_a_line_of_the_log_without_an_answer_tells_no_tokens(able: Host, caplog:
         wait_until(lambda: len(caplog.records) == 2)  # a line is written after the answer
     lines = [record for record in caplog.records if record.name == "lmi.access"]
     assert len(lines) == 2 and not any(hasattr(line, "prompt_tokens") for line in lines)
+
+
+MESSAGES = {"messages": [{"role": "user", "content": "say a"}]}
+NAMING_BODIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "chat": (CHAT, MESSAGES),
+    "chat at /invocations": ("/invocations", MESSAGES),
+    "completion": (COMPLETIONS, {"prompt": "say a"}),
+    "completion at /invocations": ("/invocations", {"prompt": "say a"}),
+    "message": ("/v1/messages", MESSAGES | {"max_tokens": 4}),
+    "response": ("/v1/responses", {"input": "say a"}),
+    "tokens": ("/tokenize", {"prompt": "say a"}),
+}
+
+
+@pytest.mark.parametrize("door", NAMING_BODIES)
+@pytest.mark.parametrize("name", ["/opt/ml/model", "/opt/ml/model/", "owner/gpt", "", "gpt-x", "model"])
+def test_a_body_may_name_the_model_by_its_folder_and_its_id_at_the_hub(able: Host, door: str, name: str) -> None:
+    path, body = NAMING_BODIES[door]
+    response, answer = able.post(body | {"model": name}, path)
+    assert response.status == 200, answer
+    assert json.loads(answer).get("model", "scripted") == "scripted"
+
+
+@pytest.mark.parametrize("name", ["/opt/ml", "/opt/ml/model/x", "gpt", "other/gpt", "/"])
+def test_a_body_that_names_another_folder_or_id_is_refused(able: Host, name: str) -> None:
+    status, answer = chat(able, "say a", model=name)
+    assert (status, answer["error"]["code"]) == (404, "model_not_found")
+
+
+def test_the_model_is_shown_under_its_folder_and_its_id_at_the_hub(able: Host) -> None:
+    for name in ("/opt/ml/model", "owner/gpt"):
+        response, answer = able.send("GET", f"/v1/models/{name}")
+        assert (response.status, json.loads(answer)["id"]) == (200, name)

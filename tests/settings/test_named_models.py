@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from lmi.errors import BadConfiguration
+from lmi.settings import model_choice
 from lmi.settings.model_choice import MODEL, demo_folder
 from lmi.settings.resolve import Resolved, resolve_folder
 from tests.settings.settling import settle, source_of
@@ -133,3 +134,36 @@ def test_a_server_of_several_models_serves_none_that_a_variable_names(empty: Pat
 def test_an_empty_variable_names_no_model(empty: Path) -> None:
     environ = dict.fromkeys((*FOLLOWED, *OF_GGUF, *UNREAD), " ")
     assert resolved_in(empty, environ).config.model.path == str(demo_folder())
+
+
+# What a request may call the model.
+
+
+def test_a_model_answers_to_its_path_and_to_its_id_at_the_hub(folder: Path, tmp_path: Path) -> None:
+    model = settle(folder).config.model
+    assert model.answers_to(str(folder)) and model.answers_to(f"{folder}/")
+    assert not model.answers_to(str(folder.parent)) and not model.answers_to("/")
+
+    before = resolved_in(tmp_path, {"HF_MODEL_ID": "owner/tiny"})
+    fetched = {"owner/tiny": folder}
+    after = resolve_folder(None, {"HF_MODEL_ID": "owner/tiny"}, {}, tmp_path, fetched)
+    for resolved in (before, after):
+        assert (resolved.config.model.name, resolved.config.model.answers_to("owner/tiny")) == ("tiny", True)
+
+
+def test_the_model_in_a_folder_of_the_platforms_folder_answers_to_both(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_choice, "PLATFORM_FOLDER", tmp_path)
+    model = settle(folder).config.model
+    assert model.answers_to(str(folder)) and model.answers_to(str(tmp_path))
+
+
+def test_a_word_that_an_adapter_may_be_called_is_no_further_name(folder: Path) -> None:
+    model = settle(folder.parent, "option.model_id=tiny\noption.served_model_name=mine").config.model
+    assert model.answers_to(str(folder)) and not model.answers_to("tiny")
+
+
+def test_a_served_name_may_be_a_path(folder: Path) -> None:
+    model = settle(folder, "option.served_model_name=/opt/ml/model short").config.model
+    assert (model.name, model.aliases) == ("/opt/ml/model", ("short",))

@@ -19,7 +19,7 @@ from tests.settings.settling import faults, settle, source_of
 def test_nothing_given_means_the_documented_defaults(folder: Path) -> None:
     config = settle(folder).config
     assert config.server == ServerConfig(frontend_workers=2, download_dir="/tmp/.cache/lmi/models")
-    assert config.model == ModelConfig(path=str(folder), name="tiny")
+    assert config.model == ModelConfig(path=str(folder), name="tiny", sources=(str(folder),))
     assert config.engine == EngineConfig(handler="lmi-dist", max_num_sequences=64, max_prefill_tokens=1024)
     assert (config.server.host, config.server.port) == ("127.0.0.1", 8080)
     assert (config.server.job_queue_size, config.server.max_request_size) == (1000, 64 * 1024 * 1024)

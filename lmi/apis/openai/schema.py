@@ -186,7 +186,7 @@ def read(
     name, is_streaming = fields.get("model"), fields.get("stream")
     if not isinstance(name, str | None):
         raise MalformedRequest(f"model must be a string, given {shorten(name)}")
-    if name and name not in (*model.names, *UNNAMED):
+    if name and name not in UNNAMED and not model.answers_to(name):
         format = replace(format, model=name, adapter=name)  # if it is registered, which the server looks up
     adapter = readers.adapter("adapters", fields.pop("adapters", None))
     if adapter is not None:

@@ -36,7 +36,8 @@ async def model(exchange: Exchange, models: Models) -> None:
         if (only := models.only) is None:
             served = ", ".join(repr(entry["id"]) for entry in cards) or "none"
             raise UnknownModel(f"no model {shorten(name)} is served here, only {served}")
-        only.check_model(name)  # it may have further names
+        if not only.model.answers_to(name):  # it may have further names
+            only.check_model(name)
         found = _card(only, name)
     await exchange.send_json(found)
 

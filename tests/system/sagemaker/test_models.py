@@ -307,11 +307,13 @@ def test_a_request_is_for_the_model_that_it_names(server: SeveralServer) -> None
     assert server.post({"inputs": "a", "model": "x"}, headers=attributes).status == 200
     assert server.post({"prompt": "a", "model": "blue"}).status == 200
     assert json.loads(server.post({"prompt": "a", "model": "red"}, "/v1/completions").body)["model"] == "red"
+    by_folder = server.post({"prompt": "a", "model": server.model("red")}, "/v1/completions")
+    assert json.loads(by_folder.body)["model"] == "red"
     assert server.post({"text_input": "a"}, "/v2/models/red/generate").status == 200
     unknown = server.post({"prompt": "a", "model": "green"}, "/v1/completions")
     assert unknown.status == 404 and json.loads(unknown.body)["error"]["code"] == "model_not_found"
     after = counted(server)
-    assert {name: after[name] - before[name] for name in after} == {"red": 3, "blue": 2}
+    assert {name: after[name] - before[name] for name in after} == {"red": 4, "blue": 2}
 
 
 def counted(server: SeveralServer) -> dict[str, int]:
