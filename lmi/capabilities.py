@@ -5,11 +5,13 @@ the library gets the same answer as a client.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from operator import attrgetter
 
+from msgspec.structs import replace
+
 from lmi.errors import InvalidParameter, InvalidRequest, PromptTooLong, UnknownAdapter, Unsupported, shorten
-from lmi.executor import EngineInfo, Request
+from lmi.executor import Capabilities, EngineInfo, Request, SamplingConfig
 
 # A field of Request that a plain request leaves out, the flag of an engine that has it, what other engines have.
 NEEDS = (
@@ -34,6 +36,7 @@ NEEDS = (
     ("external_draft_tokens_config", "", "no drafts but its own"),
     ("images", "max_images", "no vision"),
 )
+OF_SAMPLING = {path.partition(".")[2]: flag for path, flag, _ in NEEDS if path.startswith("sampling_config.")}
 ASKED = attrgetter(*(path for path, _, _ in NEEDS))
 PLAIN = ASKED(Request((0,), 1))
 
@@ -52,6 +55,20 @@ def check_request(request: Request, info: EngineInfo) -> None:
         raise Unsupported(name, f"{info.name} has {instead}")
     if request.lora_config is not None and request.lora_config.name not in info.adapters:
         raise unknown_adapter(request.lora_config.name)
+
+
+def fitted(sampling: SamplingConfig, defaulted: Collection[str], can: Capabilities) -> SamplingConfig:
+    """Return the sampling without those of its `defaulted` fields that an engine lacks, and within its bounds.
+
+    Nobody asked for them, so no request is refused for them.
+    """
+    changed: dict[str, float | None] = {
+        name: None for name in defaulted if name in OF_SAMPLING and not getattr(can, OF_SAMPLING[name])
+    }
+    temperature = sampling.temperature
+    if "temperature" in defaulted and temperature is not None and temperature > can.max_temperature:
+        changed["temperature"] = can.max_temperature
+    return replace(sampling, **changed) if changed else sampling
 
 
 def unknown_adapter(name: str) -> UnknownAdapter:

@@ -17,7 +17,7 @@ from itertools import accumulate
 import msgspec
 
 from lmi import errors
-from lmi.capabilities import check_request
+from lmi.capabilities import check_request, fitted
 from lmi.engine.client import Engines
 from lmi.executor import EngineInfo, FinishReason, LoraConfig, OutputConfig, Request, Result
 from lmi.settings.config import ModelConfig
@@ -48,6 +48,7 @@ class Pipeline:
         self._engines = engines
         self.chats = ChatPrompts.of(model, tokenizer)
         self._prefix_cache_scope = model.prefix_cache_scope
+        self._max_new_tokens = model.generation_defaults.server_max_new_tokens
 
     async def generate(self, requests: Sequence[GenerationRequest], take: Take) -> None:
         """Pass the Deltas of the answer to `take`. Raises LmiError, before the first Delta or after some.
@@ -174,13 +175,17 @@ class Pipeline:
     def _engine_request(
         self, request: GenerationRequest, prompt_ids: list[int], bad_words: Words, info: EngineInfo
     ) -> Request:
-        """Build the request for the engine. `max_tokens` is at most the room that the prompt leaves in the context."""
+        """Build the request for the engine.
+
+        `max_tokens` is at most the room that the prompt leaves in the context, and the bound of all requests.
+        """
         room = max(1, info.max_sequence_length - len(prompt_ids))
+        limits = (room, request.max_new_tokens, self._max_new_tokens)
         return Request(
             input_token_ids=tuple(prompt_ids),
-            max_tokens=room if request.max_new_tokens is None else min(request.max_new_tokens, room),
+            max_tokens=min(limit for limit in limits if limit is not None),
             streaming=comes_in_parts(request),
-            sampling_config=request.sampling,
+            sampling_config=fitted(request.sampling, request.defaulted, info.capabilities),
             output_config=OutputConfig(
                 return_log_probs=request.needs_log_probs,
                 num_top_log_probs=request.num_top_log_probs or 0,

@@ -109,6 +109,9 @@ class GenerationRequest:
     the bias that is added to its logit. All requests of a `session` go to one engine. Prompts with different values of
     `cache_salt` share nothing in an engine's cache, so no user can find out by its time what another one asked. Without
     one they share whole blocks. With `pooling` the answer is the embedding of the prompt, and no text.
+
+    `defaulted` names the fields of `sampling` that the model's defaults have filled: an engine that lacks one does
+    without.
     """
 
     prompt: str = ""
@@ -138,6 +141,7 @@ class GenerationRequest:
     priority: float = DEFAULT_PRIORITY  # the contract's: 1 is the most urgent
     origin: Origin = Origin()
     pooling: PoolingParams | None = None
+    defaulted: frozenset[str] = frozenset()
 
     @property
     def images(self) -> list[Image]:

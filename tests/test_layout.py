@@ -51,6 +51,12 @@ ENGINES_NAMED_IN = {
     "lmi.user_code.options": {
         "Python or MPI; what runs the model is option.rolling_batch (auto, vllm, trtllm, lmi-dist)"
     },
+    "lmi.settings.annexes": {  # a value of another server's option
+        "vllm",
+        "auto, vllm, lmi, or a folder with a generation_config.json",
+        "what counts where a request to OpenAI's or Anthropic's APIs is silent. auto: the model's "
+        "generation_config.json;\n    a folder: the one in it; vllm, lmi: what these APIs document",
+    },
     "lmi.settings.config": {
         *("lmi-dist", "vllm", "trtllm", "engine: auto, lmi-dist, vllm, trtllm, scheduler, disable"),
         "run Python code that comes with the model (vllm, trtllm)",

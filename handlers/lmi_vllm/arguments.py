@@ -31,8 +31,8 @@ SPECULATIVE_LENGTH = 5
 UNLIMITED = -1  # as max_logprobs
 
 # These differ from vLLM's defaults. lmi keeps the statistics, requests have priorities, and no progress bar is drawn
-# into the log. The front end fills in the parameters that a request leaves out; with "vllm" vLLM still adds the end
-# tokens of generation_config.json to each request that does not ignore them.
+# into the log. The front end fills in the parameters that a request leaves out, also those of generation_config.json;
+# with "vllm" vLLM still adds the end tokens of that file to each request that does not ignore them.
 DEFAULTS: dict[str, Any] = {
     "disable_log_stats": True,
     "generation_config": "vllm",

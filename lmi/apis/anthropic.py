@@ -23,7 +23,19 @@ from lmi.apis.openai.calls import AnswerPart, Arguments, Text, Thought, ToolCall
 from lmi.apis.openai.chat_formatter import BlockStream, named_event
 from lmi.apis.openai.schema import SHARED, TOOLS, OpenAIFormat, anything, default_format, hidden
 from lmi.apis.openai.tools import ToolChoice, Tools, flat_tools, function_choice, mode_choice
-from lmi.description.parts import ApiDescription, Form, Schema, array, asked, content, either, or_null, struct, taken
+from lmi.description.parts import (
+    ApiDescription,
+    Form,
+    Schema,
+    about_defaults,
+    array,
+    asked,
+    content,
+    either,
+    or_null,
+    struct,
+    taken,
+)
 from lmi.errors import InvalidParameter, Unsupported, shorten
 from lmi.settings.config import Config
 from lmi.types import AnswerEnd, Delta
@@ -74,6 +86,7 @@ def parse(message: Message[OpenAIFormat], *, is_counted: bool = False) -> Parsed
         )
     choice = _tool_choice(given, tools)
     guide = _read_output_config(given)
+    chat_schema.fill_in(given, MESSAGES, message)
     return chat_schema.chat_request(given, message.format, messages, tools, choice, guide, ignored, deferred)
 
 
@@ -334,7 +347,8 @@ SCHEMAS = {
 
 
 def describe(config: Config) -> ApiDescription:
-    about, rules = "Anthropic's API, with which coding agents work.", [ANTHROPIC.errors]
+    about = "Anthropic's API, with which coding agents work." + about_defaults(config.model)
+    rules = [ANTHROPIC.errors]
     api = ApiDescription("Anthropic", about, config.model, SCHEMAS, content("AnthropicError"), rules)
     ok = content("AnthropicMessage") | content(either("AnthropicEvent", "AnthropicError"), SSE)
     api.infer("/v1/messages", "Answer a conversation", ok, "AnthropicRequest")

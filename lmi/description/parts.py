@@ -97,6 +97,12 @@ def taken(table: Mapping[str, Parameter]) -> dict[str, Schema]:
     }
 
 
+def about_defaults(model: ModelConfig) -> str:
+    """Return a sentence about the model's defaults, for an API that applies them, or "" where it has none."""
+    defaults = model.generation_defaults
+    return f" What a request leaves out is, for this model: {defaults}." if defaults.values else ""
+
+
 def parameter(place: str, name: str, form: Form, description: str = "") -> Schema:
     described = {"name": name, "in": place, "schema": schema_of(form)}
     return {**described, "description": description} if description else described

@@ -10,6 +10,7 @@ from functools import partial
 from typing import ClassVar
 from urllib.parse import urlsplit
 
+import orjson
 from msgspec import Struct
 
 from lmi.settings.kinds import ABSOLUTE_PATH, NAME, TEXT, Kind, choice, integer, matching, several, word
@@ -239,6 +240,34 @@ class PromptsConfig:
     """marks around a model's thoughts"""
     prefix_cache_scope: str = option("server", choice("server", "request"))
     """whose prompts share cached keys and values: all of the server, or only those of one request"""
+
+
+def _object(text: str) -> str:
+    """Return the text of a JSON object as it is. Raises ValueError for any other text."""
+    if not isinstance(orjson.loads(text), dict):
+        raise ValueError
+    return text
+
+
+OWN_DEFAULTS = ("vllm", "lmi")  # two names of one meaning: what the APIs document counts
+GENERATION_CONFIG = Kind(
+    "auto, vllm, lmi, or a folder with a generation_config.json",
+    word({name: name for name in ("auto", *OWN_DEFAULTS)}, matching("a path", r"[^\0]+").parse),
+    words=("auto", *OWN_DEFAULTS),
+)
+OBJECT = Kind("a JSON object", _object, unit="JSON")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationConfig:
+    """Where the defaults come from that count where a request is silent, by vLLM's names."""
+
+    generation_config: ClassVar[str] = option("auto", GENERATION_CONFIG, is_path=True)
+    """what counts where a request to OpenAI's or Anthropic's APIs is silent. auto: the model's generation_config.json;
+    a folder: the one in it; vllm, lmi: what these APIs document"""
+    override_generation_config: ClassVar[str | None] = option(None, OBJECT)
+    """single defaults in place of those, as in {"temperature": 0.6, "top_p": 0.95}; max_new_tokens of it, or of a
+    folder's file, bounds every request"""
 
 
 OUTPUT = matching("a name", r"([A-Za-z_][A-Za-z0-9_.]{0,127}(?::context)?)")

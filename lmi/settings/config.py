@@ -136,8 +136,50 @@ class SamplingDefaults:
     without: SamplingValues
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationDefaults:
+    """What counts where a request is silent, at the APIs that follow OpenAI's or Anthropic's rule.
+
+    None means the default that the API documents. The names are those of transformers' GenerationConfig. Unlike
+    `max_new_tokens`, `server_max_new_tokens` bounds every request of every API. `source` says whose values they are.
+    """
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    max_new_tokens: int | None = None
+    server_max_new_tokens: int | None = None
+    source: str = ""
+
+    @property
+    def values(self) -> dict[str, float]:
+        """The parameters of requests that have a default here, by name."""
+        named = {name: getattr(self, name) for name in GENERATION_NAMES}
+        return {name: value for name, value in named.items() if value is not None}
+
+    def __str__(self) -> str:
+        """Return the values as text for people: `temperature 0.6, top_k 20`."""
+        return ", ".join(f"{name} {value:g}" for name, value in self.values.items())
+
+
+GENERATION_NAMES = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "max_new_tokens",
+)
+
+
 @dataclass(frozen=True, kw_only=True)
-class ModelConfig(annexes.NamingConfig, FormsConfig, annexes.PromptsConfig):
+class ModelConfig(annexes.NamingConfig, FormsConfig, annexes.PromptsConfig, annexes.GenerationConfig):
     """The model as clients see it. `path` is a local folder."""
 
     path: str
@@ -146,6 +188,7 @@ class ModelConfig(annexes.NamingConfig, FormsConfig, annexes.PromptsConfig):
     version: str = "1"
     dynamic_batch: bool = False  # option.rolling_batch=disable
     sampling_defaults: SamplingDefaults | None = None  # the engine's; None: greedy unless do_sample, without limits
+    generation_defaults: GenerationDefaults = GenerationDefaults()  # the maker's, or the operator's
 
     required_memory_mb: int | None = option(None, integer(0), key="required_memory_mb")
     """MB of memory that one of several models needs; nothing: estimated from its files"""

@@ -7,8 +7,8 @@ from typing import Self
 
 from lmi.adapters.files import with_adapters
 from lmi.errors import BadConfiguration
-from lmi.settings import engine_choice, model_choice, other_names, ports, secure_mode
-from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig
+from lmi.settings import engine_choice, generation, model_choice, other_names, ports, secure_mode
+from lmi.settings.config import Config, EngineConfig, GenerationDefaults, ModelConfig, ServerConfig
 from lmi.settings.handler import USER_CODE, announced
 from lmi.settings.model_choice import MODEL, Fetched, find_folder
 from lmi.settings.properties import Properties, read
@@ -126,6 +126,7 @@ def _with_one_model(values: Values, missing: tuple[str, ...]) -> Resolved:
     _choose_for_server(values)
     other_names.warn_of_some_engines(values, engine)
     options = other_names.other_options(values, engine)
+    generation.check_options(values)
     values.stop_at_faults()
     secure_mode.check(values, model_choice.user_code_folders(values))
     requirements = choose_requirements(values, code)
@@ -135,7 +136,9 @@ def _with_one_model(values: Values, missing: tuple[str, ...]) -> Resolved:
     if str(path) not in missing:
         engine.handler.check_model(path)
     values.notes += unrun_code(path) if not values.final("option.trust_remote_code") else []
-    config = ports.choose_gateway_port(_config(values, engine, replace(engine_config, options=options), path))
+    defaults = GenerationDefaults() if is_code else generation.choose_defaults(values, path)
+    config = _config(values, engine, replace(engine_config, options=options), path, defaults)
+    config = ports.choose_gateway_port(config)
     if code is not None:
         code = with_properties(code, config, values, is_apart=path != values.folder)
     config = with_adapters(replace(config, user_code=code, requirements=requirements), values, engine.handler)
@@ -169,7 +172,13 @@ def _choose_for_server(values: Values) -> None:
     values.choose(key, str(default_download_dir(values.environ).absolute()), "the user's cache")
 
 
-def _config(values: Values, engine: engine_choice.ChosenEngine, engine_config: EngineConfig, path: Path) -> Config:
+def _config(
+    values: Values,
+    engine: engine_choice.ChosenEngine,
+    engine_config: EngineConfig,
+    path: Path,
+    defaults: GenerationDefaults,
+) -> Config:
     given = [picked.given for key, picked in values.picked.items() if key.startswith("option.")]
     sources = {each.key.removeprefix("option."): each.source for each in given}
     model = values.fields("model")
@@ -182,6 +191,7 @@ def _config(values: Values, engine: engine_choice.ChosenEngine, engine_config: E
             sources=model_choice.sources_of(values, path),
             dynamic_batch=engine.has_dynamic_batch,
             sampling_defaults=engine.handler.sampling_defaults,
+            generation_defaults=defaults,
             **model,
         ),
         engine=replace(engine_config, option_sources=sources),

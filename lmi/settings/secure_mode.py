@@ -125,7 +125,10 @@ def _refused_options(values: Values, names: Collection[str]) -> Iterator[str]:
 
 def _refused_paths(values: Values, bases: list[Path], roots: list[Path]) -> Iterator[str]:
     for key in (*[option.key for option in OPTIONS if option.is_path], DRAFT):
-        if key in values:
+        option = find(key)
+        is_word = option is not None and values.given(key) in option.kind.words
+
+        if key in values and not is_word:
             text, named = local_path(str(values.given(key))), []
             with suppress(OSError):  # too long for a path; what is none may mean a model of a hub
                 named = [base / text for base in bases if (base / text).exists()] or [Path(text)] * text.startswith("/")

@@ -94,6 +94,7 @@ def say_ready(config: Config, port: int, report: LoadReport, after_s: float) -> 
         "dtype": report.dtype,
         "kernels": report.kernels,
         "max_sequence_length": report.max_sequence_length,
+        "generation_defaults": config.model.generation_defaults.values,
         "port": port,
         "ready_after_s": round(after_s, 2),
         "stages_s": {stage: round(seconds, 2) for stage, seconds in report.stages_s.items()},
@@ -125,6 +126,9 @@ def banner(config: Config, port: int, report: LoadReport, after_s: float) -> str
         "engine": ", ".join(filter(None, (report.engine, report.device, _dtype(config, report), kernels, replicas))),
         "context": f"{report.max_sequence_length} tokens, {report.max_num_sequences} requests at once",
     }
+    defaults = config.model.generation_defaults
+    if defaults.values:
+        rows["defaults"] = f"{defaults} ({defaults.source})"
     answers = {"answers": f"{url}/invocations", "openai": f"{url}/v1 is the base_url of OpenAI's clients"}
     pages = f"{url}/playground, {management_url}/docs"
     asked = f"{url}/invocations"

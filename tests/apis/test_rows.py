@@ -172,7 +172,8 @@ APIS = {
         responses.RESPONSES,
         partial(_openai, RESPONSES, {"input": "hi"}),
         {},
-        "temperature top_p presence_penalty frequency_penalty cache_salt max_output_tokens",
+        "temperature top_p top_k min_p repetition_penalty presence_penalty frequency_penalty cache_salt "
+        "max_output_tokens",
     ),
     "embeddings": Asking(embeddings.PARAMETERS, partial(_openai, embeddings, {"input": "hi"}), {}, "cache_salt"),
     "anthropic": Asking(

@@ -169,6 +169,8 @@ def test_every_row_can_be_given_by_flag_file_and_environment(folder: Path) -> No
         "option.env": "A=1",
         "option.task": "text-generation",
         "option.reasoning_parser": "think",
+        "option.generation_config": "lmi",
+        "option.override_generation_config": '{"top_k": 5}',
         "batch_strategy": "SINGLE_RECORD",
         "option.sessions_path": "/mnt/sessions",
         "option.api_key_file": "/mnt/keys",

@@ -10,7 +10,7 @@ from msgspec import structs
 
 from lmi.runtime import LoadReport
 from lmi.settings.annexes import KEYS
-from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig
+from lmi.settings.config import Config, EngineConfig, GenerationDefaults, ModelConfig, ServerConfig
 from lmi.supervisor.banner import OPTIONS, banner, say_failed, say_ready, say_ready_for_models
 from lmi.supervisor.child import Failure
 from lmi.user_code.options import UserCodeConfig
@@ -61,6 +61,19 @@ def test_ready_is_one_json_event_where_the_log_is_json(capsys: pytest.CaptureFix
     event = json.loads(capsys.readouterr().out)
     assert (event["event"], event["model"], event["port"]) == ("ready", "fox", 8080)
     assert event["stages_s"] == {"weights": 1.25, "warm-up": 0.5}
+
+
+def test_what_counts_where_a_request_is_silent_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    defaults = GenerationDefaults(temperature=0.6, top_k=20, max_new_tokens=512, source="generation_config.json")
+    model = ModelConfig(path="/models/fox", name="fox", generation_defaults=defaults)
+    text = banner(replace(config("text"), model=model), 8080, REPORT, after_s=2.0)
+    assert "\n  defaults temperature 0.6, top_k 20, max_new_tokens 512 (generation_config.json)\n" in text
+
+    assert "defaults" not in banner(config("text"), 8080, REPORT, after_s=2.0)
+
+    say_ready(replace(config(), model=model), 8080, REPORT, after_s=2.0)
+    event = json.loads(capsys.readouterr().out)
+    assert event["generation_defaults"] == {"temperature": 0.6, "top_k": 20, "max_new_tokens": 512}
 
 
 @pytest.mark.parametrize(("host", "url"), [("0.0.0.0", "127.0.0.1"), ("::", "127.0.0.1"), ("::1", "[::1]"), ("h", "h")])

@@ -134,6 +134,10 @@ class ParameterTable(dict[str, Parameter]):
                 given[row.name] = checked
         return given
 
+    def written(self, fields: Given) -> set[str]:
+        """Return the names of the rows that a body gives a value, also one that means "off"."""
+        return {self._known[name].name for name, value in fields.items() if value is not None and name in self._known}
+
     def drop(self, given: dict[str, Any], reasons: Mapping[str, str], ignored: list[str]) -> None:
         """Remove what has no effect, so that no engine refuses it. Adds a line to `ignored` for each."""
         for name, reason in reasons.items():

@@ -18,7 +18,7 @@ import orjson
 from lmi.errors import InvalidParameter, MalformedRequest, Unsupported, shorten
 from lmi.executor import DEFAULT_PRIORITY, MAX_SEED, PRIORITY_STEPS
 from lmi.executor.checks import MAX_INT, int_fault, range_fault
-from lmi.settings.config import SamplingDefaults
+from lmi.settings.config import GenerationDefaults, SamplingDefaults
 from lmi.types import Format, GenerationRequest
 
 LEFT_OUT = (msgspec.Raw(), msgspec.Raw(b"null"))
@@ -93,11 +93,15 @@ class BodyOutline(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Message(Generic[Format]):
-    """A decoded body: its fields, the format of its answer, and the engine's defaults, which the LMI APIs apply."""
+    """A decoded body: its fields, the format of its answer, and the defaults that its API may apply.
+
+    The LMI APIs apply those of the engine, the APIs of OpenAI and Anthropic those of the model.
+    """
 
     fields: dict[str, Any]
     format: Format
     sampling_defaults: SamplingDefaults | None = None
+    generation_defaults: GenerationDefaults = GenerationDefaults()
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,19 @@ from lmi.apis.base.api import SSE, Api, ErrorRules, Forms, Row
 from lmi.apis.base.readers import Message, adapter, json_schema_of
 from lmi.apis.openai import chat_formatter, chat_schema, formatter, schema
 from lmi.apis.openai.schema import OpenAIFormat
-from lmi.description.parts import ApiDescription, Form, Schema, array, asked, content, either, or_null, struct, taken
+from lmi.description.parts import (
+    ApiDescription,
+    Form,
+    Schema,
+    about_defaults,
+    array,
+    asked,
+    content,
+    either,
+    or_null,
+    struct,
+    taken,
+)
 from lmi.settings.config import Config
 from lmi.types import OutputFormat
 
@@ -132,7 +144,8 @@ SCHEMAS = {
 
 
 def describe(config: Config) -> ApiDescription:
-    about, rules = "OpenAI's API. A stream ends with `[DONE]`.", [OPENAI_CHAT.errors]
+    about = "OpenAI's API. A stream ends with `[DONE]`." + about_defaults(config.model)
+    rules = [OPENAI_CHAT.errors]
     api = ApiDescription("OpenAI", about, config.model, SCHEMAS, content("OpenAIError"), rules)
     for path, summary, kind in (
         ("/v1/chat/completions", "Answer a conversation", "OpenAIChat"),

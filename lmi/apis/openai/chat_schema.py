@@ -119,10 +119,18 @@ def parse(message: Message[OpenAIFormat]) -> Parsed[OpenAIFormat]:
     if given.get("continue_final_message") and given.get("add_generation_prompt"):
         raise InvalidParameter("continue_final_message", "false beside add_generation_prompt true", True)
     schema.forget_unused(given, CHAT, message.format, ignored)
+    fill_in(given, CHAT, message)
     tools = nested_tools(given.get("tools"))
     choice = tool_choice(given.get("tool_choice"), tools)
     messages = [_message(name, each) for name, each in listed_messages(given)]
     return chat_request(given, message.format, messages, tools, choice, asked_guide(given), ignored)
+
+
+def fill_in(given: dict[str, Any], table: ParameterTable, message: Message[OpenAIFormat]) -> None:
+    """Set in `given` the model's defaults where the request is silent: of sampling, and of the answer's length."""
+    schema.fill_in(given, table, message)
+    if given["max_new_tokens"] is None:
+        given["max_new_tokens"] = message.generation_defaults.max_new_tokens
 
 
 def listed_messages(given: Given) -> list[tuple[str, object]]:

@@ -10,7 +10,17 @@ from functools import partial
 from typing import Any
 
 from lmi.apis.base import readers
-from lmi.apis.base.parameters import ROWS, SAMPLING, Given, Parameter, ParameterTable, named, request_of, rows
+from lmi.apis.base.parameters import (
+    ROWS,
+    SAMPLING,
+    SAMPLING_FIELDS,
+    Given,
+    Parameter,
+    ParameterTable,
+    named,
+    request_of,
+    rows,
+)
 from lmi.apis.base.readers import Message, Parsed, boolean, takes, text
 from lmi.apis.beams import FLAG, read_search
 from lmi.apis.guides import GUIDED, an_object, asked_guide, structured_outputs
@@ -197,7 +207,7 @@ def read(
         wanted = () if stream_format is None else (fields.get("output_formatter"), model.output_formatter)
         named = (form for name in wanted for form in STREAMS if form == name)  # json is not a format of a stream
         format = replace(format, output_format=next(named, stream_format or OutputFormat.SSE))
-    return Message(fields, format)
+    return Message(fields, format, generation_defaults=model.generation_defaults)
 
 
 def parse(message: Message[OpenAIFormat]) -> Parsed[OpenAIFormat]:
@@ -208,6 +218,7 @@ def parse(message: Message[OpenAIFormat]) -> Parsed[OpenAIFormat]:
     prompts = prompts_of("prompt", given.get("prompts"), MAX_PROMPTS)
     _check_together(given)
     forget_unused(given, COMPLETION, message.format, ignored)
+    fill_in(given, COMPLETION, message)
     guide, field_names = asked_guide(given)
     format = replace(
         format_of(given, message.format),
@@ -277,6 +288,22 @@ def forget_unused(given: dict[str, Any], table: ParameterTable, format: OpenAIFo
     """Read the fields of a beam search, and drop those without effect beside it or without it."""
     read_search(table, given, is_streamed=format.is_streamed)
     table.drop(given, table.without_effect(given, is_greedy=False), ignored)
+
+
+def fill_in(given: dict[str, Any], table: ParameterTable, message: Message[OpenAIFormat]) -> None:
+    """Set in `given` the model's defaults of sampling that have an effect where the request is silent.
+
+    What the client wrote counts, also a value that means "off" and so is not in `given`.
+    """
+    chosen = table.written(message.fields) | given.keys()
+    without_effect = SAMPLING if "beam_width" in given else ()
+    defaults = {
+        name: value
+        for name, value in message.generation_defaults.values.items()
+        if name in SAMPLING_FIELDS and name not in chosen and name not in without_effect and value not in ROWS[name].off
+    }
+    given.update(defaults)
+    given["defaulted"] = frozenset(defaults)
 
 
 def openai_request(given: Given, format: OpenAIFormat, **own: Any) -> GenerationRequest:

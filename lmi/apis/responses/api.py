@@ -16,7 +16,19 @@ from lmi.apis.openai.chat_formatter import BlockStream
 from lmi.apis.openai.schema import OpenAIFormat
 from lmi.apis.responses import schema
 from lmi.apis.responses.schema import ResponseState
-from lmi.description.parts import ApiDescription, Form, Schema, array, asked, content, either, or_null, struct, taken
+from lmi.description.parts import (
+    ApiDescription,
+    Form,
+    Schema,
+    about_defaults,
+    array,
+    asked,
+    content,
+    either,
+    or_null,
+    struct,
+    taken,
+)
 from lmi.settings.config import Config
 from lmi.types import AnswerEnd, Delta
 
@@ -183,7 +195,8 @@ SCHEMAS = {
 
 
 def describe(config: Config) -> ApiDescription:
-    about, rules = "OpenAI's Responses, with which coding agents work. Nothing is kept.", [RESPONSES.errors]
+    about = "OpenAI's Responses, with which coding agents work. Nothing is kept." + about_defaults(config.model)
+    rules = [RESPONSES.errors]
     api = ApiDescription("Responses", about, config.model, SCHEMAS, content("OpenAIError"), rules)
     ok = content("Response") | content("ResponseEvent", SSE)
     api.infer("/v1/responses", "Answer a conversation", ok, "ResponseRequest")

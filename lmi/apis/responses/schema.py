@@ -14,7 +14,7 @@ from lmi.apis.base.parameters import ROWS, Given, Parameter, ParameterTable, nam
 from lmi.apis.base.readers import Message, Parsed, choice, refused, text
 from lmi.apis.guides import an_object, check_levels, guide_of_format
 from lmi.apis.openai.chat_formatter import named_event
-from lmi.apis.openai.chat_schema import CHAT, chat_request, content, parsed_arguments
+from lmi.apis.openai.chat_schema import CHAT, chat_request, content, fill_in, parsed_arguments
 from lmi.apis.openai.schema import CANNOT, SHARED, TOOLS, WITHOUT_EFFECT, OpenAIFormat, anything, hidden
 from lmi.apis.openai.tools import flat_tools, tool_choice
 from lmi.errors import InvalidParameter, Unsupported, shorten
@@ -95,6 +95,7 @@ RESPONSES = ParameterTable(
         name: SHARED[name]
         for name in "model stream temperature top_p presence_penalty frequency_penalty cache_salt priority".split()
     }
+    | {name: SHARED[name] for name in ("top_k", "min_p", "repetition_penalty")}  # vLLM's
     | TOOLS
     | named(
         Parameter("input", anything, "A text, or the items of the conversation.", fields=CHAT["messages"].fields),
@@ -119,8 +120,17 @@ def parse(message: Message[OpenAIFormat]) -> Parsed[OpenAIFormat]:
     tools = flat_tools(given.get("tools"), kind="function", schema="parameters", ignored=ignored)
     choice = tool_choice(given.get("tool_choice"), tools, is_flat=True)
     guide = guide_of_format("text.format", given.get("text", {}).get("format") or {"type": "text"})
-    format = replace(message.format, state=ResponseState(_settings(message.fields)))
+    fill_in(given, RESPONSES, message)
+    settings = _defaults(message) | _settings(message.fields)
+    format = replace(message.format, state=ResponseState(settings))
     return chat_request(given, format, messages, tools, choice, guide, ignored)
+
+
+def _defaults(message: Message[OpenAIFormat]) -> dict[str, Any]:
+    """Return the model's defaults for the settings that a response repeats."""
+    defaults = message.generation_defaults
+    told = defaults.values | {"max_output_tokens": defaults.max_new_tokens}
+    return {name: told[name] for name in SETTINGS.keys() & told.keys()}
 
 
 def _settings(fields: Given) -> dict[str, Any]:

@@ -17,6 +17,7 @@ import pytest
 from handlers.lmi_vllm import about
 from lmi.errors import BadConfiguration, SecurityRefused
 from lmi.settings.config import EngineConfig
+from tests.settings.settling import settle
 from tests.tiny_models import CONTEXT_LENGTH, tiny_model
 
 pytestmark = pytest.mark.vllm
@@ -67,6 +68,14 @@ def test_what_nobody_said_is_vllms_own_but_for_what_the_front_end_owns(arguments
     assert given.keys() & {"max_num_seqs", "max_num_batched_tokens", "quantization", "served_model_name"} == set()
     assert {name: given[name] for name in arguments.DEFAULTS} == arguments.DEFAULTS
     assert (given["dtype"], given["trust_remote_code"], given["generation_config"]) == ("auto", False, "vllm")
+
+
+def test_the_defaults_of_requests_are_the_front_ends_and_vllm_adds_none(arguments: ModuleType, folder: Path) -> None:
+    said = 'option.rolling_batch=vllm\noption.generation_config=auto\noption.override_generation_config={"top_k": 3}'
+    resolved = settle(folder, said)
+    given = arguments.engine_arguments(resolved.config.engine, str(folder))
+    assert (given["generation_config"], given.get("override_generation_config")) == ("vllm", None)
+    assert resolved.config.model.generation_defaults.values == {"top_k": 3}
 
 
 def test_what_nobody_said_differs_from_vllms_own_only_where_it_is_written_down(

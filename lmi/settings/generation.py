@@ -1,0 +1,148 @@
+"""Chooses what counts where a request is silent: the values of the model's maker, and the operator's in their place.
+
+`generation_config` and `override_generation_config` have vLLM's meaning, so `do_sample` of a file does not count. What
+comes with a model is a stranger's: its file is read up to a size, and a value of it that no request may have is told
+and left out. The operator's own values have to be right. Source: vLLM 0.32, `ModelConfig.get_diff_sampling_param`.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from lmi.errors import cause_line, shorten
+from lmi.executor import MAX_PENALTY, MAX_TEMPERATURE, REPETITION_PENALTIES
+from lmi.executor.checks import MAX_INT, int_fault, range_fault
+from lmi.settings.annexes import GENERATION_CONFIG, OWN_DEFAULTS
+from lmi.settings.config import GenerationDefaults
+from lmi.settings.kinds import local_path
+from lmi.settings.values import Values
+
+KEY, OVERRIDE = "option.generation_config", "option.override_generation_config"
+FILE_NAME = "generation_config.json"
+MAX_FILE_BYTES = 1 << 20
+
+Fault = Callable[[object], str]
+
+
+def _number(low: float, high: float) -> Fault:
+    return partial(range_fault, low=low, high=high, low_open=False)
+
+
+def _integer(minimum: int) -> Fault:
+    return partial(int_fault, minimum=minimum, maximum=MAX_INT)
+
+
+FAULTS: dict[str, Fault] = {  # the rules by which requests are checked
+    "temperature": _number(0, MAX_TEMPERATURE),
+    "top_p": _number(0, 1),
+    "top_k": _integer(-1),
+    "min_p": _number(0, 1),
+    "repetition_penalty": _number(*REPETITION_PENALTIES),
+    "presence_penalty": _number(-MAX_PENALTY, MAX_PENALTY),
+    "frequency_penalty": _number(-MAX_PENALTY, MAX_PENALTY),
+    "max_new_tokens": _integer(1),
+}
+
+
+def check_options(values: Values) -> None:
+    """Refuse a path without a readable file, and each value of the override that no request may have."""
+    if (file := _named_file(values)) is not None:
+        try:
+            _read(file)
+        except ValueError as error:
+            values.refuse(KEY, f"{GENERATION_CONFIG.allowed} ({error})")
+
+    overrides = _overrides(values)
+    for name, rule, _ in _faults(overrides):
+        values.refuse(OVERRIDE, f"for {name} {rule}")
+
+    if unknown := [name for name in overrides if name not in FAULTS]:
+        known = ", ".join(FAULTS)
+        values.warn(f"{values.how_given(OVERRIDE).place}: {', '.join(map(shorten, unknown))}: no effect, only {known}")
+
+
+def choose_defaults(values: Values, folder: Path) -> GenerationDefaults:
+    """Return the defaults for the model in a folder, after `check_options`. The author gets a note of what counts."""
+    named_file = _named_file(values)
+    of_file = _of_file(values, named_file or folder / FILE_NAME)
+    overrides = _known(_overrides(values))
+
+    sources = [str(named_file) if named_file else FILE_NAME] if of_file else []
+    sources += [OVERRIDE] if overrides else []
+    limits = {**(of_file if named_file else {}), **overrides}
+    defaults = GenerationDefaults(
+        **{**of_file, **overrides},
+        server_max_new_tokens=limits.get("max_new_tokens"),
+        source=", ".join(sources),
+    )
+    if sources:
+        where = "where a request to OpenAI's or Anthropic's APIs is silent"
+        values.note(f"{defaults.source}: {defaults} {where}; {KEY}=lmi leaves the file's values out")
+    return defaults
+
+
+def _named_file(values: Values) -> Path | None:
+    """Return the file of the folder that the option names, None if it names none."""
+    named = values.final(KEY)
+    if named in ("auto", *OWN_DEFAULTS):
+        return None
+    bases = (values.folder or values.cwd, values.cwd)
+    paths = [base / local_path(named) for base in bases]
+    files = [path / FILE_NAME if path.is_dir() else path for path in paths]
+    return next((file for file in files if file.is_file()), files[0])
+
+
+def _overrides(values: Values) -> dict[str, Any]:
+    """Return the operator's own values, unchecked."""
+    text = values.final(OVERRIDE)
+    overrides: dict[str, Any] = orjson.loads(text) if text else {}
+    return overrides
+
+
+def _of_file(values: Values, file: Path) -> dict[str, Any]:
+    """Return the values of a file that may count, with a warning for each of the others."""
+    if values.final(KEY) in OWN_DEFAULTS or not file.is_file():
+        return {}
+    try:
+        written = _read(file)
+    except ValueError as error:
+        values.warn(f"{file}: {error}, so the model has no defaults of its own")
+        return {}
+
+    known = _known(written)
+    for name, rule, value in _faults(written):
+        values.warn(f"{file}: {name} must be {rule}, given {shorten(value)}, so it does not count")
+        del known[name]
+    return known
+
+
+def _known(written: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters of requests among what was written. null means left out."""
+    return {name: written[name] for name in FAULTS if written.get(name) is not None}
+
+
+def _faults(written: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
+    """Yield the name, the rule and the value of each parameter that breaks its rule."""
+    for name, value in _known(written).items():
+        if rule := FAULTS[name](value):
+            yield name, rule, value
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """Return the object in a JSON file. Raises ValueError with the reason."""
+    if not file.is_file():  # another kind of file may never end
+        raise ValueError(f"{file} is no file")
+    try:
+        with file.open("rb") as opened:
+            data = opened.read(MAX_FILE_BYTES + 1)
+        if len(data) > MAX_FILE_BYTES:
+            raise ValueError(f"over {MAX_FILE_BYTES} bytes")
+        value = orjson.loads(data)
+    except (OSError, ValueError) as error:
+        raise ValueError(cause_line(error)) from None
+    if not isinstance(value, dict):
+        raise ValueError("holds no JSON object")
+    return value
