@@ -45,10 +45,41 @@ THINKING = ("enabled", "adaptive", "between_tools", "disabled")
 read_mode = choice(tuple(CHOICES))
 read_thinking = choice(THINKING)
 read_format_type = choice(("json_schema",))
-CANNOT = {"mcp_servers": "nothing here calls other servers", "container": "nothing here runs code"}
+CANNOT = {
+    "mcp_servers": "nothing here calls other servers",
+    "container": "nothing here runs code",
+    "compaction": "no conversation is shortened here",
+}
+# Fields that change no answer of this server.
 WITHOUT_EFFECT = (
-    "metadata cache_control context_management diagnostics inference_geo service_tier speed user_profile_id".split()
+    "betas",  # of the client's own; what they switch on is asked for by other fields
+    "billing_policy",
+    "cache_control",  # prompts share what is cached anyway
+    "context_management",  # a conversation that is too long is refused, not shortened
+    "diagnostics",
+    "fallback_credit_token",
+    "fallbacks",  # other models, for a request that this one declines: it declines none
+    "inference_geo",
+    "metadata",
+    "service_tier",
+    "speed",
+    "user_profile_id",
+    "workspace_id",
 )
+
+
+class ThreadUnsupported(Unsupported, label="unsupported"):
+    """The body has only what is new of a conversation that this server should keep.
+
+    The tool loops of Anthropic's clients begin so, and send the whole conversation once they have read THREAD_DETAILS.
+    """
+
+
+THREAD_DETAILS = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+
+
+def _thread(name: str, value: object) -> None:
+    raise ThreadUnsupported(name, "nothing is kept here, so messages holds the whole conversation")
 
 
 @takes({"type": "object", "required": ["type"], "properties": {"type": {"enum": list(THINKING)}}})
@@ -66,8 +97,11 @@ MESSAGES = ParameterTable(
         Parameter("system", anything, "What the model is told before the conversation."), chat_schema.CHAT["messages"]
     )
     | {"thinking": Parameter("chat_template_kwargs", _thinking, "Whether the chat template lets the model think.")}
-    | named(Parameter("output_config", an_object, "The `format` that the answer must have.")),
-    hidden=hidden(CANNOT, WITHOUT_EFFECT),
+    | named(
+        Parameter("output_config", an_object, "The `format` that the answer must have."),
+        Parameter("output_format", an_object, "The `format` of `output_config`, by its first name."),
+    ),
+    hidden=hidden(CANNOT, WITHOUT_EFFECT) | {"thread": Parameter("thread", _thread)},
 )
 
 
@@ -101,13 +135,18 @@ def _tool_choice(given: dict[str, Any], tools: Tools) -> ToolChoice:
 
 
 def _read_output_config(given: dict[str, Any]) -> AskedGuide:
-    """Return the guide that the field asks for. Its `effort` is passed to the template."""
+    """Return the guide that the fields ask for. The `effort` is passed to the template."""
     config = given.get("output_config", {})
     if config.get("effort") is not None:
         given["reasoning_effort"] = text("output_config.effort", config["effort"])
-    if config.get("format") is None:
-        return None, {}
-    return guide_of_format("output_config.format", config["format"], read_format_type)
+    asked = {"output_config.format": config.get("format"), "output_format": given.get("output_format")}
+    formats = {name: value for name, value in asked.items() if value is not None}
+    if len(formats) > 1:
+        raise InvalidParameter("output_format", "left out beside output_config.format", "both")
+
+    for name, value in formats.items():
+        return guide_of_format(name, value, read_format_type)
+    return None, {}
 
 
 def _messages(given: Given, deferred: Tools) -> list[dict[str, Any]]:
@@ -255,7 +294,8 @@ class MessageStream(BlockStream):
 
     @classmethod
     def error(cls, error: ErrorFields) -> bytes:
-        said = {"type": error.kind, "message": error.message}
+        said: dict[str, Any] = {"type": error.kind, "message": error.message}
+        said |= {} if error.details is None else {"details": error.details}
         fields = {"type": "error", "error": said, "request_id": error.request_id}
         return named_event("error", fields) if cls.is_streaming else dumps(fields)
 
@@ -287,6 +327,7 @@ ANTHROPIC: Api[OpenAIFormat] = Api(
     errors=ErrorRules(
         FORMS.write_error,
         (
+            Row(ThreadUnsupported, 400, details=THREAD_DETAILS),
             Row(errors.UnknownModel, 404),
             Row(errors.UnknownAdapter, 404),
             Row(errors.PromptTooLong, 400, opening=TOO_LONG),
@@ -342,7 +383,9 @@ SCHEMAS = {
         _typed("message_delta", delta=struct(**END), usage=USAGE),
         _typed("message_stop"),
     ),
-    "AnthropicError": _typed("error", error=struct(type=str, message=str), request_id=str | None),
+    "AnthropicError": _typed(
+        "error", error=struct("details", type=str, message=str, details=dict), request_id=str | None
+    ),
 }
 
 

@@ -115,6 +115,8 @@ def test_anthropic(demo: Server) -> None:
     tools = found["tools"]
     assert tools["inputs"][0] == tools["inputs"][1] and tools["inputs"][0]["city"] in ("Rome", "Oslo")
     assert tools["stop_reasons"] == ["tool_use", "tool_use"] and tools["answer"]
+    first, second = found["loop"]
+    assert second > first  # the whole conversation comes again, not the result alone
     image, unknown = found["refusals"]
     assert image.startswith("invalid_request_error: messages[0].content[0]") and "image" in image
     assert unknown.startswith("not_found_error: ") and "nobody" in unknown

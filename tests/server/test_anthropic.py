@@ -121,6 +121,22 @@ def test_a_prompt_over_the_context_is_refused_in_the_words_that_agents_look_for(
 
 
 @pytest.mark.parametrize("path", [MESSAGES, COUNT])
+@pytest.mark.parametrize("thread", [{"type": "create"}, {"type": "continue", "previous_message_id": "msg_1"}])
+def test_a_part_of_a_conversation_is_refused_in_the_way_that_tool_loops_act_on(
+    able: Host, path: str, thread: dict[str, str]
+) -> None:
+    num_before = len(able.executor.requests)
+    status, answer = ask(able, "say Hello", path, thread=thread)
+    assert (status, answer["error"]["type"]) == (400, "invalid_request_error")
+    assert answer["error"]["details"] == {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+    assert answer["error"]["message"].startswith("thread is not supported here: nothing is kept here")
+    assert len(able.executor.requests) == num_before
+
+    status, answer = ask(able, "say Hello", path, thread=None)
+    assert status == 200
+
+
+@pytest.mark.parametrize("path", [MESSAGES, COUNT])
 def test_an_unknown_model_is_not_found(able: Host, path: str) -> None:
     status, answer = ask(able, "say Hello", path, model="claude-y")
     assert (status, answer["error"]["type"]) == (404, "not_found_error") and "claude-y" in answer["error"]["message"]

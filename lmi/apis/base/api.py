@@ -52,6 +52,7 @@ class ErrorFields(NamedTuple):
     kind: str | None = None
     param: str | None = None  # the field at fault
     request_id: str | None = None
+    details: Mapping[str, object] | None = None  # what clients of the API act on
 
 
 class AsyncFormatter(ABC):
@@ -170,6 +171,7 @@ class Row(NamedTuple):
     in_answer: bool = False  # written in the form of the answer, because the request was understood
     param: str | None = None  # the field at fault, for errors that name none
     opening: str = ""  # words that clients look for, before the message
+    details: Mapping[str, object] | None = None  # what clients act on, in the API's words
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +202,7 @@ class ErrorRules:
             row.kind or self.kind_of_status(row.status) or error.label,
             row.param or names.get(error.field or "", error.field),
             request_id,
+            row.details,
         )
         media_type, body = self.write(fields, format, in_answer=accepted or row.in_answer)
         return Rendered(row.status, media_type, body, retry_header(error))

@@ -106,6 +106,15 @@ def test_a_structure_and_an_effort_are_asked_for_in_the_output_config() -> None:
     assert parsed.format.field_names == {"guided_decoding_params": "output_config.format"}
 
 
+def test_a_structure_may_be_asked_for_by_its_first_name() -> None:
+    form = {"type": "json_schema", "schema": SCHEMA}
+    parsed = parse(output_format=form)
+    assert parsed.request == parse(output_config={"format": form}).request
+    assert parsed.format.field_names == {"guided_decoding_params": "output_format"}
+    with pytest.raises(InvalidRequest, match=r"^output_format must be left out beside output_config\.format"):
+        parse(output_format=form, output_config={"format": form})
+
+
 @pytest.mark.parametrize(
     ("thinking", "variables"),
     [
@@ -149,6 +158,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"tools": [TOOL], "tool_choice": {"type": "required"}}, "tool_choice.type must be one of auto, any, none, tool"),
     ({"tool_choice": {"type": "any"}}, "tool_choice must be given together with tools"),
     ({"thinking": {"type": "long"}}, "thinking.type must be one of"),
+    ({"output_format": {"type": "xml"}}, "output_format.type must be one of json_schema"),
+    ({"compaction": {"type": "auto"}}, "compaction is not supported here: no conversation is shortened here"),
     ({"output_config": {"format": {"type": "xml"}}}, "output_config.format.type must be one of json_schema"),
     ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format.schema must be a JSON schema"),
     ({"mcp_servers": [{"url": "http://127.0.0.1"}]}, "mcp_servers is not supported here"),

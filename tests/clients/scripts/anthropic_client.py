@@ -2,8 +2,9 @@
 
 import json
 import sys
+from typing import Literal
 
-from anthropic import Anthropic, BadRequestError, NotFoundError
+from anthropic import Anthropic, BadRequestError, NotFoundError, beta_tool
 
 MESSAGES = [{"role": "user", "content": "Hello"}]
 CITY = {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"]}
@@ -46,6 +47,25 @@ def tools() -> dict:
     }
 
 
+@beta_tool
+def weather(city: Literal["Rome", "Oslo"]) -> str:
+    """The weather in a city."""
+    return "12 degrees"
+
+
+def loop() -> list[int]:
+    """Return the tokens of the prompt at each turn of the client's own loop, which offers to leave them to a server."""
+    runner = client.beta.messages.tool_runner(
+        **{**asked, "max_tokens": 60},
+        system="Be brief.",
+        tools=[weather],
+        tool_choice={"type": "any", "disable_parallel_tool_use": True},
+        max_iterations=2,
+    )
+    usages = [message.usage for message in runner]
+    return [usage.input_tokens + usage.cache_read_input_tokens for usage in usages]
+
+
 def refusals() -> list[str]:
     found = []
     image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA=="}}
@@ -60,4 +80,4 @@ def refusals() -> list[str]:
     return found
 
 
-print(json.dumps({"text": text(), "tools": tools(), "refusals": refusals()}))
+print(json.dumps({"text": text(), "tools": tools(), "loop": loop(), "refusals": refusals()}))
