@@ -50,7 +50,7 @@ ANNEXES = {
     "other_names": ("lmi.settings.other_names",),
     "older_tokenizers": ("lmi.text.convert",),
     "welcome": ("lmi.supervisor.banner", "lmi.engine.progress"),
-    "guides": ("lmi.apis.guides", "handlers.guides"),
+    "guides": ("lmi.apis.guides", "lmi.shared.json_references", "handlers.guides"),
     "beams": ("lmi.apis.beams", "handlers.base.beams"),
     "engines": (
         *("handlers.driven", "handlers.base.captured", "handlers.base.configuration"),

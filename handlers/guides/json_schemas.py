@@ -17,6 +17,7 @@ from urllib.parse import unquote
 from handlers.guides.disjoint_schemas import are_disjoint, required_of
 from handlers.guides.lark import rust_regex
 from lmi.errors import shorten
+from lmi.shared.json_references import with_pointers
 
 Schema = dict[str, Any]
 
@@ -56,7 +57,8 @@ OF_PATTERNS = re.compile(r"\\(?:x[01][0-9A-Fa-f]|x7[Ff]|u00[01][0-9A-Fa-f]|u007[
 def read_schema(text: str) -> Schema:
     """Raises ValueError for a schema that cannot be followed, with the rule and where it stands."""
     try:
-        return _SchemaReader(json.loads(text, parse_constant=_refuse_constant)).read()
+        schema = json.loads(text, parse_constant=_refuse_constant)
+        return _SchemaReader(with_pointers(schema) if isinstance(schema, dict) else schema).read()
     except RecursionError:
         raise ValueError("so many levels cannot be followed") from None
 
@@ -92,8 +94,6 @@ class _SchemaReader:
             if schema.get("not") is True or schema.get("not") == {}:
                 return False
             _check_names(schema)
-            if where and _is_resource(schema) and '"$ref"' in json.dumps(schema):
-                raise _Fault("$ref beside an $id that is not the whole schema's")
             out = _types(schema, is_alone=is_alone) | _values(schema) | _numbers(schema)
             if "pattern" in schema:
                 out["pattern"] = _pattern(schema["pattern"])
@@ -222,7 +222,7 @@ class _SchemaReader:
 
     def _name(self, pointer: object, *, is_alone: bool) -> str:
         if not isinstance(pointer, str) or not (pointer == "#" or pointer.startswith("#/")):
-            raise _Fault(f"$ref {shorten(pointer)}, which does not begin with #/,")
+            raise _Fault(f"$ref {shorten(pointer)}, which the schema does not resolve,")
         key = pointer, is_alone
         if key not in self._names:
             self._resolve(pointer)
@@ -237,8 +237,6 @@ class _SchemaReader:
             for part in pointer.split("/")[1:]:
                 part = unquote(part).replace("~1", "/").replace("~0", "~")
                 found = found[int(part) if isinstance(found, list) else part]
-                if isinstance(found, dict) and "$ref" not in found and _is_resource(found):
-                    raise ValueError(f"$ref {pointer} into a schema with an $id cannot be followed")
         except (KeyError, IndexError, TypeError):
             found = None
         if not isinstance(found, dict | bool):
@@ -377,10 +375,6 @@ def _plain_types(schema: object) -> set[str]:
 
 def _num_patterns(schema: Schema) -> int:
     return ("pattern" in schema) + sum(_num_patterns(one) for one in schema.get("allOf", ()) if isinstance(one, dict))
-
-
-def _is_resource(schema: Schema) -> bool:
-    return any(isinstance(name := schema.get(key), str) and not name.startswith("#") for key in ("$id", "id"))
 
 
 def _refuse_constant(name: str) -> None:

@@ -16,9 +16,11 @@ from lmi.apis.base.parameters import Parameter, named
 from lmi.apis.base.readers import MAX_WORDS, Reader, boolean, checked, choice, strings, takes, text
 from lmi.errors import InvalidParameter
 from lmi.executor import GuidedDecodingParams, GuideType
+from lmi.shared.json_references import with_pointers
 
 SPECIAL = re.compile(r"([\\.^$*+?{}\[\]|()])")
 MAX_REFERENCES_IN_A_ROW = 100
+INSIDE = "begins with # or with an $id of the schema"
 REFERENCES = frozenset({"$ref", "$dynamicRef", "$recursiveRef"})
 NAMES_OF_SCHEMAS = ("properties", "patternProperties", "dependentSchemas", "$defs", "definitions")
 GRAMMARS = ("json", "json_object", "json_schema", "regex")  # TGI's types
@@ -38,9 +40,10 @@ def json_schema(name: str, value: object) -> GuidedDecodingParams:
             value = orjson.loads(value)
     if not isinstance(value, dict):
         raise InvalidParameter(name, "a JSON schema", value)
-    guide = check_levels(name, value).decode()
-    check_references(name, value)
-    return GuidedDecodingParams(GuideType.JSON_SCHEMA, guide)
+    check_levels(name, value)
+    schema = checked_references(name, value)
+    guide = check_levels(name, schema)
+    return GuidedDecodingParams(GuideType.JSON_SCHEMA, guide.decode())
 
 
 def check_levels(name: str, value: dict[str, Any]) -> bytes:
@@ -51,8 +54,12 @@ def check_levels(name: str, value: dict[str, Any]) -> bytes:
         raise InvalidParameter(name, "an object of fewer levels", value) from None
 
 
-def check_references(name: str, schema: dict[str, Any]) -> None:
-    """Raise InvalidParameter if one of REFERENCES in a schema points outside the schema."""
+def checked_references(name: str, schema: dict[str, Any]) -> dict[str, Any]:
+    """A schema in which each reference is a pointer, whatever names the client's schema gave to its parts.
+
+    Raises InvalidParameter if one of REFERENCES points outside the schema.
+    """
+    schema = with_pointers(schema)
     pending: list[Any] = [schema]
     while pending:
         value = pending.pop()
@@ -61,13 +68,14 @@ def check_references(name: str, schema: dict[str, Any]) -> None:
         elif isinstance(value, dict):
             for key in REFERENCES & value.keys():
                 if not str(value[key]).startswith("#"):
-                    raise InvalidParameter(name, f"a JSON schema in which every {key} begins with #", value[key])
+                    raise InvalidParameter(name, f"a JSON schema in which every {key} {INSIDE}", value[key])
             check_end(name, schema, value)
             for key, inner in value.items():
                 if key in NAMES_OF_SCHEMAS and isinstance(inner, dict):
                     pending += inner.values()
                 elif key not in DATA:
                     pending.append(inner)
+    return schema
 
 
 def check_end(name: str, schema: dict[str, Any], value: Any) -> None:

@@ -16,7 +16,7 @@ from lmi.settings.config import ModelConfig
 from lmi.types import OutputFormat
 
 MODEL = ModelConfig(path="demo", name="demo", tool_call_parser="hermes")
-ELSEWHERE = ["http://127.0.0.1:9/x", "file:///etc/passwd", "other.json#/$defs/a", "", "definitions.json"]
+ELSEWHERE = ["http://127.0.0.1:9/x", "file:///etc/passwd", "other.json#/$defs/a", "definitions.json"]
 PLACES: list[Any] = [
     lambda ref: ref,
     lambda ref: {"properties": {"a": ref}},
@@ -29,7 +29,6 @@ PLACES: list[Any] = [
 INSIDE: list[dict[str, Any]] = [
     {"$ref": "#/$defs/a", "$defs": {"a": {"type": "null"}}},
     {"properties": {"a": {"$ref": "#"}}},
-    {"$ref": "#named", "$defs": {"a": {"$anchor": "named"}}},
     {"$ref": "#/$defs/a~1b/anyOf/1", "$defs": {"a/b": {"anyOf": [{}, {"items": {"$ref": "#/$defs/a%2Fb"}}]}}},
     {"$ref": "#/$defs/none"},
     {"anyOf": [{"$ref": "#/anyOf/" + "9" * 5000}, {"$ref": "#/anyOf/7"}]},
@@ -61,7 +60,7 @@ EVERYWHERE: list[tuple[Any, dict[str, Any], str]] = [
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("reference", ELSEWHERE)
 def test_a_schema_that_refers_to_elsewhere_is_refused_wherever_it_does(reference: str, place: Any) -> None:
-    with pytest.raises(InvalidParameter, match=r"^field must be .* every \$ref begins with #, given "):
+    with pytest.raises(InvalidParameter, match=r"^field must be .* every \$ref begins with # or .*, given "):
         json_schema("field", place({"$ref": reference}))
 
 
@@ -76,6 +75,7 @@ def test_the_kin_of_a_reference_leads_nowhere_either(key: str, reference: object
     "schema",
     [
         {"$ref": "#"},
+        {"$ref": ""},
         {"properties": {"a": {"$ref": "#/properties/a"}}},
         {"items": {"$ref": "#/$defs/a"}, "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}},
     ],
@@ -88,6 +88,11 @@ def test_a_reference_that_leads_back_to_itself_is_refused(schema: dict[str, Any]
 @pytest.mark.parametrize("schema", INSIDE)
 def test_a_schema_that_is_whole_in_itself_is_taken(schema: dict[str, Any]) -> None:
     assert json.loads(json_schema("field", schema).guide or "") == schema
+
+
+def test_an_engine_gets_pointers_in_place_of_the_names_in_a_schema() -> None:
+    schema = {"$id": "urn:example:root", "items": {"$ref": "#named"}, "$defs": {"a": {"$anchor": "named"}}}
+    assert json.loads(json_schema("field", schema).guide or "") == {"items": {"$ref": "#/$defs/a"}, "$defs": {"a": {}}}
 
 
 @pytest.mark.parametrize(("api", "body", "field"), EVERYWHERE)

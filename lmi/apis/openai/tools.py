@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from lmi.apis.base.readers import text
-from lmi.apis.guides import an_object, check_levels, check_references, json_schema
+from lmi.apis.guides import an_object, check_levels, checked_references, json_schema
 from lmi.errors import InvalidParameter, Unsupported
 from lmi.executor import GuidedDecodingParams
 
@@ -65,7 +65,7 @@ def _add(tools: Tools, place: str, function: Mapping[str, Any], schema: str, too
     parameters = function.get(schema)
     parameters = {} if parameters is None else an_object(f"{place}.{schema}", parameters)
     check_levels(place.removesuffix(".function"), tool)
-    check_references(f"{place}.{schema}", parameters)
+    checked_references(f"{place}.{schema}", parameters)
     tools[name] = tool
 
 
@@ -118,7 +118,8 @@ def call_guide(choice: ToolChoice, tools: Tools, is_parallel: bool) -> GuidedDec
 
 def _call_schema(name: str, tool: Mapping[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
     """Return the schema of one function's call. Its definitions move to the root, where references look for them."""
-    parameters = dict(_parameters(tool))
+    parameters = dict(checked_references("tools.parameters", dict(_parameters(tool))))
+    parameters.pop("$id", None)  # below the root, the definitions would be looked for beside it
     for key, definition in an_object("tools.parameters.$defs", parameters.pop("$defs", {})).items():
         if definitions.setdefault(key, definition) != definition:
             raise InvalidParameter("tools", "without two definitions of one name", key)

@@ -383,6 +383,19 @@ def test_two_definitions_of_one_name_are_refused() -> None:
         chat(tools=tools, tool_choice="required")
 
 
+def test_the_names_within_the_schema_of_a_tool_are_resolved_before_the_tools_come_together() -> None:
+    parameters = {
+        "$id": "https://example.com/f",
+        "properties": {"a": {"$ref": "https://example.com/f#named"}},
+        "$defs": {"X": {"$anchor": "named", "type": "null"}},
+    }
+    tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+    schema = schema_of(chat(tools=tools, tool_choice="required").request.guided_decoding)
+    call = schema["items"]["anyOf"][0]
+    assert call["properties"]["arguments"]["properties"] == {"a": {"$ref": "#/$defs/X"}}
+    assert schema["$defs"] == {"X": {"type": "null"}}
+
+
 def test_large_texts_are_taken_and_many_small_values_are_not() -> None:
     text = "a" * (MAX_VALUES_BYTES + 1)
     large = [{"role": "user", "content": text}, {"role": "user", "content": [{"type": "text", "text": text}]}]

@@ -24,7 +24,7 @@ from lmi.executor import GuideType
 from tests.handlers.guides.walks import accepts, matcher, matcher_of_schema, walk
 
 SUITE = Path(__file__).parent / "json_schema_test_suite.json"
-NUM_FOLLOWED = {"draft2020-12": 210, "draft7": 175}  # at least
+NUM_FOLLOWED = {"draft2020-12": 240, "draft7": 190}  # at least
 MAX_ORDERS = 24
 
 
@@ -228,7 +228,7 @@ def test_a_rule_is_followed(schema: dict[str, Any], right: list[str], wrong: lis
         ({"propertyNames": {"pattern": ["a"]}}, "propertyNames cannot be followed"),
         ({"type": "string", "pattern": "^\x01$"}, "the control character"),
         ({"type": "string", "pattern": r"^\x01$"}, "the control character"),
-        ({"$ref": "https://example.com/schema"}, "which does not begin with #/"),
+        ({"$ref": "https://example.com/schema"}, "which the schema does not resolve"),
         ({"$ref": "#/$defs/a"}, "which points at no schema"),
         ({"type": "integer", "multipleOf": 12345}, "multipleOf 12345, beyond 10000, cannot be followed"),
         ({"patternProperties": {f"^{number}": {} for number in range(65)}}, "patternProperties with more than 64"),
