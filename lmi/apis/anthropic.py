@@ -268,22 +268,26 @@ class MessageStream(BlockStream):
             delta = {"type": "input_json_delta", "partial_json": part.text}
         return self._event("content_block_delta", index=len(self._content), delta=delta)
 
-    def _close(self) -> list[bytes]:
+    def _close(self, *, is_cut: bool = False) -> list[bytes]:
+        """End the block that is open. A call whose arguments are cut has none, those that are no object are a text."""
         if not self._block:
             return []
         stop = self._event("content_block_stop", index=len(self._content))
         block, said = self._block, "".join(self._texts)
         if not self.is_streaming and block["type"] != "tool_use":
             block |= {block["type"]: said}
-        elif not self.is_streaming:  # a call whose arguments are cut, or are no object, is shown as their text
+        elif not self.is_streaming:
             value = chat_schema.parsed_arguments(said)
-            block = block | {"input": value} if isinstance(value, dict) else {"type": "text", "text": said}
+            if isinstance(value, dict):
+                block = block | {"input": value}
+            elif not is_cut:
+                block = {"type": "text", "text": said}
         self._content.append(block)
         return [stop]
 
     def _end(self, delta: Delta, reason: AnswerEnd) -> tuple[list[bytes], dict[str, Any]]:
         """A call ends the answer, if it is one. The stop string is the one that was found."""
-        records, found = self._close(), delta.stop_reason
+        records, found = self._close(is_cut=reason is not AnswerEnd.EOS_TOKEN), delta.stop_reason
         is_called = reason is AnswerEnd.EOS_TOKEN and any(block["type"] == "tool_use" for block in self._content)
         end = {
             "stop_reason": "tool_use" if is_called else ENDS[reason],

@@ -61,6 +61,17 @@ class Held:
     tools: Mapping[str, Any]
     text: str = ""
     is_over: bool = False  # no more text comes
+    is_cut: bool = False  # and the model would have written more
+    has_lost_markup: bool = False  # of a call that was cut, which is no text
+
+    def ends_in_markup(self) -> bool:
+        """Whether the answer was cut inside what was read last, so that it might have become a call.
+
+        What a model wrote around a call is not its speech, so nobody is told of it.
+        """
+        is_unfinished = self.is_over and self.is_cut and not self.text
+        self.has_lost_markup |= is_unfinished
+        return is_unfinished
 
     def take(self, num_chars: int | None = None) -> str:
         """Return the beginning of the text, or all of it, which is held no more."""

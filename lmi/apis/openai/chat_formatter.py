@@ -1,8 +1,9 @@
 """Answers to chats: OpenAI's, and the blocks of which other APIs make theirs.
 
 A stream of a chat sends the role first, then the text, then the finish reason in a separate delta, whose content is
-empty as in vLLM, because clients read it from every delta. Sources: OpenAI's API reference; the fields that its client
-reads; `reasoning_content` is DeepSeek's.
+empty as in vLLM, because clients read it from every delta. Where an answer has calls and no text it is null in all of
+them, as at OpenAI: some clients make a text of an empty one. Sources: OpenAI's API reference; the fields that its
+client reads; `reasoning_content` is DeepSeek's.
 """
 
 import uuid
@@ -27,9 +28,12 @@ class ChatWhole(OpenAIWhole):
     id_prefix = "chatcmpl-"
 
     def _choice(self, number: int, whole: Delta) -> dict[str, Any]:
-        parts = AnswerParts.of(self._format, whole.prompt).feed(text_of(whole.tokens), is_last=True)
-        message, tokens = whole_message(parts), self._shown(whole)
         assert whole.finish_reason is not None
+        reading = AnswerParts.of(self._format, whole.prompt)
+        parts = reading.feed(text_of(whole.tokens), whole.finish_reason)
+        message = whole_message(parts, is_silent=self._format.is_forced or reading.has_lost_markup)
+        tokens = self._shown(whole)
+
         return {
             "index": number,
             "message": message,
@@ -50,26 +54,36 @@ class ChatStream(OpenAIStream):
         super().__init__(parsed)
         self._parts: dict[int, AnswerParts] = {}  # by index
         self._num_calls = Counter[int]()  # by index
+        self._have_text: set[int] = set()  # indexes
 
     def _choices(self, delta: Delta) -> list[dict[str, Any]]:
         index, end = delta.index, delta.finish_reason
         is_first = index not in self._parts
         if is_first:
             self._parts[index] = AnswerParts.of(self._format, delta.prompt)
-        parts = self._parts[index].feed(text_of(delta.tokens), end is not None)
+        parts = self._parts[index].feed(text_of(delta.tokens), end)
         choices = [choice(index, self._fields(index, part)) for part in parts]
+        empty = self._empty_content(index, parts)
         tokens = self._shown(delta) if self._format.has_log_probs else []
         if not choices and end is None and (tokens or self._format.has_token_ids):
-            choices = [choice(index, {"content": ""})]  # the text is held back, but its tokens are not
+            choices = [choice(index, {"content": empty})]  # the text is held back, but its tokens are not
         if end is not None:
-            choices.append(choice(index, {"content": ""}, self._reason(end, self._num_calls[index] > 0)))
+            choices.append(choice(index, {"content": empty}, self._reason(end, self._num_calls[index] > 0)))
         if tokens:
             choices[0]["logprobs"] = log_prob_fields(tokens, self._format)
         if self._format.has_token_ids:
             choices[0] |= self._ids(delta)
         if is_first:
-            choices.insert(0, choice(index, {"role": "assistant", "content": "", **self._prompt_ids(delta)}))
+            choices.insert(0, choice(index, {"role": "assistant", "content": empty, **self._prompt_ids(delta)}))
         return choices
+
+    def _empty_content(self, index: int, parts: Iterable[AnswerPart]) -> str | None:
+        """Return the content of a delta that has no text: null while the answer may be calls alone."""
+        if any(isinstance(part, Text) for part in parts):
+            self._have_text.add(index)
+
+        may_call = self._format.is_forced or self._format.tool_calls is not None
+        return None if may_call and index not in self._have_text else ""
 
     def _fields(self, index: int, part: AnswerPart) -> dict[str, Any]:
         if isinstance(part, ToolCall):
@@ -94,8 +108,11 @@ def choice(index: int, fields: dict[str, Any], finish_reason: str | None = None)
     return {"index": index, "delta": fields, "logprobs": None, "finish_reason": finish_reason}
 
 
-def whole_message(parts: Iterable[AnswerPart]) -> dict[str, Any]:
-    """Return the message of a whole answer. Its content is null if there are only calls or thoughts."""
+def whole_message(parts: Iterable[AnswerPart], *, is_silent: bool = False) -> dict[str, Any]:
+    """Return the message of a whole answer.
+
+    Without text its content is null if there are calls or thoughts, or if the answer `is_silent`: cut before its call.
+    """
     said, thoughts = "", ""
     calls: list[dict[str, Any]] = []
     for part in parts:
@@ -107,7 +124,7 @@ def whole_message(parts: Iterable[AnswerPart]) -> dict[str, Any]:
             thoughts += part.text
         else:
             said += part.text
-    content = None if not said and (calls or thoughts) else said
+    content = None if not said and (calls or thoughts or is_silent) else said
     message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
     message |= {"reasoning_content": thoughts} if thoughts else {}
     return message | ({"tool_calls": calls} if calls else {})
@@ -137,7 +154,7 @@ class BlockStream(OpenAIFormatter):
         if self._parts is None:
             self._parts = AnswerParts.of(self._format, delta.prompt)
             records += self._begin()
-        for part in self._parts.feed(text_of(delta.tokens), delta.finish_reason is not None):
+        for part in self._parts.feed(text_of(delta.tokens), delta.finish_reason):
             if isinstance(part, ToolCall) or self._block.get("type") != self.block_types[type(part)]:
                 records += [*self._close(), *self._open(part)]
                 self._texts = []

@@ -159,6 +159,7 @@ def chat_request(
         schema.format_of(given, format),
         has_log_probs=given.get("logprobs", False),
         function=choice.function,
+        is_forced=choice.is_forced,
         tool_calls=tool_call_form(choice, format.tool_calls),
         reasoning=HARMONY if format.tool_calls == HARMONY else format.reasoning,
         tools=tools,

@@ -1,17 +1,19 @@
 """Splits the text of an answer to a chat into thoughts, text and calls, which each API writes in its own form.
 
 A thought is the text between two marks at the start of an answer, or in Harmony on a channel of its own. PARSERS has
-the forms of calls by the names that vLLM gives them. Text that only resembles a call stays text.
+the forms of calls by the names that vLLM gives them. Text that only resembles a call stays text, and the beginning of a
+call that was cut is none.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from functools import partial
 from typing import Any, NamedTuple, Self
 
 from lmi.apis.openai import calls
 from lmi.apis.openai.calls import AnswerPart, Arguments, Held, Read, Reading, Text, Thought, ToolCall, cut, rest
 from lmi.apis.openai.schema import HARMONY, OpenAIFormat
+from lmi.types import AnswerEnd
 
 START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
 ENDS = ("<|end|>", "<|return|>", "<|call|>")
@@ -36,13 +38,21 @@ class AnswerParts:
     def of(cls, format: OpenAIFormat, prompt: str) -> Self:
         return cls(partial(read_answer, format=format, prompt=prompt), format.tools)
 
-    def feed(self, text: str, is_last: bool = False) -> list[AnswerPart]:
-        """Return the parts that this text completes or continues."""
+    @property
+    def has_lost_markup(self) -> bool:
+        """Whether the answer was cut in the beginning of a call."""
+        return self._held.has_lost_markup
+
+    def feed(self, text: str, end: AnswerEnd | None = None) -> list[AnswerPart]:
+        """Return the parts that this text completes or continues. With the last text the answer has its `end`."""
         self._held.text += text
-        self._held.is_over = is_last
+        self._held.is_over = end is not None
+        self._held.is_cut = end not in (None, AnswerEnd.EOS_TOKEN)
+
         parts: list[AnswerPart] = []
         while (part := next(self._reading, None)) is not None:
             parts.append(part)
+
         return parts
 
 
@@ -52,6 +62,8 @@ def read_answer(held: Held, format: OpenAIFormat, prompt: str) -> Reading:
         yield from thoughts(held, format.reasoning, prompt)
     if format.function is not None:
         yield from forced_call(held, format.function)
+    elif format.is_forced:
+        yield from forced_calls(held)
     elif is_harmony:
         yield from harmony(held, has_tools=format.tool_calls is not None)
     elif format.tool_calls is not None:
@@ -67,6 +79,40 @@ def forced_call(held: Held, name: str) -> Reading:
     if held.text:
         yield ToolCall(name)
     yield from rest(held, Arguments)
+
+
+def forced_calls(held: Held) -> Reading:
+    """Read a list of calls that a guide has written, and nothing else, so what is no call is no text either.
+
+    An engine that follows no guide may have answered something else, which is text.
+    """
+    while not held.text.strip() and not held.is_over:
+        yield None
+
+    if not held.text.lstrip().startswith(("[", "{")):
+        yield from rest(held, Text)
+        return
+
+    before, has_calls = "", False
+    while True:
+        start = held.text.find("{")
+        between = held.take(start if start >= 0 else None)
+        before += "" if has_calls else between
+
+        if start >= 0:
+            left = yield from calls.json_call(held)
+            if left is None:
+                has_calls = True
+            elif not has_calls and not held.ends_in_markup():
+                yield Text(before + left)
+                yield from rest(held, Text)
+                return
+        elif not held.is_over:
+            yield None
+        else:
+            if not has_calls and not held.ends_in_markup():
+                yield Text(before)
+            return
 
 
 def thoughts(held: Held, form: str = "think", prompt: str = "") -> Reading:
@@ -139,9 +185,11 @@ def harmony(held: Held, *, has_tools: bool) -> Reading:
 
 
 class Marks(NamedTuple):
-    """A call stands behind one of `openings`, or behind `again` if that is given.
+    """A call stands behind one of `openings`.
 
-    The marks `closings` are dropped between calls. If they `open_answer`, only the first thing in an answer is one.
+    If `again` is given, a block of calls begins with one of `openings` and each call in it with `again`, which is
+    enough where a model leaves out the former. The marks `closings` are dropped between calls. If they `open_answer`,
+    only the first thing in an answer is one. If they `may_be_missing`, an answer that begins with a call's JSON has it.
     """
 
     openings: tuple[str, ...]
@@ -149,11 +197,16 @@ class Marks(NamedTuple):
     closings: tuple[str, ...] = ()
     again: str = ""
     open_answer: bool = False
+    may_be_missing: bool = False
 
 
 def marked_calls(held: Held, marks: Marks) -> Reading:
     """Read calls behind marks, with any text around them. White space next to a call is dropped."""
-    openings = marks.openings
+    while marks.may_be_missing and (yield from _find_bare_call(held)):
+        read_call = calls.json_call_list if held.text.startswith("[") else calls.json_call
+        yield from _calls(held, Marks((), read_call, (*marks.closings, FENCE)), opening="", dropped="")
+
+    openings = (*marks.openings, marks.again) if marks.again else marks.openings
     while True:
         before, opening, behind = cut(held.text, *openings)
         said = before.rstrip()
@@ -163,7 +216,7 @@ def marked_calls(held: Held, marks: Marks) -> Reading:
             yield Text(said)
         if opening:
             held.text = behind
-            yield from _calls(held, marks, before[len(said) :] + opening)
+            yield from _calls(held, marks, opening, dropped=before[len(said) :] + opening)
             openings = () if marks.open_answer else openings
             continue
         held.text = held.text[len(said) :]
@@ -173,17 +226,19 @@ def marked_calls(held: Held, marks: Marks) -> Reading:
         yield None
 
 
-def _calls(held: Held, marks: Marks, dropped: str) -> Reading:
+def _calls(held: Held, marks: Marks, opening: str, dropped: str) -> Reading:
     """Read calls and the marks between them. `dropped` is text after all if no call follows."""
     between = (*marks.closings, marks.again) if marks.again else marks.closings
-    is_call = not marks.again
+    is_call = opening == marks.again or not marks.again
     while True:
         if is_call:
             left = yield from marks.read_call(held)
             if left is not None:
-                yield Text(dropped + left)
+                if not held.ends_in_markup():
+                    yield Text(dropped + left)
                 return
             dropped = ""
+
         text = held.text.lstrip()
         mark = next(filter(text.startswith, between), None)
         is_call = mark == marks.again
@@ -201,9 +256,40 @@ def _calls(held: Held, marks: Marks, dropped: str) -> Reading:
             yield None
         else:
             text = held.take()
-            if dropped:
+            if dropped and not held.ends_in_markup():
                 yield Text(dropped + text)
             return
+
+
+FENCE = "```"
+BARE_CALL = re.compile(r'\s*(?:```(?:json)?\s*)?(\[?\s*\{\s*"name"\s*:\s*"([^"]+)")')
+BEGINNING_OF_BARE_CALL = re.compile(
+    r"\s*(?:`{0,2}|```(?:j|js|jso)?|(?:```(?:json)?\s*)?\[?\s*"
+    r'(?:\{\s*(?:"n?|"na|"nam|"name"?|"name"\s*:?\s*|"name"\s*:\s*"[^"]*)?)?)'
+)
+
+
+def begins_call(text: str, tools: Mapping[str, Any]) -> bool:
+    """Whether a text begins with the JSON of a call to one of the tools."""
+    beginning = BARE_CALL.match(text)
+    return beginning is not None and beginning[2] in tools
+
+
+def _find_bare_call(held: Held) -> Generator[None, None, bool]:
+    """Read on while the text may begin with the JSON of a call to one of the tools. Return whether it does.
+
+    What stands before the JSON is then dropped.
+    """
+    while (beginning := BARE_CALL.match(held.text[: calls.MAX_HEAD])) is None:
+        may_begin = len(held.text) < calls.MAX_HEAD and BEGINNING_OF_BARE_CALL.fullmatch(held.text)
+        if held.is_over or not may_begin:
+            return False
+        yield None
+
+    is_call = beginning[2] in held.tools
+    if is_call:
+        held.take(beginning.start(1))
+    return is_call
 
 
 def json_calls(held: Held) -> Reading:
@@ -223,12 +309,15 @@ def json_calls(held: Held) -> Reading:
             held.take(start)
             left = yield from calls.json_call(held)
             if left is not None:
+                is_call = has_calls or begins_call(left, held.tools)
+                if is_call and held.ends_in_markup():
+                    return
                 held.text = before + left + held.text
                 break
             allowed, has_calls = (",", ";", "]"), True
         elif not held.is_over:
             yield None
-        elif has_calls and bare in ("", "]", ";"):
+        elif has_calls and (bare in ("", "]", ";") or held.is_cut):
             return
         else:
             break
@@ -237,7 +326,7 @@ def json_calls(held: Held) -> Reading:
 
 TAGS = (
     calls.Tags(
-        head=r"\s*<function=([^<>\s]+)",
+        head=r"\s*([^<>\s]+)\s*",
         stop=">",
         opening="<parameter=",
         argument=r"<parameter=([^>]*)>\n?(.*?)\n?</parameter>",
@@ -253,7 +342,7 @@ TAGS = (
         end="</tool_call>",
     ),
     calls.Tags(
-        head=r"\s*<invoke name=\"([^\"]+)\"",
+        head=r"\s*\"([^\"]+)\"\s*",
         stop=">",
         opening="<parameter name=",
         argument=r"<parameter name=\"([^\"]*)\">(.*?)</parameter>",
@@ -266,26 +355,28 @@ DEEPSEEK_ENDS = ("<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>")
 DEEPSEEK_V3 = partial(calls.named_call, head=r"function<｜tool▁sep｜>([\w.:-]+)\n```json\n\s*")
 DEEPSEEK_V31 = partial(calls.named_call, head=r"([\w.:-]+)<｜tool▁sep｜>\s*")
 KIMI_HEAD = r"\s*(?:functions\.)?([\w.-]+?)(?::\d+)?\s*<\|tool_call_argument_begin\|>\s*"
-KIMI_ENDS = ("<|tool_call_end|>", "<|tool_calls_section_end|>")
+KIMI_STARTS = ("<|tool_calls_section_begin|>", "<|tool_call_section_begin|>")  # a model writes either
+KIMI_ENDS = ("<|tool_call_end|>", "<|tool_calls_section_end|>", "<|tool_call_section_end|>")
 QWEN, GLM, MINIMAX = (partial(calls.tagged_call, tags=tags) for tags in TAGS)
+FUNCTION_TAG, INVOKE_TAG = "<function=", "<invoke name="
 MARKS = {
-    "hermes": Marks(("<tool_call>",), calls.json_call, ("</tool_call>",)),
+    "hermes": Marks(("<tool_call>",), calls.json_call, ("</tool_call>",), may_be_missing=True),
     "deepseek_v3": Marks((DEEPSEEK,), DEEPSEEK_V3, ("```", *DEEPSEEK_ENDS), DEEPSEEK_CALL),
     "deepseek_v31": Marks((DEEPSEEK,), DEEPSEEK_V31, DEEPSEEK_ENDS, DEEPSEEK_CALL),
     "glm45": Marks(("<tool_call>",), GLM, ("</tool_call>",)),
-    "granite": Marks(("<|tool_call|>", "<tool_call>"), calls.json_call_list),
-    "granite-20b-fc": Marks(("<function_call>",), calls.json_call),
-    "jamba": Marks(("<tool_calls>",), calls.json_call_list, ("</tool_calls>",)),
-    "kimi_k2": Marks(
-        ("<|tool_calls_section_begin|>",), partial(calls.named_call, head=KIMI_HEAD), KIMI_ENDS, "<|tool_call_begin|>"
-    ),
+    "granite": Marks(("<|tool_call|>", "<tool_call>"), calls.json_call_list, may_be_missing=True),
+    "granite-20b-fc": Marks(("<function_call>",), calls.json_call, may_be_missing=True),
+    "jamba": Marks(("<tool_calls>",), calls.json_call_list, ("</tool_calls>",), may_be_missing=True),
+    "kimi_k2": Marks(KIMI_STARTS, partial(calls.named_call, head=KIMI_HEAD), KIMI_ENDS, "<|tool_call_begin|>"),
     "lfm2": Marks(("<|tool_call_start|>[",), calls.python_call_list, ("<|tool_call_end|>",)),
-    "minimax_m2": Marks(("<minimax:tool_call>",), MINIMAX, ("</minimax:tool_call>",)),
-    "mistral": Marks(("[TOOL_CALLS]",), calls.mistral_calls),
-    "phi4_mini_json": Marks(("functools",), calls.json_call_list),
+    "minimax_m2": Marks(("<minimax:tool_call>",), MINIMAX, ("</minimax:tool_call>",), INVOKE_TAG),
+    "mistral": Marks(("[TOOL_CALLS]",), calls.mistral_calls, may_be_missing=True),
+    "phi4_mini_json": Marks(
+        ("functools", "<|tool_call|>"), calls.json_call_list, ("<|/tool_call|>",), may_be_missing=True
+    ),
     "pythonic": Marks((PYTHON_START + "[", "["), calls.python_call_list, (PYTHON_END,), open_answer=True),
-    "qwen3_xml": Marks(("<tool_call>",), QWEN, ("</tool_call>",)),
-    "seed_oss": Marks(("<seed:tool_call>",), QWEN, ("</seed:tool_call>",)),
+    "qwen3_xml": Marks(("<tool_call>",), QWEN, ("</tool_call>",), FUNCTION_TAG),
+    "seed_oss": Marks(("<seed:tool_call>",), QWEN, ("</seed:tool_call>",), FUNCTION_TAG),
 }
 PARSERS: dict[str, Read] = {name: partial(marked_calls, marks=marks) for name, marks in MARKS.items()}
 PARSERS["json"] = json_calls

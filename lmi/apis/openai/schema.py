@@ -48,9 +48,10 @@ check_prompts = partial(readers.check_values, max_texts=MAX_PROMPTS)
 class OpenAIFormat(AnswerFormat):
     """The format of an answer, which holds `num_choices` sequences of each prompt.
 
-    `model` equals `adapter` if the request names one, by `adapters` if `is_adapter_named`, else by `model`. `function`
-    is the function that the model is forced to call; the whole text is its arguments. `tool_calls` is the form of other
-    calls in the text, `reasoning` that of thoughts. Both are the server's settings until the parameters are checked.
+    `model` equals `adapter` if the request names one, by `adapters` if `is_adapter_named`, else by `model`. With
+    `is_forced` the whole text is a list of calls, or the arguments of the one `function` that the model must call.
+    `tool_calls` is the form of other calls in the text, `reasoning` that of thoughts. Both are the server's settings
+    until the parameters are checked.
     """
 
     model: str
@@ -64,6 +65,7 @@ class OpenAIFormat(AnswerFormat):
     num_choices: int = 1
     is_answer_wanted: bool = True  # False: only the prompt, for its log-probs
     function: str | None = None
+    is_forced: bool = False
     tool_calls: str | None = None
     reasoning: str | None = None
     is_base64: bool = False  # of embeddings: the bytes of float32, little-endian, in place of numbers

@@ -95,10 +95,8 @@ def function_choice(place: str, name: object, tools: Tools) -> ToolChoice:
 
 def tool_call_form(choice: ToolChoice, parser: str | None) -> str | None:
     """Return the form of calls in the text, None if it has none. `parser` is the server's setting."""
-    if choice.mode in ("none", "function"):
+    if choice.mode == "none" or choice.is_forced:
         return None
-    if choice.mode == "required":
-        return "json"
     if parser is None:
         raise Unsupported("tools", "tool_choice auto needs option.tool_call_parser (hermes, json …) of the server")
     return None if parser == "text" else parser

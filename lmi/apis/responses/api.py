@@ -13,6 +13,7 @@ from lmi.apis.base.readers import Parsed
 from lmi.apis.openai.api import CACHED, OPENAI_CHAT, OPENAI_CHAT_ERRORS
 from lmi.apis.openai.calls import AnswerPart, Arguments, Text, Thought, ToolCall
 from lmi.apis.openai.chat_formatter import BlockStream
+from lmi.apis.openai.chat_schema import parsed_arguments
 from lmi.apis.openai.schema import OpenAIFormat
 from lmi.apis.responses import schema
 from lmi.apis.responses.schema import ResponseState
@@ -79,6 +80,8 @@ class ItemsStream(BlockStream):
             return []
         kind = item["type"]
         done = f"{EVENTS[kind]}.done"
+        if kind == "function_call" and isinstance(parsed_arguments(said), dict):
+            status = "completed"  # the answer was cut behind it
         item |= {"status": status} if "status" in item else {}
         if kind == "function_call":
             item["arguments"] = said

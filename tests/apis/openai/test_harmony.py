@@ -9,6 +9,7 @@ from hypothesis import given, strategies as st
 
 from lmi.apis.openai.calls import AnswerPart, Arguments, Text, Thought, ToolCall
 from lmi.apis.openai.parts import CHANNEL, CONSTRAIN, ENDS, MESSAGE, START, AnswerParts, harmony
+from lmi.types import AnswerEnd
 
 THOUGHT = f"{CHANNEL}analysis{MESSAGE}I <see>.<|end|>"
 CALLED = [ToolCall("f"), Arguments('{"a": 1}')]
@@ -46,7 +47,7 @@ ANSWERS: dict[str, tuple[str, list[AnswerPart]]] = {
 def read(pieces: list[str], *, has_tools: bool = True) -> list[AnswerPart]:
     reader = AnswerParts(partial(harmony, has_tools=has_tools), {})
     whole: list[AnswerPart] = []
-    for part in [part for piece in pieces for part in reader.feed(piece)] + reader.feed("", is_last=True):
+    for part in [part for piece in pieces for part in reader.feed(piece)] + reader.feed("", AnswerEnd.EOS_TOKEN):
         last = whole[-1] if whole else None
         if isinstance(part, ToolCall) or last is None or isinstance(last, ToolCall) or type(part) is not type(last):
             whole.append(part)

@@ -9,6 +9,7 @@ from lmi.apis.openai.calls import Text, Thought
 from lmi.apis.openai.parts import THOUGHT_MARKS, AnswerParts
 from lmi.apis.openai.schema import OpenAIFormat
 from lmi.settings.annexes import REASONING_FORMS
+from lmi.types import AnswerEnd
 
 # name: prompt, answer, thought, rest of the answer
 ANSWERS = {
@@ -35,7 +36,7 @@ def reasoning(prompt: str = "", form: str = "think") -> AnswerParts:
 
 def split(prompt: str, pieces: list[str]) -> tuple[str, str]:
     reader = reasoning(prompt)
-    parts = [part for piece in pieces for part in reader.feed(piece)] + reader.feed("", is_last=True)
+    parts = [part for piece in pieces for part in reader.feed(piece)] + reader.feed("", AnswerEnd.EOS_TOKEN)
     texts = {kind: "".join(part.text for part in parts if isinstance(part, kind)) for kind in (Thought, Text)}
     return texts[Thought], texts[Text]
 

@@ -177,7 +177,7 @@ def test_a_required_call_guides_the_answer_by_a_list_of_calls() -> None:
     first, second = schema["items"]["anyOf"]
     assert first["properties"] == {"name": {"type": "string", "enum": ["f"]}, "arguments": PARAMETERS}
     assert second["properties"]["arguments"] == {"type": "object", "properties": wanted}
-    assert parsed.format.tool_calls == "json"
+    assert parsed.format.is_forced and parsed.format.function is None
 
 
 def test_messages_are_told_as_templates_know_them() -> None:

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, strategies as st
 
 from lmi.apis.openai.calls import AnswerPart, Arguments, Read, Text, ToolCall
-from lmi.apis.openai.parts import PARSERS, AnswerParts, forced_call
+from lmi.apis.openai.parts import PARSERS, AnswerParts, forced_call, forced_calls
 from lmi.settings.annexes import TOOL_CALL_FORMS
+from lmi.types import AnswerEnd
 
 CALL = '{"name": "f", "arguments": {"a": [1, {"b": "}"}]}}'
 ARGUMENTS = '{"a": [1, {"b": "}"}]}'
@@ -149,6 +150,59 @@ ANSWERS: dict[str, tuple[str, str, list[AnswerPart]]] = {
         '<minimax:tool_call>\n<invoke name="f">\n<parameter name="a">1</parameter>\n</invoke>\n</minimax:tool_call>',
         [ToolCall("f"), Arguments('{"a": 1}')],
     ),
+    "minimax_m2: two calls in a block": (
+        "minimax_m2",
+        'So: <minimax:tool_call>\n<invoke name="f">\n<parameter name="a">1</parameter>\n</invoke>\n'
+        '<invoke name="g">\n</invoke>\n</minimax:tool_call> ok',
+        [Text("So:"), ToolCall("f"), Arguments('{"a": 1}'), *G, Text("ok")],
+    ),
+    "minimax_m2: no block": ("minimax_m2", '<invoke name="g"></invoke>\n</minimax:tool_call>', [*G]),
+    "minimax_m2: an empty block": ("minimax_m2", "<minimax:tool_call> so", [Text("<minimax:tool_call> so")]),
+    "qwen3_xml: no opening mark": (
+        "qwen3_xml",
+        "I look.\n<function=f>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>",
+        [Text("I look."), ToolCall("f"), Arguments('{"a": 1}')],
+    ),
+    "qwen3_xml: two calls in a block": (
+        "qwen3_xml",
+        "<tool_call>\n<function=g>\n</function>\n<function=g>\n</function>\n</tool_call>",
+        [*G, *G],
+    ),
+    "qwen3_xml: two calls without marks": ("qwen3_xml", "<function=g></function><function=g></function>", [*G, *G]),
+    "seed_oss: no opening mark": ("seed_oss", "<function=g>\n</function></seed:tool_call>", [*G]),
+    "deepseek_v31: no opening mark": (
+        "deepseek_v31",
+        "So<｜tool▁call▁begin｜>g<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        [Text("So"), *G],
+    ),
+    "kimi_k2: the other opening mark": (
+        "kimi_k2",
+        "<|tool_call_section_begin|><|tool_call_begin|>functions.g:0<|tool_call_argument_begin|>{}<|tool_call_end|>"
+        "<|tool_call_section_end|>",
+        [*G],
+    ),
+    "kimi_k2: no opening mark": (
+        "kimi_k2",
+        "<|tool_call_begin|>functions.g:0<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>",
+        [*G],
+    ),
+    "phi4_mini_json: its marks": ("phi4_mini_json", f"<|tool_call|>[{CALL}]<|/tool_call|>", [*F]),
+    "hermes: no opening mark": ("hermes", f"{CALL}\n</tool_call>\n{CALL}\n</tool_call>", [*F, *F]),
+    "hermes: a fence": ("hermes", f"```json\n{CALL}\n```\nDone", [*F, Text("Done")]),
+    "hermes: no marks, and text": ("hermes", f" {CALL} so", [*F, Text("so")]),
+    "hermes: the JSON of no tool": (
+        "hermes",
+        '{"name": "Bob", "arguments": {}}',
+        [Text('{"name": "Bob", "arguments": {}}')],
+    ),
+    "hermes: a fence of code": ("hermes", '```json\n{"a": 1}\n```', [Text('```json\n{"a": 1}\n```')]),
+    "mistral: no mark": ("mistral", f"[{CALL}]", [*F]),
+    "granite: no mark": ("granite", f"[{CALL}, {CALL}]", [*F, *F]),
+    "a call whose arguments are no JSON": (
+        "hermes",
+        '<tool_call>{"name": "f", "arguments": {city: Tokyo}}</tool_call>',
+        [ToolCall("f"), Arguments("{city: Tokyo}")],
+    ),
 }
 ANSWERS["arguments first"] = (*ANSWERS["arguments first"][:2], [ToolCall("g"), Arguments('{"x": 1}')])
 ANSWERS["pythonic: marks of Llama 4"] = (
@@ -170,10 +224,12 @@ def joined(parts: list[AnswerPart]) -> list[AnswerPart]:
     return whole
 
 
-def read(parser: Read, pieces: list[str], tools: dict[str, Any] = TOOLS) -> list[AnswerPart]:
+def read(
+    parser: Read, pieces: list[str], tools: dict[str, Any] = TOOLS, end: AnswerEnd = AnswerEnd.EOS_TOKEN
+) -> list[AnswerPart]:
     reader = AnswerParts(parser, tools)
     parts = [part for piece in pieces for part in reader.feed(piece)]
-    return joined(parts + reader.feed("", is_last=True))
+    return joined(parts + reader.feed("", end))
 
 
 @pytest.mark.parametrize("name", ANSWERS)
@@ -229,3 +285,48 @@ def test_the_arguments_of_a_named_function_are_the_whole_answer() -> None:
     parser = partial(forced_call, name="f")
     assert read(parser, [""]) == []
     assert read(parser, ['{"a"', ": 1}"]) == [ToolCall("f"), Arguments('{"a": 1}')]
+
+
+CUT: dict[str, tuple[str, str, list[AnswerPart]]] = {
+    "in the name": ("hermes", 'Well <tool_call>{"name": "f', [Text("Well")]),
+    "behind the mark": ("hermes", "<tool_call>\n", []),
+    "in the name of a second call": ("hermes", f'<tool_call>{CALL}</tool_call><tool_call>{{"na', [*F]),
+    "in the arguments": ("hermes", '<tool_call>{"name": "f", "arguments": {"a', [ToolCall("f"), Arguments('{"a')]),
+    "long after what is no call": ("hermes", "The tag <tool_call>{} is", [Text("The tag <tool_call>{} is")]),
+    "without marks": ("hermes", '{"name": "f", "arg', []),
+    "in JSON that is no call": ("hermes", '{"name": "Bob", "a', [Text('{"name": "Bob", "a')]),
+    "json: in a call": ("json", '{"name": "f", "arg', []),
+    "json: in a second call": ("json", f'[{CALL}, {{"name', [*F]),
+    "json: between calls": ("json", f"[{CALL},", [*F]),
+    "json: in something else": ("json", '{"name": "Bob", "a', [Text('{"name": "Bob", "a')]),
+    "qwen3_xml: in the name": ("qwen3_xml", "<tool_call><function=f", []),
+    "minimax_m2: behind the mark": ("minimax_m2", "So <minimax:tool_call>\n<inv", [Text("So")]),
+    "deepseek_v31: in the name": ("deepseek_v31", "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f", []),
+    "kimi_k2: in the name": ("kimi_k2", "<|tool_calls_section_begin|><|tool_call_begin|>functions.f", []),
+    "mistral: in the name": ("mistral", "[TOOL_CALLS]get_wea", []),
+    "lfm2: in the list": ("lfm2", "<|tool_call_start|>[f(a=1", []),
+    "glm45: in the name": ("glm45", "Ok <tool_call>f", [Text("Ok")]),
+}
+
+
+@pytest.mark.parametrize("end", [AnswerEnd.LENGTH, AnswerEnd.STOP_SEQUENCE])
+@pytest.mark.parametrize("place", CUT)
+def test_the_markup_of_a_cut_call_is_no_text(place: str, end: AnswerEnd) -> None:
+    parser, answer, parts = CUT[place]
+    assert read(PARSERS[parser], [answer], end=end) == joined(parts)
+    assert read(PARSERS[parser], list(answer), end=end) == joined(parts)
+
+
+def test_a_list_of_forced_calls_has_no_text_wherever_it_is_cut() -> None:
+    answer = f"[{CALL},{CALL.replace('f', 'g', 1)}]"
+    for length in range(1, len(answer) + 1):
+        parts = read(forced_calls, list(answer[:length]), end=AnswerEnd.LENGTH)
+        assert not any(isinstance(part, Text) for part in parts)
+        assert parts == read(forced_calls, [answer[:length]], end=AnswerEnd.LENGTH)
+    assert read(forced_calls, [answer]) == [*F, ToolCall("g"), Arguments(ARGUMENTS)]
+
+
+@pytest.mark.parametrize("answer", ["No calls", "", "[1, 2]", '{"a": 1} so', "[so"])
+def test_what_an_engine_without_guides_answers_to_a_forced_call_is_text(answer: str) -> None:
+    expected = [Text(answer)] if answer else []
+    assert read(forced_calls, [answer]) == expected == read(forced_calls, list(answer))
