@@ -4,7 +4,8 @@ Values get the names that transformers gives them today, whatever the age of the
 out, and a test compares it with the classes of transformers. What is not known here may run.
 """
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Set
 from contextlib import suppress
 from functools import partial
 from importlib.metadata import version
@@ -31,6 +32,7 @@ RECURRENT = frozenset(
 )
 # Types whose attention no function of ours can take over: transformers chooses among classes of their own.
 OWN_ATTENTION = frozenset({"falcon", "gpt_neo", "gptj"})
+LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 MAPPINGS = ("auto_mappings.py", "configuration_auto.py")  # of transformers, with the name of each type in quotes
 _ROPE: dict[str, Any] = {"rope_theta": 10_000.0, "tie_word_embeddings": False}
 _LLAMA = dict(_ROPE, hidden_act="silu", rms_norm_eps=1e-6)
@@ -166,6 +168,12 @@ _RULES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ),
 )
 _RULE_OF = {name: (rule, follows) for rule, follows, names in _RULES for name in names.split()}
+ROPE_TYPES = frozenset({"default", "dynamic", "linear", "llama3", "longrope", "yarn"})
+ACTIVATIONS = frozenset({"silu", "swish", "relu", "gelu", "gelu_new", "gelu_pytorch_tanh"})
+# Files of transformers whose tables have what its modules know besides.
+ROPE_TABLE = "modeling_rope_utils.py"
+ACTIVATION_TABLE = "activations.py"
+_KEY_OF_TABLE = re.compile(r'^    "(\w+)": ', re.MULTILINE)
 _ROPE_NEEDS = {
     "linear": ("factor",),
     "dynamic": ("factor",),
@@ -195,6 +203,9 @@ def check_config(file: Path, config: Mapping[str, Any]) -> None:
         raise unsupported(file, f"{name or model_type} does not run on attention alone")
     if model_type in OWN_ATTENTION:
         raise unsupported(file, f"{name or model_type} {KEEPS_ITS_OWN}")
+    layer_types = config.get("layer_types")
+    if isinstance(layer_types, list) and (others := set(filter(_is_text, layer_types)) - LAYER_TYPES):
+        raise unsupported(file, f"{name or model_type} has layers of another kind, {min(others)}")
     if (known := _types_text()) and f'"{model_type}"' not in known:
         why = f"transformers {version('transformers')} knows no model_type {shorten(model_type)}, a newer one may"
         raise unsupported(file, why)
@@ -227,12 +238,27 @@ def _types_text() -> str:
     return "".join(file.read_text(encoding="utf-8") for file in files if file.is_file())
 
 
+def _check_known(file: Path, field: str, value: str, ours: Set[str], table: str) -> None:
+    """Raise ModelUnusable unless our programs or the modules of transformers know the value of a field."""
+    if value in ours:
+        return
+    folder = folder_of("transformers")
+    source = None if folder is None else folder / table
+    text = source.read_text(encoding="utf-8") if source is not None and source.is_file() else ""
+    known = ours | set(_KEY_OF_TABLE.findall(text))
+    if value not in known:
+        raise ModelUnusable(f"{file}: {field} {shorten(value)} is not known, only {', '.join(sorted(known))}")
+
+
 def read_config(file: Path, name: str, raw: Mapping[str, Any]) -> SimpleNamespace | None:
     """The values of `file`, whose JSON is `raw`, for a class of DEFAULTS. None: only transformers knows this type."""
     defaults = DEFAULTS[name]
     if raw.get("model_type") != defaults["model_type"] or raw.get("per_layer_config"):
         return None
     given = _checked(file, raw)
+    for field in ("hidden_act", "hidden_activation", "activation_function"):
+        if field in given:
+            _check_known(file, field, given[field], ACTIVATIONS, ACTIVATION_TABLE)
     if name == "GPT2LMHeadModel":
         given = {field: given[other] for other, field in _GPT2_NAMES.items() if other in given} | given
     values = defaults | given
@@ -300,6 +326,7 @@ def _standard(
     kind = given.get("rope_type", given.get("type", "default"))
     if name == "Phi3ForCausalLM" and kind in ("su", "yarn"):  # its older names of longrope
         kind = "longrope"
+    _check_known(file, "rope_type", kind, ROPE_TYPES, ROPE_TABLE)
     for needed in _ROPE_NEEDS.get(kind, ()):
         if needed not in given:
             raise ModelUnusable(f"{file}: rope_parameters of type {kind} have no {needed}")

@@ -17,6 +17,7 @@ from torch.nn import functional
 from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
+from handlers.base.configuration import said
 from handlers.lmi_dist.attention import StepInputs
 from handlers.lmi_dist.captured import HIDDEN_STATES, declared_names, layer_name
 from handlers.lmi_dist.config_file import KEEPS_ITS_OWN, unsupported
@@ -25,7 +26,8 @@ from handlers.lmi_dist.operations import Adapter, Attend
 from handlers.lmi_dist.placement import Placement, Weight
 from handlers.lmi_dist.program import Module, Piece, Site
 from handlers.lmi_dist.runner import Chunk, Plan
-from lmi.errors import ModelUnusable, cause_line
+from handlers.lmi_dist.weights import tell_unused
+from lmi.errors import ModelUnusable
 from lmi.executor import Progress
 from lmi.settings.config import EngineConfig
 
@@ -140,10 +142,11 @@ def _load(facts: ModelFacts, placement: Placement) -> PreTrainedModel:
     except Exception as error:  # transformers raises a different type for each obstacle
         if isinstance(error, KeyError) and error.args == (_NAME,):  # it has a table of attentions
             raise unsupported(facts.path, f"{facts.name} {KEEPS_ITS_OWN}") from error
-        raise ModelUnusable(f"{facts.path}: {facts.name} cannot be loaded: {cause_line(error)}") from error
+        raise ModelUnusable(f"{facts.path}: {facts.name} cannot be loaded: {said(error)}") from error
     model, info = cast("tuple[PreTrainedModel, dict[str, set[str]]]", loaded)  # a pair, with output_loading_info
     if missing := sorted(info["missing_keys"]):
         raise ModelUnusable(f"{facts.path}: tensor {missing[0]} is missing from its weight files")
+    tell_unused(facts.path, info["unexpected_keys"])
     model.eval().to(placement.device)
     return model
 

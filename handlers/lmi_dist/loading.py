@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TypeAlias
 
-from handlers.base.configuration import default_budget
+from handlers.base.configuration import default_budget, said
 from handlers.lmi_dist.about import MAX_NUM_SEQUENCES, LoraLimits
 from handlers.lmi_dist.config_file import INSTALL_TORCH, check_extra
 from handlers.lmi_dist.facts import ModelFacts, read_facts
@@ -90,11 +90,32 @@ def load_runner(model: Model, config: EngineConfig, progress: Progress) -> tuple
     """The runner of a model and the limits: that of a checkpoint is native, or of torch where that cannot run it."""
     if not isinstance(model, str | os.PathLike):
         return model, choose_limits(config, model.context_length, model.tokens_per_block, token_bytes=1)
-    facts = read_facts(os.fspath(model))
+    with of_files(os.fspath(model)):
+        facts = read_facts(os.fspath(model))
     if facts.pooling is not None:
         _check_embedding(config)
     device = choose_device(config)
     library = choose_library(facts, device, config)
+    with of_files(facts.path):
+        return _load(facts, device, library, config, progress)
+
+
+@contextmanager
+def of_files(place: str) -> Iterator[None]:
+    """Raise ModelUnusable for a fault of the files that no rule has found, so that nobody tries the load again.
+
+    They are the same in each attempt. An error of the machine, as a lack of memory, passes.
+    """
+    try:
+        yield
+    except (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
+        log.debug("the load failed", exc_info=True)
+        raise ModelUnusable(f"{place}: the model cannot be loaded: {said(error)}") from error
+
+
+def _load(
+    facts: ModelFacts, device: str, library: native.Library | None, config: EngineConfig, progress: Progress
+) -> tuple[Runner, Limits]:
     if library is None:
         return _load_torch(facts, device, config, progress)
     size = NativeRunner.tokens_per_block

@@ -7,6 +7,7 @@ are neighbours.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Generic, TypeAlias
@@ -31,9 +32,11 @@ from handlers.lmi_dist.operations import (
     Shrink,
     Table,
 )
-from handlers.lmi_dist.weights import BFLOAT16, Array, Checkpoint, as_float32
+from handlers.lmi_dist.weights import BFLOAT16, Array, Checkpoint, are_same_rows, as_float32, tell_unused
 from lmi.executor import Progress
 from lmi.settings.config import EngineConfig
+
+log = logging.getLogger(__name__)
 
 Place: TypeAlias = Callable[[Array], Table]
 """Gives the form in which a runner reads what is not packed: a norm or a bias in float32, or a table."""
@@ -87,6 +90,7 @@ def load(
         if layer_name(layer) in gathered:
             operations.append(Gather(_ALL.x, kept[layer_name(layer)]))
     operations += _head(reader, logits) if has_head else [reader.norm("norm", _WANTED.x, logits)]
+    tell_unused(facts.path, checkpoint.unused() - reader.on_purpose(has_head))
     row = (a.hidden_size, a.hidden_size, a.num_heads * a.head_dim, a.intermediate_size)
     width = a.vocab_size if has_head else a.hidden_size
     program = Program(
@@ -231,13 +235,38 @@ class _Reader(Generic[Packed]):
 
     def head(self, input: int, output: int) -> Linear[Packed]:
         """Narrow embeddings are projected from the hidden size here, not in every step."""
-        a, weight = self.architecture, self._embedding
-        if not a.is_tied:
-            weight = self._take(a.names["head"], *weight.shape)
+        a = self.architecture
+        weight = self._head_weight()
         if path := a.names.get("project_out"):
             weight = as_float32(weight) @ as_float32(self._take(path, a.embedding_size, a.hidden_size))
         bias = self._take(a.names["head"], a.vocab_size, part="bias") if "head" in a.biases else None
         return Linear(input, output, self._pack(weight), self._placed(bias))
+
+    def _head_weight(self) -> Array:
+        """The head's own weight, or that of the embedding where both are the same.
+
+        As in transformers and vLLM, a head in the file that differs counts more than what config.json says.
+        """
+        a, embedding = self.architecture, self._embedding
+        path = a.names["head"]
+        name = f"{path}.weight"
+        if a.is_tied and name not in self._checkpoint.files:
+            return embedding
+
+        head = self._take(path, *embedding.shape)
+        if not a.is_tied:
+            return head
+        if are_same_rows(head, embedding):
+            return embedding
+        place = self._checkpoint.files[name]
+        why = "%s: %s is used although config.json says tie_word_embeddings: it is not the embedding"
+        log.warning(why, place, name)
+        return head
+
+    def on_purpose(self, has_head: bool) -> set[str]:
+        """The tensors that a program without a head does not read."""
+        path = self.architecture.names["head"]
+        return set() if has_head else {f"{path}.weight", f"{path}.bias"}
 
     def _norm_weight(self, name: str, size: int, layer: int | None) -> Table:
         """The weight of a norm, which a family may keep as a difference from 1."""

@@ -6,8 +6,10 @@ cause.
 """
 
 import json
+import logging
 import math
 import mmap
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -32,6 +34,15 @@ DTYPES: dict[str, np.dtype[Any]] = {
     **{"U8": np.dtype(np.uint8), "BOOL": np.dtype(np.bool_)},
 }
 _INDEX = "model.safetensors.index.json"
+# What older libraries saved beside the weights though it follows from config.json (angles of rotations, masks of
+# attention), and what a trainer left there. All else that a program does not use is told.
+_LEFTOVERS = re.compile(
+    r"(.*\.)?(rotary_emb\.\w+|attn\.(masked_)?bias|attention\.(masked_)?bias)|(optimizer|exp_avg|exp_avg_sq)\..*"
+)
+_MAX_NAMED = 3  # tensors in a warning
+_ROWS_AT_A_TIME = 1024  # of two tables that are compared
+
+log = logging.getLogger(__name__)
 
 
 def is_float(array: Array) -> bool:
@@ -66,27 +77,68 @@ def are_equal(one: Array, other: Array) -> bool:
     return any(np.array_equal(as_float32(a), as_float32(b)) for a, b in pairs)
 
 
+def are_same_rows(one: Array, other: Array) -> bool:
+    """Whether two tables, (num_rows, width), are equal. It needs memory for a few rows."""
+    if one.shape != other.shape:
+        return False
+    starts = range(0, len(one), _ROWS_AT_A_TIME)
+    return all(
+        are_equal(one[start : start + _ROWS_AT_A_TIME], other[start : start + _ROWS_AT_A_TIME]) for start in starts
+    )
+
+
+def tell_unused(place: object, names: Iterable[str]) -> None:
+    """Warn of the tensors `names` in the files of `place`, which the model has no use for. Leftovers are not told."""
+    unused = sorted(name for name in names if not _LEFTOVERS.fullmatch(name))
+    if unused:
+        is_one = len(unused) == 1
+        what = "1 tensor of its weight files is" if is_one else f"{len(unused)} tensors of its weight files are"
+        named = ", ".join(unused[:_MAX_NAMED]) + (", …" if len(unused) > _MAX_NAMED else "")
+        pronoun = "it" if is_one else "them"
+        log.warning("%s: %s not used, config.json has no place for %s: %s", place, what, pronoun, named)
+
+
 class Checkpoint:
     """The tensors of a folder by name. Files are mapped, so only tensors that are read cost memory."""
 
     def __init__(self, path: str, *, allow_pickle: bool = False, progress: Progress | None = None) -> None:
         self._progress = progress or (lambda stage, share: None)
-        self._num_taken = 0
+        self._taken: set[str] = set()
+        self._has_said_float64 = False
         self.folder = Path(path)
         self._tables = _tables(self.folder, allow_pickle)
         self.files = {name: file for file, table in self._tables.items() for name in table}  # of each tensor
 
     def take(self, name: str, shape: Iterable[int]) -> Array:
-        """Read the tensor `name`, once, whose shape must be `shape`. Raises ModelUnusable."""
+        """Read the tensor `name`, once, whose shape must be `shape`, in one of the floats of NAMES.
+
+        float64 becomes float32. Raises ModelUnusable.
+        """
         file = self.files.get(name)
         if file is None:
             raise ModelUnusable(f"{self.folder}: tensor {name} is missing from its weight files")
         array = self.read(name)
         if array.shape != tuple(shape):
             raise ModelUnusable(f"{file}: tensor {name} has shape {array.shape}, config.json needs {tuple(shape)}")
-        self._num_taken += 1
-        self._progress("weights", min(1.0, self._num_taken / len(self.files)))
+        self._taken.add(name)
+        self._progress("weights", min(1.0, len(self._taken) / len(self.files)))
+        if array.dtype == np.float64:
+            return self._narrowed(array)
+        if not is_float(array):
+            known = ", ".join(NAMES.values())
+            raise ModelUnusable(f"{file}: tensor {name} is {array.dtype.name}, weights must be {known} or float64")
         return array
+
+    def _narrowed(self, array: Array) -> Array:
+        if not self._has_said_float64:
+            self._has_said_float64 = True
+            log.info("%s: weights in float64 are rounded to float32", self.folder)
+        with np.errstate(over="ignore"):
+            return array.astype(np.float32)
+
+    def unused(self) -> set[str]:
+        """The tensors that nobody has taken."""
+        return self.files.keys() - self._taken
 
     def read(self, name: str) -> Array:
         """Read a tensor that is there, in the shape and dtype of its file."""

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 from transformers import AutoConfig
 
-from handlers.lmi_dist.config_file import DEFAULTS, INSTALL_TORCH, read_config
+from handlers.lmi_dist import families, rotary
+from handlers.lmi_dist.config_file import ACTIVATIONS, DEFAULTS, INSTALL_TORCH, ROPE_TYPES, read_config
 from handlers.lmi_dist.facts import read_facts
 from handlers.lmi_dist.families import _FAMILIES, Architecture, describe
 from lmi.errors import ModelUnusable
@@ -189,6 +190,36 @@ def test_a_shape_left_out_is_named_where_transformers_is_not_installed(
         read_facts(folder)
     said = "the default of hidden_size is known to transformers, which is not installed: pip install transformers"
     assert str(caught.value) == f"{folder}/config.json: {said}"
+
+
+@pytest.mark.parametrize("has_torch", [True, False])
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"rope_scaling": {"type": "foo", "factor": 2.0}}, "rope_type 'foo' is not known, only "),
+        ({"rope_scaling": {"rope_type": "mrope"}}, "rope_type 'mrope' is not known, only "),
+        ({"hidden_act": "foo"}, "hidden_act 'foo' is not known, only "),
+        ({"layer_types": ["chunked_attention"]}, "LlamaForCausalLM has layers of another kind, chunked_attention; "),
+    ],
+)
+def test_a_part_that_nobody_knows_names_itself_and_not_what_is_not_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], said: str, has_torch: bool
+) -> None:
+    folder = written(tmp_path, PUBLISHED["Llama 2 7B"] | change)
+    if not has_torch:
+        monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(ModelUnusable) as caught:
+        read_facts(folder)
+    message = str(caught.value)
+    assert message.startswith(f"{folder}/config.json: {said}")
+    assert "torch is not installed" not in message
+    if "rope_scaling" in change:
+        assert message.endswith("default, dynamic, linear, llama3, longrope, proportional, yarn")
+
+
+def test_the_parts_that_need_no_transformers_are_those_of_our_tables() -> None:
+    assert rotary._FREQUENCIES.keys() == ROPE_TYPES
+    assert families._ACTIVATIONS.keys() == ACTIVATIONS
 
 
 @pytest.mark.parametrize(

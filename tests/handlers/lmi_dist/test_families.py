@@ -6,10 +6,13 @@ import json
 import logging
 import shutil
 import warnings
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, PhiConfig
 
 from handlers.lmi_dist import Executor
@@ -19,6 +22,7 @@ from handlers.lmi_dist.rotary import _FREQUENCIES
 from handlers.lmi_dist.runner import Runner
 from lmi.errors import ModelUnusable
 from tests.handlers.lmi_dist.play import Player, load_native, load_runner, play_together, random_players
+from tests.handlers.lmi_dist.whole_sequence import read_program
 from tests.tiny_models import CONTEXT_LENGTH, FAMILIES, VOCAB_SIZE, tiny_model
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -87,6 +91,42 @@ def check_greedy_tokens(path: Path, runner: Runner) -> None:
     assert play_together(runner, players, num_slots=5, seed=3) >= 2
     for player in players:
         assert agree(player, *generate(path, player.prompt))
+
+
+@pytest.mark.filterwarnings("default:a tie of the reference")
+@pytest.mark.parametrize("loader", [load_native, partial(load_runner, num_slots=5)], ids=["native", "torch"])
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2"])
+def test_a_head_that_is_not_the_embedding_is_used_though_the_config_says_tied(
+    family: str, loader: Callable[..., Runner], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    head = torch.randn(VOCAB_SIZE, 96, generator=torch.Generator().manual_seed(7)) * 0.25
+    folder = with_tensors(tmp_path / "model", family, {"lm_head.weight": head})
+    runner = loader(folder, max_length=400)
+    [warning] = [record.getMessage() for record in caplog.records if record.name == "handlers.lmi_dist.program"]
+    assert warning.startswith(f"{folder}/model.safetensors: lm_head.weight is used although config.json says tie_word_")
+
+    assert generate(folder, [5, 6, 7])[0] != generate(tiny_model(family), [5, 6, 7])[0], "else nothing is compared"
+    check_greedy_tokens(folder, runner)
+
+
+def test_a_head_that_is_the_embedding_stays_tied_to_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    embedding = load_file(tiny_model("llama") / "model.safetensors")["model.embed_tokens.weight"]
+    folder = with_tensors(tmp_path / "model", "llama", {"lm_head.weight": embedding.clone()})
+    expected, given = (load_native(path, max_length=64).program for path in (tiny_model("llama"), folder))
+    assert not caplog.records
+    assert len(given.operations) == len(expected.operations)
+
+    [*_, last] = read_program(str(folder), 64).operations
+    [first, *_] = read_program(str(folder), 64).operations
+    assert torch.equal(last.weight, first.table)
+
+
+def with_tensors(folder: Path, family: str, tensors: dict[str, torch.Tensor]) -> Path:
+    """The tiny model of a family with further tensors in its file."""
+    shutil.copytree(tiny_model(family), folder)
+    file = folder / "model.safetensors"
+    save_file(load_file(file) | tensors, file, {"format": "pt"})
+    return folder
 
 
 def test_the_generic_decoder_knows_all_families_but_the_one_that_tests_the_fallback() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,11 +12,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from handlers.lmi_dist.loading import of_files
 from handlers.lmi_dist.runner import Chunk, Plan
 from lmi.errors import ModelUnusable, SecurityRefused
 from lmi.settings.config import EngineConfig
-from tests.handlers.lmi_dist.play import forward, load_runner
-from tests.tiny_models import tiny_model
+from tests.handlers.lmi_dist.play import forward, load_native, load_runner
+from tests.tiny_models import embedding_model, tiny_model
 
 WEIGHTS = "model.safetensors"
 
@@ -104,6 +106,11 @@ def narrow_tensor(folder: Path) -> None:
     change(folder, lambda tensors: tensors.update({name: tensors[name].to(dtype)}))
 
 
+def quantise_tensor(folder: Path) -> None:
+    name = "model.layers.0.mlp.up_proj.weight"
+    change(folder, lambda tensors: tensors.update({name: tensors[name].to(torch.int8)}))
+
+
 def empty_index(folder: Path) -> None:
     (folder / "model.safetensors.index.json").write_text("{}")
 
@@ -138,6 +145,11 @@ def shard(folder: Path) -> None:
         (clear, "model", "is empty"),
         (lose_shard, "b.safetensors", "missing"),
         (narrow_tensor, WEIGHTS, "tensor model.norm.weight cannot be read: its dtype F8_E4M3 is not read here"),
+        (
+            quantise_tensor,
+            WEIGHTS,
+            "tensor model.layers.0.mlp.up_proj.weight is int8, weights must be float32, bfloat16, float16 or float64",
+        ),
         (empty_index, "model.safetensors.index.json", "no weight_map"),
     ],
 )
@@ -207,3 +219,80 @@ def test_safetensors_beside_a_pickle_are_used(folder: Path) -> None:
     expected = run(folder)
     (folder / "pytorch_model.bin").write_bytes(b"never read")
     assert torch.equal(run(folder), expected)
+
+
+@pytest.mark.parametrize("dtype", [None, "float64"])
+def test_weights_in_float64_are_rounded_to_float32(
+    folder: Path, dtype: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = run(folder)
+    change(folder, lambda tensors: tensors.update({name: tensor.double() for name, tensor in tensors.items()}))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"dtype": dtype}))
+    with caplog.at_level(logging.INFO):
+        assert torch.equal(run(folder), expected)
+    assert caplog.messages.count(f"{folder}: weights in float64 are rounded to float32") == 1
+
+    runner = load_native(folder, max_length=64)
+    assert runner.dtype == "float32"
+
+
+UNUSED = {
+    "a bias that config.json does not have": {"model.layers.0.self_attn.o_proj.bias": 96},
+    "a layer": {"model.layers.2.mlp.up_proj.weight": 112, "model.layers.2.mlp.down_proj.weight": 96},
+    "heads of a trainer": {"score.weight": 2, "v_head.summary.bias": 1, "v_head.summary.weight": 1, "x.y": 1},
+}
+
+
+@pytest.mark.parametrize("names", UNUSED.values(), ids=UNUSED)
+def test_tensors_that_the_model_does_not_use_are_told_in_one_line(
+    folder: Path, names: dict[str, int], caplog: pytest.LogCaptureFixture
+) -> None:
+    change(folder, lambda tensors: tensors.update({name: torch.zeros(size) for name, size in names.items()}))
+    load_native(folder, max_length=64)
+    [said] = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    count = "1 tensor of its weight files is" if len(names) == 1 else f"{len(names)} tensors of its weight files are"
+    assert said.startswith(f"{folder}: {count} not used, config.json has no place for ")
+    for name in sorted(names)[:3]:
+        assert name in said
+    assert said.endswith(", …") is (len(names) > 3)
+
+
+def test_leftovers_of_older_libraries_and_trainers_are_not_told(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    names = [
+        "model.layers.0.self_attn.rotary_emb.inv_freq",
+        "model.rotary_emb.cos_cached",
+        "transformer.h.0.attn.bias",
+        "transformer.h.0.attn.masked_bias",
+        "h.1.attn.bias",
+        "optimizer.state.0.exp_avg",
+    ]
+    change(folder, lambda tensors: tensors.update({name: torch.zeros(1) for name in names}))
+    load_native(folder, max_length=64)
+    assert not caplog.records
+
+
+def test_the_head_of_a_model_that_gives_embeddings_is_not_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    load_native(embedding_model(tmp_path / "model", "qwen3"), max_length=64)
+    assert not caplog.records
+
+
+def test_transformers_modules_tell_what_they_do_not_use(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = Path(shutil.copytree(tiny_model("olmo2"), tmp_path / "model"))
+    change(folder, lambda tensors: tensors.update({"score.weight": torch.zeros(2)}))
+    run(folder)
+    assert f"{folder}: 1 tensor of its weight files is not used, config.json has no place for it: score.weight" in (
+        caplog.messages
+    )
+
+
+@pytest.mark.parametrize("error", [ValueError("odd"), KeyError("odd"), ZeroDivisionError("odd"), TypeError("odd")])
+def test_a_fault_of_the_files_that_no_rule_has_found_is_one_line_too(error: Exception) -> None:
+    """So the engine ends with the exit code of a model that cannot be used, and is not started again."""
+    with pytest.raises(ModelUnusable, match=rf"^folder: the model cannot be loaded: {type(error).__name__}: .*odd"):
+        with of_files("folder"):
+            raise error
+    with pytest.raises(MemoryError), of_files("folder"):
+        raise MemoryError
