@@ -53,6 +53,20 @@ def url(server: Server | Host) -> str:
     return f"http://127.0.0.1:{server.port}"
 
 
+def test_the_end_of_an_answer_stays_above_the_box(seen: Any) -> None:
+    ends = seen["following"]["ends"]
+    assert [end for end in ends if end["hidden"] > 1 or end["box_bottom"] > end["window"] + 1] == []
+
+
+def test_a_reader_who_scrolls_up_stays_there(seen: Any) -> None:
+    assert min(seen["following"]["scrolled_up_by"]) > 100
+
+
+def test_a_refusal_stands_beside_the_box(seen: Any) -> None:
+    refusals = seen["following"]["refusals"]
+    assert [refusal for refusal in refusals if not refusal.startswith("Failed: ") or "top_p" not in refusal] == []
+
+
 def test_a_chat_is_answered_with_and_without_log_probs(seen: Any, answer: str) -> None:
     assert answer and seen["chat"]["plain"] == seen["chat"]["marked"] == answer.strip()
     assert "tokens/s" in seen["chat"]["status"]
@@ -116,5 +130,7 @@ def test_a_browser_s_request_for_a_foreign_page_is_refused(seen: Any) -> None:
 
 def test_the_pages_need_nothing_from_elsewhere_and_the_console_stays_empty(seen: Any) -> None:
     assert seen["asked_elsewhere"] == []
-    refused = "Failed to load resource: the server responded with a status of 401 (Unauthorized)"  # before the key
-    assert seen["said"] == [refused]
+    failed = "Failed to load resource: the server responded with a status of"
+    refused = [f"{failed} 400 (Bad Request)"] * len(seen["following"]["refusals"])
+    without_key = f"{failed} 401 (Unauthorized)"
+    assert seen["said"] == [*refused, without_key]

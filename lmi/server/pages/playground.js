@@ -125,8 +125,19 @@ function turn(role, name, children) {
   $("#empty").hidden = true;
   const article = make("article", [make("h2", name), ...children], { class: `turn ${role}` });
   $("#turns").append(article);
-  article.scrollIntoView({ block: "end" });
+  follow();
   return article;
+}
+
+// How much of the talk's end lies behind the box below it, or under the window's edge. Negative: room is left.
+function hiddenHeight() {
+  const end = $("#turns").lastElementChild.getBoundingClientRect().bottom;
+  return end - $("#ask").getBoundingClientRect().top;
+}
+
+function follow() {
+  const hidden = hiddenHeight();
+  if (hidden > 0) scrollBy(0, hidden);
 }
 
 class Answer {
@@ -219,6 +230,9 @@ class Answer {
   }
 }
 
+// A reader who has scrolled up by more reads something else, and is left there.
+const SCROLLED_UP_PX = 80;
+
 const percent = (logprob) => (logprob === null ? "" : `${(100 * Math.exp(logprob)).toFixed(1)} %`);
 
 async function send(event) {
@@ -230,26 +244,33 @@ async function send(event) {
   if (kind() === "completion") $("#turns").replaceChildren($("#empty"));
   turn("user", "You", [make("div", said, { class: "said" })]);
   const answer = new Answer();
+  let isFollowed = true;
   running = new AbortController();
   busy(true, "Waiting for the first token …");
   try {
     const response = await ask("POST", KINDS[kind()].path, JSON.stringify(asked), running.signal);
     for await (const record of records(response)) {
-      const isAtEnd = innerHeight + scrollY > document.body.scrollHeight - 80;
+      isFollowed = hiddenHeight() < SCROLLED_UP_PX;
       answer.add(record);
       $("#status").textContent = "Writing …";
-      if (isAtEnd) scrollTo(0, document.body.scrollHeight);
+      if (isFollowed) follow();
     }
     $("#status").textContent = answer.summary();
   } catch (error) {
-    $("#status").textContent = error.name === "AbortError" ? answer.summary() : "Failed.";
-    if (error.name !== "AbortError") answer.article.append(make("p", error.message, { class: "bad", role: "alert" }));
+    if (error.name === "AbortError") {
+      $("#status").textContent = answer.summary();
+    } else {
+      $("#status").textContent = `Failed: ${error.message}`;
+      answer.article.append(make("p", error.message, { class: "bad" }));
+    }
   }
   if (kind() === "chat" && answer.text) messages.push({ role: "user", content: said }, { role: "assistant", content: answer.text });
   else if (!$("#said").value) $("#said").value = said;
   running = undefined;
   busy(false, $("#status").textContent);
   showCode();
+  // the line about the answer may have made the box higher
+  if (isFollowed) follow();
 }
 
 function busy(isBusy, status) {
@@ -257,7 +278,7 @@ function busy(isBusy, status) {
   $("#stop").hidden = !isBusy;
   $("#send").hidden = isBusy;
   for (const input of document.querySelectorAll("[name=kind], #model, #clear")) input.disabled = isBusy || (input.value === "chat" && !$("#no-chat").hidden);
-  (isBusy ? $("#stop") : $("#said")).focus();
+  (isBusy ? $("#stop") : $("#said")).focus({ preventScroll: true });
   $("#status").textContent = status;
 }
 

@@ -90,6 +90,53 @@ def chat(context: BrowserContext) -> dict[str, Any]:
     return found
 
 
+END_OF_TALK = """() => {
+  const end = document.querySelector("#turns").lastElementChild.getBoundingClientRect().bottom;
+  const box = document.querySelector("#ask").getBoundingClientRect();
+  return {hidden: end - box.top, box_bottom: box.bottom, window: innerHeight};
+}"""
+SCROLL_UP_AT_THE_FIRST_TOKEN = """() => {
+  const turns = document.querySelector("#turns");
+  const numTurns = turns.children.length;
+  const observer = new MutationObserver(() => {
+    const answer = turns.children[numTurns + 1]?.querySelector(".said").textContent;
+    if (!answer) return;
+    observer.disconnect();
+    scrollTo(0, 0);
+  });
+  observer.observe(turns, {childList: true, characterData: true, subtree: true});
+}"""
+
+
+def following(context: BrowserContext) -> dict[str, Any]:
+    """Where the end of a long answer lies at the width of a screen and of a phone, and where a refusal stands."""
+    page = opened(context, URL)
+    page.fill("[name=temperature]", "0")
+    page.fill("[name=max_tokens]", "250")
+    found: dict[str, Any] = {"ends": [], "scrolled_up_by": []}
+
+    for width, height in ((1280, 800), (390, 844)):
+        page.set_viewport_size({"width": width, "height": height})
+        page.click("#clear")
+        page.fill("#more", '{"ignore_eos": true}')
+        for question in ("Hello", "And then?"):
+            answer_to(page, question)
+            found["ends"].append(page.evaluate(END_OF_TALK))
+
+        # a reader who scrolls up while an answer comes stays there
+        page.evaluate(SCROLL_UP_AT_THE_FIRST_TOKEN)
+        answer_to(page, "More")
+        found["scrolled_up_by"].append(page.evaluate(END_OF_TALK)["hidden"])
+
+        page.fill("#more", '{"top_p": 7}')
+        answer_to(page, "refused")
+        found.setdefault("refusals", []).append(page.inner_text("#status"))
+        found["ends"].append(page.evaluate(END_OF_TALK))
+
+    page.set_viewport_size({"width": 1200, "height": 800})
+    return found
+
+
 def completion(context: BrowserContext) -> dict[str, Any]:
     page = opened(context, f"{KEYED_URL}/playground")
     page.get_by_text("This server wants an API key.").wait_for()
@@ -159,6 +206,6 @@ def chromium() -> Iterator[BrowserContext]:
 
 
 with chromium() as context:
-    visits = (chat, completion, docs, report, foreign)
+    visits = (chat, following, completion, docs, report, foreign)
     found: dict[str, Any] = {visit.__name__: visit(context) for visit in visits}
 print(json.dumps(found | {"said": said, "asked_elsewhere": asked_elsewhere}))
