@@ -19,6 +19,7 @@ from lmi.settings.other_names import ENGINE_KEYS
 MAX_NUM_SEQUENCES = 64
 MAX_PREFILL_TOKENS = 1024
 ONE_DEVICE = "1 on lmi-dist, which runs on one device; more with option.rolling_batch=vllm, once installed"
+QUANTIZE_METHODS = frozenset({"int8"})
 DRAFT_KEYS = ("option.speculative_draft_model", "option.speculative_config")
 LORA_KINDS: dict[str, Kind] = {
     "enable_lora": BOOLEAN,
@@ -66,7 +67,7 @@ class LoraLimits:
 
 def check(config: EngineConfig) -> Mapping[str, str]:
     faults = {}
-    if config.quantize not in (None, "int8"):
+    if config.quantize is not None and config.quantize not in QUANTIZE_METHODS:
         faults["option.quantize"] = "int8 on lmi-dist, more with option.rolling_batch=vllm"
     if config.tensor_parallel_degree > 1:
         faults["option.tensor_parallel_degree"] = ONE_DEVICE
@@ -133,6 +134,7 @@ HANDLER = Handler(
     auto=Auto.ELSEWHERE,
     other_names=("scheduler",),
     is_one_device=True,
+    quantize_methods=QUANTIZE_METHODS,
     defaults={
         "option.max_rolling_batch_size": MAX_NUM_SEQUENCES,
         "option.max_rolling_batch_prefill_tokens": MAX_PREFILL_TOKENS,

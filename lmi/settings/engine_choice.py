@@ -15,6 +15,8 @@ KEY, BATCH = "option.rolling_batch", "option.max_rolling_batch_size"
 TENSOR, PIPELINE = "option.tensor_parallel_degree", "option.pipeline_parallel_degree"
 # Values of option.task; the checkpoint says which of them the model is for.
 TASKS = "auto text-generation text2text-generation conversational generate feature-extraction text-embedding".split()
+OF_IMAGES = "image-text-to-text"  # a task of engines that read images
+TASK, QUANTIZE = "option.task", "option.quantize"
 NEURON = "Neuron devices are not served here"
 ENGINES_ELSEWHERE = {  # that option.rolling_batch can name in the reference and that have no handler here
     "deepspeed": "DeepSpeed is not served here",
@@ -45,10 +47,11 @@ def choose_engine(values: Values, code: UserCodeConfig | None) -> ChosenEngine:
     except BadConfiguration as error:
         values.refuse(KEY, str(error))
         return ChosenEngine(asked, handlers.get(asked, Handler(load="")))
-    several = next(iter(_names(Auto.ON_GPUS, installed(handlers))), None)
-    if handlers[name].is_one_device and several and (degree := _degree_of_several(values)):
-        values.warn(f"{degree}: {name} runs on one device, so the engine is {several}")
-        name, reason = several, f"{degree} needs several devices"
+    abler = next(iter(_names(Auto.ON_GPUS, installed(handlers))), None)
+    lack = _lack(values, handlers[name])
+    if lack is not None and abler is not None and abler != name:
+        values.warn(f"{lack.given}: {name} {lack.why}, so the engine is {abler}")
+        name, reason = abler, f"{lack.given} needs it"
     elif asked != name:
         values.note(f"{KEY}={asked}: the engine is {name}, because {reason}")
     return ChosenEngine(name, handlers[name], reason, asked.lower() == NO_ROLLING_BATCH)
@@ -87,11 +90,20 @@ def fit(values: Values, engine: ChosenEngine) -> EngineConfig:
             values.refuse(beams, f"at most {BATCH}, {most}")
         values.choose(beams, most, BATCH)
     config = _with_replicas(values, engine.handler, _choose_gpus(values))
-    task = values.given("option.task", "auto")
-    if task.lower().replace("_", "-") not in TASKS and engine.handler is not USER_CODE:
-        only = "engines here generate text or give embeddings, and do nothing else; a model.py can"
-        values.refuse("option.task", f"{', '.join(TASKS)} ({only})")
+    if engine.handler is not USER_CODE:
+        _check_task(values, engine.handler)
     return config
+
+
+def _check_task(values: Values, handler: Handler) -> None:
+    """Refuse a task that no engine here has, or that this engine has not."""
+    task = _task(values)
+    if task == OF_IMAGES and not handler.reads_images:
+        able = " or ".join(name for name, each in values.handlers.items() if each.reads_images)
+        values.refuse(TASK, f"{', '.join(TASKS)}; {OF_IMAGES} with option.rolling_batch={able}, once installed")
+    elif task not in (*TASKS, OF_IMAGES):
+        only = "engines here generate text or give embeddings, and do nothing else; a model.py can"
+        values.refuse(TASK, f"{', '.join((*TASKS, OF_IMAGES))} ({only})")
 
 
 def _read_meanings(values: Values, handler: Handler) -> None:
@@ -194,6 +206,34 @@ def _why_not(word: str, handlers: Mapping[str, Handler]) -> str:
         return ""
     chosen = _names(Auto.ELSEWHERE, handlers) + _names(Auto.ON_GPUS, handlers)
     return f"; auto chooses {' or '.join(chosen)} ({word}: {ENGINES_ELSEWHERE[word]})"
+
+
+@dataclass(frozen=True, slots=True)
+class Lack:
+    """A value that was given, and why an engine cannot have it."""
+
+    given: str
+    why: str
+
+
+def _lack(values: Values, handler: Handler) -> Lack | None:
+    """Return the first option that asks for what an engine lacks and one for GPUs may have, or None."""
+    if handler.is_one_device and (degree := _degree_of_several(values)):
+        return Lack(degree, "runs on one device")
+
+    methods, method = handler.quantize_methods, values.given(QUANTIZE)
+    if methods is not None and method is not None and method not in methods:
+        return Lack(values.how_given(QUANTIZE).said, f"quantises by {', '.join(sorted(methods))} alone")
+
+    if _task(values) == OF_IMAGES and not handler.reads_images:
+        return Lack(values.how_given(TASK).said, "reads no images")
+    return None
+
+
+def _task(values: Values) -> str:
+    """Return the task that was given, as the hub spells it."""
+    task: str = values.given(TASK, "auto")
+    return task.lower().replace("_", "-")
 
 
 def _degree_of_several(values: Values) -> str:

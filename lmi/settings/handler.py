@@ -23,7 +23,7 @@ class Auto(Enum):
     """The machines on which `option.rolling_batch=auto` chooses an engine."""
 
     NEVER = "never"
-    ON_GPUS = "on GPUs"  # also in place of an engine for one device, if the options ask for several devices
+    ON_GPUS = "on GPUs"  # also in place of an engine that lacks what the options ask for, as several devices
     ELSEWHERE = "elsewhere"
 
 
@@ -37,6 +37,8 @@ class Handler:
     auto: Auto = Auto.NEVER
     other_names: tuple[str, ...] = ()  # further words of option.rolling_batch that mean it
     is_one_device: bool = False
+    reads_images: bool = False  # with some models
+    quantize_methods: frozenset[str] | None = None  # values of option.quantize that it has; None: it says itself
     defaults: Mapping[str, object] = field(default_factory=dict)  # option -> value
     sampling_defaults: SamplingDefaults | None = None  # that the LMI APIs document for it
     uses: frozenset[str] = frozenset()  # those with `otherwise` in their Option that have an effect on it

@@ -64,7 +64,7 @@ class UserCodeOptions:
     )
     """Python file whose function handle is the model; djl_python.… means nothing"""
     task: ClassVar[str | None] = option(None, names="HF_TASK", has_flag=False)
-    """what the model is for; anything but generating text and embeddings is refused"""
+    """what the model is for: text, text of images where the engine reads them, or embeddings; all else is refused"""
     handler_function: ClassVar = option(None, FUNCTION, key="option.handler", refused_by=SCRIPTS)
     """the function of entryPoint, instead of handle"""
 

@@ -133,6 +133,19 @@ CASES = {
     ),
     "tasks that generate text": Case(text="option.task=Text_Generation"),
     "a task of embeddings": Case(environ={"HF_TASK": "feature-extraction"}),
+    "images and text": Case(
+        environ={"HF_TASK": "image-text-to-text"},
+        refused_on_cpu="image-text-to-text with option.rolling_batch=vllm",
+    ),
+    "images and text, as the SDK writes it": Case(
+        text="option.task=Image-Text-to-Text",
+        refused_on_cpu="image-text-to-text with option.rolling_batch=vllm",
+    ),
+    "images and text on lmi-dist": Case(
+        text="option.rolling_batch=lmi-dist\noption.task=image_text_to_text",
+        warned=("lmi-dist reads no images, so the engine is vllm",),
+        refused_on_cpu="image-text-to-text with option.rolling_batch=vllm",
+    ),
     "text to text": Case(environ={"HF_TASK": "text2text-generation"}),
     "a slip of the pen": Case(
         environ={"OPTION_ROLLING_BACK": "auto"}, warned=("the closest known key is option.rolling_batch",)
@@ -168,8 +181,16 @@ CASES = {
     "Neuron's rolling batch": Case(text="option.rolling_batch=neuronx", refused="auto chooses lmi-dist or vllm ("),
     "images": Case(text="option.entryPoint=djl_python.stable-diffusion", refused="images are not made here"),
     "AWQ on lmi-dist": Case(
-        text="option.rolling_batch=lmi-dist\noption.quantize=awq", refused="more with option.rolling_batch=vllm"
+        text="option.rolling_batch=lmi-dist\noption.quantize=awq",
+        warned=("option.quantize=awq (serving.properties:2): lmi-dist quantises by int8 alone, so the engine is vllm",),
+        refused_on_cpu="more with option.rolling_batch=vllm",
     ),
+    "GPTQ on lmi-dist, in TGI's words": Case(
+        environ={"OPTION_ROLLING_BATCH": "lmi-dist", "HF_MODEL_QUANTIZE": "gptq"},
+        warned=("lmi-dist quantises by int8 alone, so the engine is vllm",),
+        refused_on_cpu="more with option.rolling_batch=vllm",
+    ),
+    "int8 on lmi-dist": Case(text="option.rolling_batch=lmi-dist\noption.quantize=int8", gpus="lmi-dist"),
     "vLLM where it is not": Case(
         text="option.rolling_batch=vllm", refused_on_cpu="(vllm: the library vllm is not installed)"
     ),
