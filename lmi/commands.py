@@ -68,7 +68,14 @@ def _asking(command: Any) -> Any:
     return url(key(command))
 
 
-TEMPERATURE = click.option("--temperature", type=float, help="left out: the server's")
+def _with_parameters(command: Any) -> Any:
+    """Add to a command the parameters of its requests. What is left out is the server's to choose."""
+    temperature = click.option("--temperature", type=float, help="how freely tokens are drawn; 0: never")
+    top_p = click.option("--top-p", type=float, help="draw from the likeliest tokens with this probability together")
+    seed = click.option("--seed", type=int, help="the same one draws the same tokens again")
+    return temperature(top_p(seed(command)))
+
+
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 QUICK = click.option("-q", "--quick", metavar="TEXT", help="answer this and end")
 MODEL = click.option("--model", metavar="NAME", help="model that answers; left out: the first one of /v1/models")
@@ -77,7 +84,8 @@ MODEL = click.option("--model", metavar="NAME", help="model that answers; left o
 @click.command()
 @_asking
 @MODEL
-@TEMPERATURE
+@_with_parameters
+@click.option("--max-tokens", type=click.IntRange(1), help="longest answer; left out: what the server has room for")
 @click.option("--system-prompt", metavar="TEXT", help="first message")
 @QUICK
 def chat(system_prompt: str | None, quick: str | None, **talk: Any) -> None:
@@ -90,14 +98,14 @@ def chat(system_prompt: str | None, quick: str | None, **talk: Any) -> None:
 @click.command()
 @_asking
 @MODEL
-@TEMPERATURE
-@click.option("--max-tokens", default=128, show_default=True, help="longest answer")
+@_with_parameters
+@click.option("--max-tokens", type=click.IntRange(1), default=128, show_default=True, help="longest answer")
 @QUICK
-def complete(max_tokens: int, quick: str | None, **talk: Any) -> None:
+def complete(quick: str | None, **talk: Any) -> None:
     """Let a server continue texts in the terminal."""
     from lmi.client.ask import Talk
 
-    Talk(**talk).complete(quick, max_tokens)
+    Talk(**talk).complete(quick)
 
 
 @click.command("run-batch")

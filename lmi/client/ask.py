@@ -2,7 +2,7 @@
 
 import asyncio
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from typing import Any, BinaryIO
 from uuid import uuid4
@@ -14,6 +14,15 @@ import orjson
 BUSY = (429, 503)
 MAX_TRIES, PAUSE_S = 20, 1.0
 ROUTES = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
+
+QUOTES = '"""'
+HELP_WORD, CLEAR_WORD, END_WORD = "/help", "/clear", "/bye"
+HELP = f"""\
+{HELP_WORD}    show this
+{CLEAR_WORD}   forget what was said
+{END_WORD}     end, as Ctrl-D does
+{QUOTES}      begin and end a text of several lines
+Ctrl-C   end an answer, or clear what is typed"""
 
 
 def base_of(url: str) -> str:
@@ -29,11 +38,12 @@ def headers_of(api_key: str | None) -> dict[str, str]:
 class Talk:
     """A server and the model of it that answers. Raises ClickException if it does not answer, or refuses."""
 
-    def __init__(self, url: str, model: str | None, api_key: str | None, temperature: float | None) -> None:
+    def __init__(self, url: str, model: str | None, api_key: str | None, **parameters: float | None) -> None:
+        """`parameters` are fields of each request, as temperature; None leaves one out."""
         self._url = url
         timeout = httpx2.Timeout(5.0, read=None)
         self._client = httpx2.Client(base_url=base_of(url), headers=headers_of(api_key), timeout=timeout)
-        self._sampling = {} if temperature is None else {"temperature": temperature}
+        self._parameters = {name: value for name, value in parameters.items() if value is not None}
         self._model = model
         if not model:
             with self._asked("GET", "models") as response:
@@ -42,21 +52,27 @@ class Talk:
     def chat(self, system_prompt: str | None, quick: str | None) -> None:
         """Answer each line that is typed, or only `quick`, with all that was said before."""
         messages = [{"role": "system", "content": system_prompt}] if system_prompt else []
-        for text in [quick] if quick else _typed():
+        num_kept = len(messages)
+
+        def clear() -> None:
+            del messages[num_kept:]
+
+        for text in [quick] if quick else _typed(clear):
             messages.append({"role": "user", "content": text})
             pieces = self._stream("chat/completions", {"messages": messages})
             said = _show(one["delta"].get("content") or "" for one in pieces)
             messages.append({"role": "assistant", "content": said})
 
-    def complete(self, quick: str | None, max_tokens: int) -> None:
-        """Continue each line that is typed, or only `quick`."""
+    def complete(self, quick: str | None) -> None:
+        """Continue each text that is typed, or only `quick`."""
         for text in [quick] if quick else _typed():
-            pieces = self._stream("completions", {"prompt": text, "max_tokens": max_tokens})
+            pieces = self._stream("completions", {"prompt": text})
             _show(one["text"] for one in pieces)
 
     def _stream(self, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """Yield the choice in each chunk of a streamed answer. Who leaves the loop leaves the answer."""
-        with self._asked("POST", path, {"model": self._model, "stream": True, **self._sampling, **body}) as response:
+        fields = {"model": self._model, "stream": True, **self._parameters, **body}
+        with self._asked("POST", path, fields) as response:
             for line in response.iter_lines():
                 if not line.startswith("data:") or line == "data: [DONE]":
                     continue
@@ -84,19 +100,46 @@ def _advice(error: Exception) -> str:
     return "`lmi serve` starts one"
 
 
-def _typed() -> Iterator[str]:
-    """Yield what is typed or piped in, line by line, until its end. Ctrl-C clears a line."""
+def _typed(clear: Callable[[], None] = lambda: None) -> Iterator[str]:
+    """Yield the texts that are typed or piped in, until their end or /bye. /clear calls `clear`.
+
+    A text is a line, or all between two `\"\"\"`. Ctrl-C clears what is typed.
+    """
     is_terminal = sys.stdin.isatty()
+    if is_terminal:
+        click.echo(f"{HELP_WORD} shows what else can be typed.")
+
     while True:
         try:
             line = input("> " if is_terminal else "").strip()
+            is_quoted = line.startswith(QUOTES)
+            text = _quoted(line.removeprefix(QUOTES), "  " if is_terminal else "") if is_quoted else line
         except EOFError:
             return
         except KeyboardInterrupt:
             click.echo()
             continue
-        if line:
-            yield line
+
+        if line == END_WORD:
+            return
+        if line == HELP_WORD:
+            click.echo(HELP)
+        elif line == CLEAR_WORD:
+            clear()
+        elif text:
+            yield text
+
+
+def _quoted(first: str, prompt: str) -> str:
+    """Return the text up to the next three quotes, of which `first` is the first line. The end of all ends it too."""
+    lines = [first]
+    while not lines[-1].rstrip().endswith(QUOTES):
+        try:
+            lines.append(input(prompt))
+        except EOFError:
+            return "\n".join(lines).strip()
+    lines[-1] = lines[-1].rstrip().removesuffix(QUOTES)
+    return "\n".join(lines).strip()
 
 
 def _show(pieces: Iterator[str]) -> str:

@@ -1,12 +1,17 @@
-"""`lmi run-batch` and `lmi complete` where a server is busy, gone, or fails in the middle."""
+"""What `lmi chat` and `lmi complete` send, and `lmi run-batch` where a server is busy, gone, or fails in the middle."""
 
 from __future__ import annotations
 
+import io
 import json
 import time
 from pathlib import Path
+from typing import Any
 
-from tests.commands import lmi
+import pytest
+
+from lmi.client import ask
+from tests.commands import Done, lmi
 from tests.gateway.gateways import Talk, chunked, scripted, whole
 
 WAIT_S = 0.2
@@ -63,3 +68,51 @@ def test_a_server_that_fails_in_the_middle_of_an_answer_is_an_error_after_what_i
     with scripted(chunked(*events)) as server:
         done = lmi("complete", "--url", server.url, "--model", "any", "-q", "fox")
     assert (done.returncode, done.stdout.strip()) == (1, "The") and "it broke" in done.stderr
+
+
+def typed(monkeypatch: pytest.MonkeyPatch, text: str, *words: str) -> tuple[Done, list[dict[str, Any]]]:
+    """What a command prints for a typed text, and the bodies that it sends. The server says `yes` to everything."""
+    bodies: list[dict[str, Any]] = []
+
+    def answer(talk: Talk) -> None:
+        bodies.append(json.loads(talk.seen.body))
+        event = {"choices": [{"delta": {"content": "yes"}, "text": "yes"}]}
+        chunked(b"data: %b\n\n" % json.dumps(event).encode())(talk)
+
+    monkeypatch.setattr("sys.stdin", io.StringIO(text))
+    with scripted(answer) as server:
+        done = lmi(*words, "--url", server.url, "--model", "any")
+    return done, bodies
+
+
+def said_by_user(body: dict[str, Any]) -> list[str]:
+    return [message["content"] for message in body["messages"] if message["role"] == "user"]
+
+
+@pytest.mark.parametrize("command", ["chat", "complete"])
+def test_what_a_request_says_of_sampling_is_what_was_asked_for(monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    names = {"max_tokens": 5, "temperature": 0.5, "top_p": 0.9, "seed": 7}
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in names.items()]
+    done, [body] = typed(monkeypatch, "", command, "-q", "fox", *flags)
+    assert (done.returncode, done.stdout) == (0, "yes\n")
+    assert {name: body[name] for name in names} == names
+
+    _, [body] = typed(monkeypatch, "", command, "-q", "fox")
+    assert body.keys() & names.keys() == ({"max_tokens"} if command == "complete" else set())
+
+
+def test_a_text_of_several_lines_stands_between_quotes_and_a_quoted_word_is_no_command(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    text = 'one\n"""two\n  three\n"""\n"""/bye"""\n"""four\nfive'
+    done, bodies = typed(monkeypatch, text, "chat")
+    assert said_by_user(bodies[-1]) == ["one", "two\n  three", "/bye", "four\nfive"]
+    assert done.stdout == 4 * "yes\n"
+
+
+def test_help_is_shown_and_a_conversation_is_forgotten_and_ended_by_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    done, bodies = typed(monkeypatch, "one\n/help\n/clear\ntwo\n/bye\nthree\n", "chat", "--system-prompt", "Be brief.")
+    assert [said_by_user(body) for body in bodies] == [["one"], ["two"]]
+    assert all(body["messages"][0] == {"role": "system", "content": "Be brief."} for body in bodies)
+    assert done.stdout == f"yes\n{ask.HELP}\nyes\n"
+    assert typed(monkeypatch, "/help\n/clear\n/bye\n", "complete") == ((0, f"{ask.HELP}\n", ""), [])
