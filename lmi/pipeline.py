@@ -160,7 +160,7 @@ class Pipeline:
             text,
             max_tokens=info.max_sequence_length - 1,  # one for the answer
             truncate=request.truncate,
-            add_special_tokens=request.chat is None,  # a template writes them itself
+            add_special_tokens=adds_special_tokens(request),
             forged=forged,
         )
 
@@ -276,6 +276,11 @@ def beams_of(result: Result) -> list[Result]:
         )
         for index, ids in enumerate(result.output_token_ids if result.is_final else ())
     ]
+
+
+def adds_special_tokens(request: GenerationRequest) -> bool:
+    """Whether the tokenizer adds what begins every text, such as `<s>`. A chat's template writes it by itself."""
+    return request.chat is None if request.add_special_tokens is None else request.add_special_tokens
 
 
 def comes_in_parts(request: GenerationRequest) -> bool:

@@ -129,6 +129,7 @@ class GenerationRequest:
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     return_full_text: bool = False
+    add_special_tokens: bool | None = None  # None: to a prompt, and not to a chat, whose template writes them
     num_top_log_probs: int | None = None
     num_prompt_log_probs: int | None = None
     needs_log_probs: bool = False

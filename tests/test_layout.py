@@ -48,6 +48,7 @@ DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 ENGINE_NAME = re.compile("vllm|lmi.?dist|trt.?llm|tensorrt", re.IGNORECASE)
 # Texts for people, and names on the wire: help of options, engines that LMI names.
 ENGINES_NAMED_IN = {
+    "lmi.apis.openai.fields": {"vllm_xargs"},
     "lmi.user_code.options": {
         "Python or MPI; what runs the model is option.rolling_batch (auto, vllm, trtllm, lmi-dist)"
     },

@@ -16,12 +16,13 @@ from orjson import dumps
 from lmi import errors
 from lmi.apis.base.api import JSON, SSE, Api, ErrorFields, ErrorRules, Forms, Row
 from lmi.apis.base.parameters import Given, Parameter, ParameterTable, named, rows
-from lmi.apis.base.readers import Message, Parsed, boolean, choice, takes, text
+from lmi.apis.base.readers import Message, Parsed, boolean, choice, text
 from lmi.apis.guides import AskedGuide, an_object, check_levels, guide_of_format
 from lmi.apis.openai import chat_schema
 from lmi.apis.openai.calls import AnswerPart, Arguments, Text, Thought, ToolCall
 from lmi.apis.openai.chat_formatter import BlockStream, named_event
-from lmi.apis.openai.schema import SHARED, TOOLS, OpenAIFormat, anything, default_format, hidden
+from lmi.apis.openai.fields import CANNOT, WITHOUT_EFFECT, hidden
+from lmi.apis.openai.schema import SHARED, TOOLS, OpenAIFormat, anything, default_format
 from lmi.apis.openai.tools import ToolChoice, Tools, flat_tools, function_choice, mode_choice
 from lmi.description.parts import (
     ApiDescription,
@@ -41,17 +42,18 @@ from lmi.settings.config import Config
 from lmi.types import AnswerEnd, Delta
 
 CHOICES = {"auto": "auto", "any": "required", "none": "none", "tool": "function"}  # our mode of each
-THINKING = ("enabled", "adaptive", "between_tools", "disabled")
 read_mode = choice(tuple(CHOICES))
-read_thinking = choice(THINKING)
 read_format_type = choice(("json_schema",))
-CANNOT = {
+CANNOT_ANSWER = {  # further fields are those of the servers that have this API too
+    **CANNOT,
     "mcp_servers": "nothing here calls other servers",
     "container": "nothing here runs code",
     "compaction": "no conversation is shortened here",
+    "response_format": "it is called output_config.format",
+    "stop": "it is called stop_sequences",
 }
-# Fields that change no answer of this server.
-WITHOUT_EFFECT = (
+SILENT = (
+    *WITHOUT_EFFECT,
     "betas",  # of the client's own; what they switch on is asked for by other fields
     "billing_policy",
     "cache_control",  # prompts share what is cached anyway
@@ -60,8 +62,6 @@ WITHOUT_EFFECT = (
     "fallback_credit_token",
     "fallbacks",  # other models, for a request that this one declines: it declines none
     "inference_geo",
-    "metadata",
-    "service_tier",
     "speed",
     "user_profile_id",
     "workspace_id",
@@ -82,26 +82,19 @@ def _thread(name: str, value: object) -> None:
     raise ThreadUnsupported(name, "nothing is kept here, so messages holds the whole conversation")
 
 
-@takes({"type": "object", "required": ["type"], "properties": {"type": {"enum": list(THINKING)}}})
-def _thinking(name: str, value: object) -> dict[str, Any]:
-    """Return the variable of the template. `budget_tokens` and `display` have no effect."""
-    kind = read_thinking(f"{name}.type", an_object(name, value).get("type"))
-    return {"enable_thinking": kind != "disabled"}
-
-
 MESSAGES = ParameterTable(
     {name: SHARED[name] for name in "model stream max_tokens temperature top_p top_k cache_salt priority".split()}
     | rows("stop_sequences")
     | TOOLS
     | named(
-        Parameter("system", anything, "What the model is told before the conversation."), chat_schema.CHAT["messages"]
-    )
-    | {"thinking": Parameter("chat_template_kwargs", _thinking, "Whether the chat template lets the model think.")}
-    | named(
+        Parameter("system", anything, "What the model is told before the conversation."),
+        chat_schema.CHAT["messages"],
+        chat_schema.CHAT["thinking"],
+        chat_schema.CHAT["chat_template_kwargs"],
         Parameter("output_config", an_object, "The `format` that the answer must have."),
         Parameter("output_format", an_object, "The `format` of `output_config`, by its first name."),
     ),
-    hidden=hidden(CANNOT, WITHOUT_EFFECT) | {"thread": Parameter("thread", _thread)},
+    hidden=hidden(CANNOT_ANSWER, SILENT) | {"thread": Parameter("thread", _thread)},
 )
 
 

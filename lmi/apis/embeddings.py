@@ -16,8 +16,9 @@ from lmi.apis.base.api import JSON, Api
 from lmi.apis.base.parameters import Parameter, ParameterTable, named
 from lmi.apis.base.readers import Message, Parsed, check_values, choice, integer, refused
 from lmi.apis.openai.api import OPENAI_CHAT, OPENAI_CHAT_ERRORS, PROMPT
+from lmi.apis.openai.fields import AS_THE_MODEL_SAYS, hidden
 from lmi.apis.openai.formatter import OpenAIFormatter
-from lmi.apis.openai.schema import SHARED, OpenAIFormat, anything, hidden, prompts_of, read
+from lmi.apis.openai.schema import SHARED, OpenAIFormat, anything, prompts_of, read
 from lmi.description.parts import ApiDescription, asked, content, either, struct, taken
 from lmi.executor import PoolingParams, SamplingConfig
 from lmi.settings.config import Config
@@ -30,11 +31,15 @@ CANNOT_EMBED = {  # fields of vLLM's server
     "messages": "an embedding is that of input",
     "truncate_prompt_tokens": "an input that is too long is refused",
     "embed_dtype": "embeddings are float32",
+    "endianness": "embeddings are little-endian",
+    "mm_processor_kwargs": AS_THE_MODEL_SAYS,
     "normalize": BY_MODEL,
+    "padding": "an input is as long as it is",
+    "truncation_side": "an input that is too long is refused",
     "use_activation": BY_MODEL,
 }
 PARAMETERS = ParameterTable(
-    {name: SHARED[name] for name in ("model", "cache_salt", "priority")}
+    {name: SHARED[name] for name in ("model", "cache_salt", "priority", "add_special_tokens")}
     | named(
         Parameter("input", anything, "A text or token ids, or a list of them.", fields=("inputs", "input_token_ids")),
         Parameter("encoding_format", choice(("float", BASE64)), "Numbers, or their bytes as float32 in base64."),
@@ -56,7 +61,7 @@ def parse(message: Message[OpenAIFormat]) -> Parsed[OpenAIFormat]:
         sampling=SamplingConfig(temperature=0.0),
         pooling=PoolingParams(given.get("dimensions")),
         adapter=format.adapter,
-        **{name: given[name] for name in ("cache_salt", "priority") if name in given},
+        **{name: given[name] for name in ("cache_salt", "priority", "add_special_tokens") if name in given},
     )
     prompts = prompts_of("input", given.get("input"), MAX_INPUTS)
     return Parsed(tuple(replace(request, **prompt) for prompt in prompts), format, ignored)

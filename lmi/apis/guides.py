@@ -14,7 +14,7 @@ import orjson
 
 from lmi.apis.base.parameters import Parameter, named
 from lmi.apis.base.readers import MAX_WORDS, Reader, boolean, checked, choice, strings, takes, text
-from lmi.errors import InvalidParameter
+from lmi.errors import InvalidParameter, Unsupported
 from lmi.executor import GuidedDecodingParams, GuideType
 from lmi.shared.json_references import with_pointers
 
@@ -120,6 +120,9 @@ def json_object(name: str, value: object) -> GuidedDecodingParams | None:
 def structured_outputs(name: str, value: object) -> GuidedDecodingParams | None:
     """Read vLLM's field, an object with one kind of guide."""
     given = an_object(name, value)
+    if given.get("structural_tag") is not None:
+        raise Unsupported(f"{name}.structural_tag", "guides hold for a whole answer, not between tags")
+
     read = [KINDS[kind](f"{name}.{kind}", given[kind]) for kind in KINDS if given.get(kind) is not None]
     guides = [guide for guide in read if guide is not None]
     if len(guides) > 1:
@@ -174,6 +177,12 @@ def check_members(name: str, value: dict[str, Any], known: Sequence[str]) -> Non
             raise InvalidParameter(name, f"an object of {' and '.join(known)} alone", member)
 
 
+def any_grammar(name: str, value: object) -> GuidedDecodingParams:
+    """Read a grammar as its text, or TGI's, which is an object."""
+    read: Reader = tgi_grammar if isinstance(value, dict) else grammar
+    return read(name, value)  # type: ignore[no-any-return]
+
+
 WORDS = strings(MAX_WORDS)
 regex, grammar = _of_text(GuideType.REGEX), _of_text(GuideType.EBNF_GRAMMAR)
 OF_KIND: dict[str, Reader] = {"json": json_schema, "regex": regex, "choice": choices, "grammar": grammar}
@@ -183,6 +192,12 @@ GUIDED = named(
     Parameter("response_format", response_format, HELP),
     *(Parameter(f"guided_{kind}", read, HELP) for kind, read in OF_KIND.items()),
 )
+OTHER_GUIDES = named(  # SGLang's names, and llama-server's
+    Parameter("regex", regex, HELP),
+    Parameter("ebnf", grammar, HELP),
+    Parameter("grammar", any_grammar, HELP),
+    Parameter("json_schema", json_schema, HELP),
+)
 
 
 def asked_guide(given: Mapping[str, Any], prefix: str = "") -> AskedGuide:
@@ -190,7 +205,7 @@ def asked_guide(given: Mapping[str, Any], prefix: str = "") -> AskedGuide:
 
     `prefix` begins a field's name in an error. Raises InvalidParameter if several fields ask for a guide.
     """
-    names = [name for name in (*GUIDED, "structured_outputs") if given.get(name) is not None]
+    names = [name for name in (*GUIDED, *OTHER_GUIDES, "structured_outputs") if given.get(name) is not None]
     if len(names) > 1:
         raise InvalidParameter(prefix + names[1], f"left out beside {prefix}{names[0]}", "both")
     return (given[names[0]], {CONTRACT_NAME: prefix + names[0]}) if names else (None, {})

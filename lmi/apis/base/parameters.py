@@ -75,6 +75,7 @@ ROWS = named(
     Parameter("include_stop_str_in_output", boolean, "Whether the answer keeps the text that ended it.", (False,)),
     Parameter("skip_special_tokens", boolean, "Whether the text leaves special tokens out."),
     Parameter("spaces_between_special_tokens", boolean, "Whether the text has spaces between special tokens."),
+    Parameter("add_special_tokens", boolean, "Whether the tokenizer adds what begins every text, such as `<s>`."),
     Parameter("return_full_text", boolean, "Whether the answer begins with the prompt.", (False,)),
     Parameter("details", boolean, "Whether tokens, log-probs and the end are given.", fields=("return_log_probs",)),
     Parameter("num_top_log_probs", integer(0), "How many alternatives to each token are given, with log-probs.", (0,)),
@@ -105,6 +106,11 @@ class ParameterTable(dict[str, Parameter]):
         self.spell = spell
         self._known = {**self, **(hidden or {})}
         self._wire = {row.name: wire for wire, row in reversed(self.items())}
+
+    @property
+    def known_names(self) -> frozenset[str]:
+        """What is read, refused, or left out without a word."""
+        return frozenset(self._known)
 
     def wire(self, name: str) -> str:
         return self._wire.get(name, name)

@@ -14,9 +14,10 @@ import msgspec
 import orjson
 
 from lmi.apis.base.parameters import Given, Parameter, ParameterTable, named
-from lmi.apis.base.readers import Message, Parsed, boolean, check_size, choice, integer, refused, text
+from lmi.apis.base.readers import Message, Parsed, boolean, check_size, choice, integer, refused, takes, text
 from lmi.apis.guides import CONTRACT_NAME, AskedGuide, an_object, asked_guide, check_levels
 from lmi.apis.openai import schema
+from lmi.apis.openai.fields import CANNOT, hidden
 from lmi.apis.openai.schema import HARMONY, OpenAIFormat, anything
 from lmi.apis.openai.tools import ToolChoice, Tools, call_guide, nested_tools, tool_call_form, tool_choice
 from lmi.errors import InvalidParameter, Unsupported, shorten
@@ -31,12 +32,28 @@ MAX_SHOWN = 100  # characters of a URL, in errors
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 read_role = choice(ROLES)
 read_media_type = choice(MEDIA_TYPES)
-CANNOT_CHAT = schema.CANNOT | {
+THINKING = ("enabled", "adaptive", "between_tools", "disabled")
+read_kind_of_thinking = choice(THINKING)
+
+
+@takes({"type": "object", "required": ["type"], "properties": {"type": {"enum": list(THINKING)}}})
+def read_thinking(name: str, value: object) -> bool:
+    """Read whether the model may think. `budget_tokens` and `display` have no effect."""
+    kind: str = read_kind_of_thinking(f"{name}.type", an_object(name, value).get("type"))
+    return kind != "disabled"
+
+
+def read_effort(name: str, value: object) -> str | None:
+    """Return the `effort` of an object, whose other fields have no effect."""
+    effort = an_object(name, value).get("effort")
+    return None if effort is None else str(text(f"{name}.effort", effort))
+
+
+CANNOT_CHAT = CANNOT | {
     "functions": "it is called tools now",
     "function_call": "it is called tool_choice now",
     "audio": "models here write text",
     "web_search_options": "nothing here searches",
-    "add_special_tokens": "the chat template writes them",
     "echo": "an answer is a message of its own",
     "chat_template": "the server has its own (option.chat_template)",
     "documents": "templates are given messages and tools alone",
@@ -59,12 +76,18 @@ CHAT = ParameterTable(
         ),
         Parameter("parallel_tool_calls", boolean, "Whether an answer may have several calls."),
         Parameter("reasoning_effort", text, "A variable of the chat template."),
+        # as other servers and clients say it
+        Parameter("thinking", read_thinking, "Whether the chat template lets the model think."),
         # vLLM's
         Parameter("add_generation_prompt", boolean, "Whether the template opens the answer's message."),
         Parameter("continue_final_message", boolean, "Whether the answer goes on with the last message.", (False,)),
         Parameter("chat_template_kwargs", an_object, "Variables of the chat template."),
-    ),
-    hidden=schema.hidden(CANNOT_CHAT),
+    )
+    | {
+        "enable_thinking": Parameter("thinking", boolean, "Whether the chat template lets the model think."),
+        "reasoning": Parameter("reasoning_effort", read_effort, "Its `effort` is a variable of the chat template."),
+    },
+    hidden=hidden(CANNOT_CHAT),
 )
 
 
@@ -173,11 +196,12 @@ def chat_request(
     if not choice.is_forced and (format.tool_calls or format.reasoning):
         given = {"skip_special_tokens": False, **given}  # some models have the marks as special tokens
     is_continued = given.get("continue_final_message", False)
+    thinking = {"enable_thinking": given["thinking"]} if "thinking" in given else {}
     effort = {"reasoning_effort": given["reasoning_effort"]} if "reasoning_effort" in given else {}
     chat = Chat(
         messages=messages,
         tools=None if choice.mode == "none" else [tool for name, tool in tools.items() if name not in deferred],
-        variables={**effort, **given.get("chat_template_kwargs", {})},
+        variables={**effort, **thinking, **given.get("chat_template_kwargs", {})},
         add_generation_prompt=given.get("add_generation_prompt", not is_continued),
         continue_final_message=is_continued,
     )

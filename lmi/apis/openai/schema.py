@@ -4,7 +4,7 @@ Sampling is on unless `temperature` or `top_p` is 0. Names, defaults and bounds 
 fields of vLLM's server are taken too. A field that would change the answer but is not supported is refused.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -23,7 +23,8 @@ from lmi.apis.base.parameters import (
 )
 from lmi.apis.base.readers import Message, Parsed, boolean, takes, text
 from lmi.apis.beams import FLAG, read_search
-from lmi.apis.guides import GUIDED, an_object, asked_guide, structured_outputs
+from lmi.apis.guides import GUIDED, OTHER_GUIDES, an_object, asked_guide, structured_outputs
+from lmi.apis.openai.fields import CANNOT, hidden
 from lmi.apis.openai.tools import Tools
 from lmi.errors import InvalidParameter, MalformedRequest, Unsupported, shorten
 from lmi.executor import DEFAULT_PRIORITY
@@ -106,9 +107,11 @@ def anything(name: str, value: object) -> object:
 
 SHARED: dict[str, Parameter] = rows(
     "n seed top_p presence_penalty frequency_penalty top_k min_p repetition_penalty ignore_eos min_tokens "
-    "stop_token_ids skip_special_tokens spaces_between_special_tokens include_stop_str_in_output cache_salt"
+    "stop_token_ids skip_special_tokens spaces_between_special_tokens include_stop_str_in_output cache_salt "
+    "add_special_tokens"
 )
-SHARED |= FLAG | rows("length_penalty early_stopping logits_post_processor_name") | GUIDED
+SHARED |= FLAG | rows("length_penalty early_stopping logits_post_processor_name") | GUIDED | OTHER_GUIDES
+SHARED |= rows(no_stop_trim="include_stop_str_in_output")  # SGLang's name
 SHARED |= rows(bad_words="bad_sequences", truncate_prompt_tokens="truncate", max_tokens="max_new_tokens")
 SHARED |= named(
     Parameter("model", text, "The model or adapter that answers; left out, the server's own.", fields=("lora_config",)),
@@ -134,25 +137,6 @@ TOOLS = named(
     Parameter("tools", anything, "Functions that the model may call."),
     Parameter("tool_choice", anything, "Which of the tools the answer calls, if it must."),
 )
-# Fields of OpenAI's and vLLM's APIs that change no answer of this server.
-WITHOUT_EFFECT = (
-    "user metadata store service_tier safety_identifier prompt_cache_key prompt_cache_retention verbosity "
-    "request_id guided_decoding_backend guided_whitespace_pattern "
-    "include_reasoning separate_reasoning".split()
-)
-CANNOT: dict[str, str] = {
-    "logits_processors": "engines take no code",
-    "allowed_token_ids": "engines take no such list",
-    "prompt_embeds": "engines take token ids",
-}
-
-
-def hidden(cannot: Mapping[str, str], without_effect: Iterable[str] = WITHOUT_EFFECT) -> dict[str, Parameter]:
-    """Return the fields that are refused unless they ask for nothing, and those that are ignored silently."""
-    silent = {name: Parameter(name, lambda name, value: None) for name in without_effect}
-    return silent | {name: Parameter(name, readers.refused(reason, False, [], {})) for name, reason in cannot.items()}
-
-
 COMPLETION = ParameterTable(
     SHARED
     | {

@@ -12,15 +12,25 @@ from typing import Any
 
 from lmi.apis.base.parameters import ROWS, Given, Parameter, ParameterTable, named
 from lmi.apis.base.readers import Message, Parsed, choice, refused, text
-from lmi.apis.guides import an_object, check_levels, guide_of_format
+from lmi.apis.guides import CONTRACT_NAME, AskedGuide, an_object, asked_guide, check_levels, guide_of_format
 from lmi.apis.openai.chat_formatter import named_event
 from lmi.apis.openai.chat_schema import CHAT, chat_request, content, fill_in, parsed_arguments
-from lmi.apis.openai.schema import CANNOT, SHARED, TOOLS, WITHOUT_EFFECT, OpenAIFormat, anything, hidden
+from lmi.apis.openai.fields import CANNOT, WITHOUT_EFFECT, hidden
+from lmi.apis.openai.schema import TOOLS, OpenAIFormat, anything
 from lmi.apis.openai.tools import flat_tools, tool_choice
 from lmi.errors import InvalidParameter, Unsupported, shorten
 
 KEEPS_NOTHING = "nothing is kept here, so input holds the whole conversation"
 CANNOT_RESPOND = CANNOT | {
+    "background_options": KEEPS_NOTHING,
+    "enable_response_messages": "a response has items alone",
+    "image": "models here write text",
+    "max_completion_tokens": "it is called max_output_tokens",
+    "max_tokens": "it is called max_output_tokens",
+    "messages": "it is called input",
+    "personality": "instructions tell the model how to speak",
+    "previous_input_messages": "it is called input",
+    "response_format": "it is called text.format",
     "store": KEEPS_NOTHING,
     "previous_response_id": KEEPS_NOTHING,
     "conversation": KEEPS_NOTHING,
@@ -29,9 +39,16 @@ CANNOT_RESPOND = CANNOT | {
     "context_management": "no conversation is shortened here",
 }
 SILENT = [name for name in WITHOUT_EFFECT if name not in ("store", "metadata")]
-SILENT += (
-    "client_metadata include max_tool_calls stream_options moderation access_programs prompt_cache_options".split()
-)
+SILENT += ["access_programs", "client_metadata", "include", "max_tool_calls", "stream_options"]
+# What chats read as well: how tokens are drawn, where an answer ends, what its text has, and what it must be.
+AS_CHATS = (
+    "model stream temperature top_p presence_penalty frequency_penalty cache_salt priority "
+    "seed top_k min_p repetition_penalty logit_bias "
+    "stop stop_token_ids include_stop_str_in_output no_stop_trim ignore_eos min_tokens bad_words "
+    "skip_special_tokens spaces_between_special_tokens add_special_tokens truncate_prompt_tokens "
+    "guided_json guided_regex guided_choice guided_grammar regex ebnf grammar json_schema structured_outputs "
+    "logits_post_processor_name parallel_tool_calls chat_template_kwargs enable_thinking thinking reasoning"
+).split()
 ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}  # the template's
 read_role = choice(tuple(ROLES))
 SETTINGS: dict[str, Any] = {  # of a request that names none
@@ -85,26 +102,16 @@ class ResponseState:
         return named_event(kind, data)
 
 
-def _reasoning(name: str, value: object) -> str | None:
-    effort = an_object(name, value).get("effort")
-    return None if effort is None else str(text(f"{name}.effort", effort))
-
-
 RESPONSES = ParameterTable(
-    {
-        name: SHARED[name]
-        for name in "model stream temperature top_p presence_penalty frequency_penalty cache_salt priority".split()
-    }
-    | {name: SHARED[name] for name in ("top_k", "min_p", "repetition_penalty")}  # vLLM's
+    {name: CHAT[name] for name in AS_CHATS}
     | TOOLS
     | named(
         Parameter("input", anything, "A text, or the items of the conversation.", fields=CHAT["messages"].fields),
         Parameter("instructions", text, "What the model is told before the conversation."),
     )
     | {"max_output_tokens": ROWS["max_new_tokens"]}
-    | named(Parameter("metadata", an_object, "Given back as it is."), CHAT["parallel_tool_calls"])
-    | {"reasoning": Parameter("reasoning_effort", _reasoning, "Its `effort` is a variable of the chat template.")}
     | named(
+        Parameter("metadata", an_object, "Given back as it is."),
         Parameter("text", an_object, "The `format` that the answer must have."),
         Parameter("truncation", choice(("disabled",)), "A conversation that is too long is refused."),
         Parameter("top_logprobs", refused("/v1/chat/completions tells log-probs", 0), "Nothing but 0."),
@@ -116,10 +123,11 @@ RESPONSES = ParameterTable(
 def parse(message: Message[OpenAIFormat]) -> Parsed[OpenAIFormat]:
     ignored: list[str] = []
     given = {"max_new_tokens": None} | RESPONSES.read(message.fields, ignored)
+    RESPONSES.check_together(given)
     messages = _messages(given)
     tools = flat_tools(given.get("tools"), kind="function", schema="parameters", ignored=ignored)
     choice = tool_choice(given.get("tool_choice"), tools, is_flat=True)
-    guide = guide_of_format("text.format", given.get("text", {}).get("format") or {"type": "text"})
+    guide = _asked_guide(given)
     fill_in(given, RESPONSES, message)
     settings = _defaults(message) | _settings(message.fields)
     format = replace(message.format, state=ResponseState(settings))
@@ -131,6 +139,17 @@ def _defaults(message: Message[OpenAIFormat]) -> dict[str, Any]:
     defaults = message.generation_defaults
     told = defaults.values | {"max_output_tokens": defaults.max_new_tokens}
     return {name: told[name] for name in SETTINGS.keys() & told.keys()}
+
+
+def _asked_guide(given: Given) -> AskedGuide:
+    """Return the guide of `text.format`, or of the fields by which chats ask for one."""
+    of_text = guide_of_format("text.format", given.get("text", {}).get("format") or {"type": "text"})
+    of_chats = asked_guide(given)
+    if of_text[0] is None:
+        return of_chats
+    if of_chats[0] is not None:
+        raise InvalidParameter(of_chats[1][CONTRACT_NAME], "left out beside text.format", "both")
+    return of_text
 
 
 def _settings(fields: Given) -> dict[str, Any]:

@@ -16,12 +16,12 @@ from lmi.apis.openai.api import OPENAI_CHAT, OPENAI_COMPLETIONS
 from lmi.apis.openai.schema import PROMPT_IDS
 from lmi.errors import InvalidParameter, UnknownModel, Unsupported, shorten
 from lmi.http.exchange import Exchange
-from lmi.pipeline import Pipeline
+from lmi.pipeline import Pipeline, adds_special_tokens
 from lmi.server.respond import Inference
 from lmi.server.service import Models, Service
 from lmi.types import GenerationRequest
 
-ADD_SPECIAL, NAMES = "add_special_tokens", "return_token_strs"
+NAMES = "return_token_strs"
 MAX_TEXT_CHARS = 4 << 20  # that are only tokenized
 
 
@@ -67,20 +67,19 @@ async def tokenize(exchange: Exchange, service: Service) -> None:
     assert service.pipeline is not None and service.engines is not None
     with closing(Inference(exchange, service, OPENAI_COMPLETIONS)) as inference:
         message = await inference.read(await inference.receive(), _api_of)
-        adds_special = boolean(ADD_SPECIAL, message.fields.pop(ADD_SPECIAL, inference.api is OPENAI_COMPLETIONS))
         has_names = boolean(NAMES, message.fields.pop(NAMES, None) or False)
         any_tools = replace(message.format, tool_calls="text")  # whether calls can be read matters to an answer only
         parsed = await inference.parse(replace(message, format=any_tools))
         if len(parsed.requests) > 1:
             raise InvalidParameter("prompt", "one prompt", f"{len(parsed.requests)} prompts")
-        ids = await _tokenize(service.pipeline, parsed.request, add_special_tokens=adds_special)
+        ids = await _tokenize(service.pipeline, parsed.request)
         engine = await service.engines.ready()
         names = [service.pipeline.tokenizer.token_name(token_id) for token_id in ids] if has_names else None
         answer = {"count": len(ids), "max_model_len": engine.max_sequence_length, "tokens": ids, "token_strs": names}
         await exchange.send_json(answer)
 
 
-async def _tokenize(pipeline: Pipeline, request: GenerationRequest, *, add_special_tokens: bool) -> list[int]:
+async def _tokenize(pipeline: Pipeline, request: GenerationRequest) -> list[int]:
     """Return the ids of a prompt, of any length up to MAX_TEXT_CHARS. Raises InvalidParameter for a longer one."""
     if request.prompt_token_ids is not None:
         return list(request.prompt_token_ids)
@@ -88,7 +87,8 @@ async def _tokenize(pipeline: Pipeline, request: GenerationRequest, *, add_speci
     text, forged = await pipeline.text_of(request)
     if len(text) > MAX_TEXT_CHARS:
         raise InvalidParameter("inputs", f"at most {MAX_TEXT_CHARS} characters", f"{len(text)} characters")
-    return await pipeline.tokenizer.encode_async(text, add_special_tokens=add_special_tokens, forged=forged)
+    adds_special = adds_special_tokens(request)
+    return await pipeline.tokenizer.encode_async(text, add_special_tokens=adds_special, forged=forged)
 
 
 def _check_countable(request: GenerationRequest) -> None:
