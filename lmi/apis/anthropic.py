@@ -66,6 +66,9 @@ SILENT = (
     "user_profile_id",
     "workspace_id",
 )
+# Claude Code writes this block in front of its system prompt. It changes with each conversation, in some versions with
+# each request, so with it no prompt would begin as an earlier one.
+BILLING = "x-anthropic-billing-header:"
 
 
 class ThreadUnsupported(Unsupported, label="unsupported"):
@@ -144,11 +147,21 @@ def _read_output_config(given: dict[str, Any]) -> AskedGuide:
 
 def _messages(given: Given, deferred: Tools) -> list[dict[str, Any]]:
     messages = chat_schema.listed_messages(given)
-    system = chat_schema.content("system", given.get("system"), is_needed=False, has_images=False)
+    system = _system(given.get("system"))
     said = [{"role": "system", "content": system}] if system else []
     for name, message in messages:
         said += _read_message(name, an_object(name, message), deferred)
     return said
+
+
+def _system(value: object) -> object:
+    """Read the system prompt, and leave out the blocks that only Anthropic's billing reads."""
+    said = chat_schema.content("system", value, is_needed=False, has_images=False)
+    if not isinstance(value, list):
+        return said
+
+    kept = [block for block in value if not str(block.get("text")).startswith(BILLING)]
+    return chat_schema.content("system", kept, has_images=False)
 
 
 def _read_message(name: str, message: dict[str, Any], deferred: Tools) -> list[dict[str, Any]]:

@@ -55,6 +55,26 @@ def test_the_system_prompt_is_the_first_message(system: object) -> None:
     assert chat(system=system).messages == [{"role": "system", "content": "a\nb"}, USER]
 
 
+BILLING = "x-anthropic-billing-header: cc_version=2.1.197.c40; cc_entrypoint=sdk-cli;"
+
+
+@pytest.mark.parametrize("block", [BILLING, BILLING + "\nMore.", "x-anthropic-billing-header: cch=00000;"])
+def test_what_claude_code_writes_for_billing_is_not_in_front_of_the_prompt(block: str) -> None:
+    blocks = [{"type": "text", "text": text} for text in (block, "You are an agent.", "Be brief.")]
+    assert chat(system=blocks).messages == [{"role": "system", "content": "You are an agent.\nBe brief."}, USER]
+    assert chat(system=blocks[:1]).messages == [USER]
+
+
+def test_a_text_about_the_billing_header_stays() -> None:
+    text = f"The first block is `{BILLING}`."
+    assert chat(system=[{"type": "text", "text": text}]).messages[0]["content"] == text
+
+
+def test_a_wrong_block_behind_that_of_billing_is_refused_by_its_own_place() -> None:
+    with pytest.raises(LmiError, match=r"^system\[1\]"):
+        parse(system=[{"type": "text", "text": BILLING}, {"type": "image"}])
+
+
 def test_results_of_tools_are_messages_of_their_own_before_the_text_beside_them() -> None:
     image_free = {"type": "tool_result", "tool_use_id": "toolu_2", "content": [{"type": "text", "text": "b"}]}
     said = [RESULT, image_free, {"type": "text", "text": "and now?"}]
