@@ -18,7 +18,7 @@ import msgspec
 
 from lmi import errors
 from lmi.capabilities import check_request, fitted
-from lmi.engine.client import Engines
+from lmi.engine.client import Engines, ResponseStream
 from lmi.executor import EngineInfo, FinishReason, LoraConfig, OutputConfig, Request, Result
 from lmi.settings.config import ModelConfig
 from lmi.text.answer import AnswerText, prompt_tokens
@@ -50,13 +50,17 @@ class Pipeline:
         self._prefix_cache_scope = model.prefix_cache_scope
         self._max_new_tokens = model.generation_defaults.server_max_new_tokens
 
-    async def generate(self, requests: Sequence[GenerationRequest], take: Take) -> None:
+    async def generate(
+        self, requests: Sequence[GenerationRequest], take: Take, streams: list[ResponseStream] | None = None
+    ) -> None:
         """Pass the Deltas of the answer to `take`. Raises LmiError, before the first Delta or after some.
 
         Requests that are answered together run concurrently, and the first failure ends the whole answer. Engines share
         all that is cached within a salt: among those who know the `cache_salt`, or with the scope `request` in this
         answer. A key of the server is not part of it: those who have one share whole blocks, as all do without a salt.
+        What is submitted to an engine is added to `streams`.
         """
+        streams = [] if streams is None else streams
         if self._prefix_cache_scope == "request":
             salt = secrets.token_hex(16)
             requests = [replace(request, cache_salt=salt) for request in requests]
@@ -68,9 +72,9 @@ class Pipeline:
             for request, first_index in zip(requests, first_indexes, strict=False)
         ]
         if len(preparing) == 1:
-            await self._generate(await preparing[0], take)
+            await self._generate(await preparing[0], take, streams)
         else:
-            await self._generate_all(await asyncio.gather(*preparing), take)  # if one is refused, none begins
+            await self._generate_all(await asyncio.gather(*preparing), take, streams)  # if one is refused, none begins
 
     async def _prepare(self, request: GenerationRequest, bad_words: Words, first_index: int) -> Sequences:
         """Make the request for the engine. Raises InvalidRequest, or Unavailable when no engine is ready."""
@@ -85,9 +89,10 @@ class Pipeline:
         check_request(submitted, info)
         return Sequences(self.tokenizer, request, submitted, prompt, first_index)
 
-    async def _generate(self, sequences: Sequences, take: Take) -> None:
+    async def _generate(self, sequences: Sequences, take: Take, streams: list[ResponseStream]) -> None:
         request, submitted = sequences.request, sequences.submitted
         stream = self._engines.submit(submitted, request.session, request.origin)
+        streams.append(stream)
 
         def take_result(result: Result) -> Awaitable[None] | None:
             delta = sequences.read(result)
@@ -109,6 +114,7 @@ class Pipeline:
                 if other is None:
                     raise
                 stream = other
+                streams.append(stream)
                 await stream.forward(take_any)
         except asyncio.CancelledError as error:
             stream.close(has_left=error.args != (OVER,))
@@ -116,12 +122,12 @@ class Pipeline:
         finally:
             stream.close()
 
-    async def _generate_all(self, prepared: Sequence[Sequences], take: Take) -> None:
+    async def _generate_all(self, prepared: Sequence[Sequences], take: Take, streams: list[ResponseStream]) -> None:
         arrived: asyncio.Queue[Delta | Exception] = asyncio.Queue()
 
         async def collect(sequences: Sequences) -> None:
             try:
-                await self._generate(sequences, arrived.put_nowait)
+                await self._generate(sequences, arrived.put_nowait, streams)
             except Exception as error:
                 arrived.put_nowait(error)
 

@@ -97,6 +97,21 @@ class Origin(msgspec.Struct, frozen=True, array_like=True):
     is_further: bool = False
 
 
+class WaitStatus(msgspec.Struct, frozen=True, array_like=True):
+    """How far an answer is that has no token yet.
+
+    `num_computed_tokens` of the prompt are computed, those that were cached among them; both are None where the engine
+    does not know. `queue_position` is 1 for the request that starts next, and 0 for one that runs. `wait_s` is the
+    time until its first token as the engine's queue expects it, None while no speed is known.
+    """
+
+    num_prompt_tokens: int = 0
+    num_computed_tokens: int | None = None
+    num_cached_tokens: int | None = None
+    queue_position: int | None = None  # None: nobody has said it
+    wait_s: float | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
     """A checked request: what to generate and how, in one vocabulary for every API.

@@ -9,6 +9,8 @@ The tokenizer has one token for each byte, so prompts and answers are readable i
     oom TEXT        answer TEXT, then run out of memory
     lose TEXT       answer TEXT, then close the engine's connections as a dying engine does
     hang TEXT       answer TEXT, then nothing more
+    late ORDER      wait until the test says `let_go`, then do what the order says, as in `late say hi`
+    rest TEXT       answer the first letter of TEXT, wait for `let_go`, then the others
     lack TEXT       answer TEXT without end, one beam too few
     embed TEXT      an embedding whose numbers are the first ids of the prompt, where the request asks for one
     trip            raise an error that no engine should, when the request comes
@@ -55,6 +57,7 @@ from lmi.executor import (
     FinishReason,
     IterationStats,
     PromptLogProb,
+    PromptProgress,
     Request,
     RequestPerfMetrics,
     RequestStatsPerIteration,
@@ -126,6 +129,7 @@ class Turn:
     said: list[int] = field(default_factory=list)
     is_cancelled: bool = False
     is_begun: bool = False  # its first Result is out
+    is_late: bool = False  # it waits for the test
     num_cached_tokens: int = 0
     times: RequestPerfMetrics = field(default_factory=lambda: times_of_one_that_starts_at_once(time.monotonic()))
 
@@ -145,6 +149,8 @@ class ScriptedExecutor(Executor):
         self.requests: list[Request] = []  # all that were accepted
         self.cancelled: list[int] = []
         self.lost = threading.Event()
+        self.let_go = threading.Event()  # those who are late
+        self.progress: PromptProgress | None = None  # of every prompt
         self._turns: dict[int, Turn] = {}
         self._ready: list[Response] = []  # of this step
         self._take: Callable[[list[Response]], None] = lambda responses: None
@@ -164,6 +170,9 @@ class ScriptedExecutor(Executor):
 
     def enqueue_request(self, request: Request) -> int:
         order, _, text = bytes(i for i in request.input_token_ids if i < 256).decode(errors="replace").partition(" ")
+        is_late = order == "late"
+        if is_late:
+            order, _, text = text.partition(" ")
         if order == "trip":
             raise KeyError("the engine's own fault")
         if order == "refuse":
@@ -171,6 +180,7 @@ class ScriptedExecutor(Executor):
         with self._changed:
             request_id = len(self.requests)
             turn = Turn(request_id, request, order, list(text.encode()), num_cached_tokens=self._num_cached(request))
+            turn.is_late = is_late
             self.requests.append(request)
             self._turns[request_id] = turn
             self._changed.notify_all()
@@ -206,6 +216,9 @@ class ScriptedExecutor(Executor):
             self.cancelled.append(request_id)
             if request_id in self._turns:
                 self._turns[request_id].is_cancelled = True
+
+    def get_prompt_progress(self, request_id: int) -> PromptProgress | None:
+        return self.progress
 
     def get_latest_iteration_stats(self) -> list[IterationStats]:
         return [IterationStats(iter=self._num_steps, num_active_requests=len(self._turns))]
@@ -246,6 +259,9 @@ class ScriptedExecutor(Executor):
         request, stops = turn.request, {word[0] for word in turn.request.stop_words}
         if turn.is_cancelled:
             return self._result(turn, [], FinishReason.CANCELLED)
+        is_resting = turn.order == "rest" and len(turn.said) == 1
+        if (turn.is_late or is_resting) and not self.let_go.is_set():
+            return None
         if turn.order == "reject":
             field = bytes(turn.left).decode()
             return Response(turn.request_id, error=ResponseError("must be another", ErrorKind.INVALID, field))
@@ -261,7 +277,7 @@ class ScriptedExecutor(Executor):
             is_last = len(turn.said) >= request.max_tokens
             reason = FinishReason.LENGTH if is_last else FinishReason.NOT_FINISHED
             return self._result(turn, [token], FinishReason.STOP_WORDS if token in stops else reason)
-        if turn.order == "say":
+        if turn.order in ("say", "rest"):
             turn.said.append(END_ID)
             return self._result(turn, [END_ID], FinishReason.END_ID)
         if turn.order in ("fail", "oom"):

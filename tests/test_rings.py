@@ -29,6 +29,7 @@ ANNEXES = {
     "description": ("lmi.description",),
     "pages": ("lmi.server.routes.pages",),
     "metrics": ("lmi.server.metrics",),
+    "waiting": ("lmi.server.waiting",),
     "buffered_streams": ("lmi.http.buffered",),
     "access": ("lmi.server.access", "lmi.http.browsers"),
     "overload": ("lmi.engine.overload",),
@@ -102,7 +103,7 @@ JOINTS = {
 STILL = {
     "lmi.apis.lmi": {"guides"},
     "lmi.pipeline": {"chats"},  # loaded with a model, and Jinja where the model has a template
-    "lmi.server.respond": {"adapters", "sessions", "user_code"},
+    "lmi.server.respond": {"adapters", "sessions", "user_code", "waiting"},
     "lmi.server.routes.invocations": {"lines"},
 }
 # Lines of Python, with room for paragraphs until tokens are counted here in their place.

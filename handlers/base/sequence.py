@@ -28,7 +28,6 @@ class Sequence(TokenSequence):
     A request with beams is one sequence, whose output is that of the best running beam.
     """
 
-    num_cached_tokens: int = 0  # of the prompt, those whose keys and values were in the cache, in whole parts
     slot: int | None = None
     search: BeamSearch | None = None  # where the request wants beams
     beams: list[Beam] = field(default_factory=list)  # those that the last Response has carried

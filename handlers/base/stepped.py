@@ -22,7 +22,13 @@ from handlers.base.mailbox import Mailbox, checked
 from handlers.base.token_sequence import AnySequence, TokenSequence, sequences_of
 from lmi.capabilities import check_request
 from lmi.errors import Overloaded
-from lmi.executor.executor import IterationStats, KvCacheStats, RequestStats, RequestStatsPerIteration
+from lmi.executor.executor import (
+    IterationStats,
+    KvCacheStats,
+    PromptProgress,
+    RequestStats,
+    RequestStatsPerIteration,
+)
 from lmi.executor.request import Request
 from lmi.executor.response import ErrorKind, FinishReason
 
@@ -160,6 +166,16 @@ class SteppedExecutor(Mailbox, Generic[AnySequence]):
             self._cancelled.append(known_id)
             self._boundary.notify()
         self._wake()
+
+    def get_prompt_progress(self, request_id: int) -> PromptProgress | None:
+        """Sequences of a request share the computation of its prompt, so the first one tells how far it is."""
+        sequences = list(self._live.get(request_id, ()))
+        if not sequences:
+            return PromptProgress()  # it has not crossed a boundary yet
+
+        first = sequences[0]
+        num_computed = min(first.num_computed, first.num_prompt_tokens)
+        return PromptProgress(num_computed, min(first.num_cached_tokens, num_computed))
 
     def get_latest_iteration_stats(self) -> list[IterationStats]:
         return _drain(self._iteration_stats)

@@ -58,6 +58,7 @@ class TokenSequence:
     end_ids: frozenset[int]
     stop_words: dict[int, list[list[int]]]  # by their last token
     num_computed: int = 0
+    num_cached_tokens: int = 0  # of the prompt, those whose keys and values were in the cache, in whole parts
     num_sent: int = 0  # generated tokens that Responses have carried
     log_probs: list[float] = field(default_factory=list)
     cum_log_prob: float = 0.0

@@ -25,6 +25,7 @@ from lmi.apis.openai.fields import CANNOT, WITHOUT_EFFECT, hidden
 from lmi.apis.openai.schema import SHARED, TOOLS, OpenAIFormat, anything, default_format
 from lmi.apis.openai.tools import ToolChoice, Tools, flat_tools, function_choice, mode_choice
 from lmi.description.parts import (
+    WAITING,
     ApiDescription,
     Form,
     Schema,
@@ -244,10 +245,15 @@ class MessageStream(BlockStream):
 
     def _usage(self) -> dict[str, Any]:
         """Return the numbers of tokens. Those of the prompt that were cached count apart."""
+        num_prompt_tokens, num_cached_tokens = self._num_prompt_tokens, self._num_cached_tokens
+        if not num_prompt_tokens:  # the answer still waits
+            num_prompt_tokens = self._status.num_prompt_tokens
+            num_cached_tokens = self._status.num_cached_tokens or 0
+
         return {
-            "input_tokens": self._num_prompt_tokens - self._num_cached_tokens,
+            "input_tokens": num_prompt_tokens - num_cached_tokens,
             "cache_creation_input_tokens": 0,
-            "cache_read_input_tokens": self._num_cached_tokens,
+            "cache_read_input_tokens": num_cached_tokens,
             "output_tokens": self._num_tokens,
         }
 
@@ -258,6 +264,11 @@ class MessageStream(BlockStream):
     def _begin(self) -> list[bytes]:
         message = self._message({"stop_reason": None, "stop_sequence": None})
         return [self._event("message_start", message=message), self._event("ping")]
+
+    def _wait(self, fields: dict[str, Any]) -> bytes:
+        """Claude Code gives up a request after 300 s of silence. It counts this event, and not `ping`."""
+        nothing = {"stop_reason": None, "stop_sequence": None}
+        return self._event("message_delta", delta=nothing, usage=self._usage(), **fields)
 
     def _open(self, part: AnswerPart) -> list[bytes]:
         if isinstance(part, ToolCall):
@@ -390,7 +401,7 @@ SCHEMAS = {
         _typed("content_block_start", index=int, content_block=SAID),
         _typed("content_block_delta", index=int, delta=DELTA),
         _typed("content_block_stop", index=int),
-        _typed("message_delta", delta=struct(**END), usage=USAGE),
+        struct(*WAITING, type={"const": "message_delta"}, delta=struct(**END), usage=USAGE, **WAITING),
         _typed("message_stop"),
     ),
     "AnthropicError": _typed(

@@ -18,7 +18,7 @@ from lmi.apis.base.readers import Message, Parsed, boolean, check_types, check_v
 from lmi.apis.guides import CONTRACT_NAME, HELP, tgi_grammar
 from lmi.description.parts import NOTHING, ApiDescription, Form, asked, content, either, or_null, struct, taken
 from lmi.settings.config import Config, ModelConfig
-from lmi.types import Answer, AnswerFormat, GenerationRequest, OutputFormat, Token, ranked
+from lmi.types import Answer, AnswerFormat, GenerationRequest, OutputFormat, Token, WaitStatus, ranked
 
 DEFAULT_MAX_NEW_TOKENS = 1024  # as in TGI's API description; the context may have room for fewer
 KNOWN_FIELDS = ("inputs", "parameters", "stream", "adapters")
@@ -143,6 +143,11 @@ class TgiStream(StepFormatter[TgiFormat]):
     media_type = SSE
     opening = b"data:"
     closing = b"\n\n"
+    begins_early = True
+
+    def waiting(self, status: WaitStatus, waited_s: float) -> list[bytes]:
+        """Return the comment by which TGI keeps a stream alive: its clients pass it over."""
+        return [b":\n\n"]
 
     def _step(self, token: Token) -> bytes:
         answer = self._answer

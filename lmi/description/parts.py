@@ -89,6 +89,12 @@ def asked(properties: Mapping[str, Form], *required: str, example: object = None
     return described if example is None else {**described, "examples": [example]}
 
 
+WAITING: dict[str, Form] = {  # what an event of a stream has beside while there is no token
+    "prompt_progress": struct(**dict.fromkeys(("total", "cache", "processed", "time_ms"), int)),
+    "queue_status": struct(queue_position=int, estimated_wait_seconds=float | None),
+}
+
+
 def taken(table: Mapping[str, Parameter]) -> dict[str, Schema]:
     """Return the schemas of the values that a table takes, each with null added and with what it means."""
     return {

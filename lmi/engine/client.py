@@ -7,15 +7,26 @@ that is closed before its end cancels its request.
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from hashlib import blake2b
 from itertools import count
 
-from lmi.engine.messages import AdapterOutcome, Cancel, Ready, Responses, Submit, decode_to_front_end, encode
+from lmi.engine.messages import (
+    AdapterOutcome,
+    AskStatus,
+    Cancel,
+    Ready,
+    RequestStatus,
+    Responses,
+    Submit,
+    decode_to_front_end,
+    encode,
+)
 from lmi.errors import EngineLost, ErrorInfo, GenerationFailed, LmiError, RequestTooLarge, Unavailable, from_info
 from lmi.executor import EngineInfo, FinishReason, Request, Response, Result
 from lmi.ipc import Connection, Connections, FrameTooLarge, frame
 from lmi.shared.state import EngineRecord, FrontEndRecord
-from lmi.types import Origin
+from lmi.types import Origin, WaitStatus
 
 Take = Callable[[Result], Awaitable[None] | None]  # what it returns is awaited before the next Result
 ANYBODY = Origin()
@@ -29,11 +40,13 @@ class ResponseStream:
         self.num_tokens = num_tokens  # of the prompt and the longest possible answer: the engine's load
         self.has_begun = False  # a Result has come, with tokens
         self.connection = connection
+        self.status = WaitStatus()  # as the engine has told it last
         self._id = request_id
         self._inbox: deque[Result | Exception] = deque()  # what arrived while no task slept in `forward`
         self._take: Take | None = None
         self._sleep: asyncio.Future[Awaitable[None] | None] | None = None
         self._is_over = False  # no further Response will come
+        self._told: asyncio.Event | None = None  # set when the engine answers what it was asked
 
     async def forward(self, take: Take) -> None:
         """Pass each Result to `take` until the last one, or until `close`. Raises the LmiError that ended the request.
@@ -52,6 +65,24 @@ class ResponseStream:
                 pause = take(item)
             if pause is not None:
                 await pause
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether no Result has come, and the request is not over."""
+        return not (self.has_begun or self._is_over)
+
+    async def ask_status(self, timeout_s: float) -> WaitStatus:
+        """Return how far the request is, or what was known before if its engine does not answer in time."""
+        self._told = asyncio.Event()
+        self.connection.write(frame(encode(AskStatus(self._id))))
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._told.wait(), timeout_s)
+        return self.status
+
+    def note_status(self, status: WaitStatus) -> None:
+        self.status = status
+        if self._told is not None:
+            self._told.set()
 
     def close(self, *, has_left: bool = False) -> None:
         """Forget the request, and cancel it in the engine unless it has ended. `has_left`: its client has."""
@@ -138,6 +169,10 @@ class EngineConnection(Connection):
         elif isinstance(message, Ready):
             self.info, self.outcomes = message.info, message.outcomes
             self._tell()
+        elif isinstance(message, RequestStatus):
+            stream = self._streams.get(message.request_id)
+            if stream is not None:
+                stream.note_status(message.status)
         elif (stream := self._forget(message.request_id)) is not None:
             stream.put(from_info(message.error))
 

@@ -1,7 +1,8 @@
 """The messages between a front end and an engine, as msgpack of typed structs. Any other frame closes the connection.
 
-A front end sends Submit and Cancel, and an empty frame, LOOK, when the folder of adapters has changed. An engine sends
-Ready first, and again when its adapters have changed, and after each step Responses, with all those of one front end.
+A front end sends Submit, Cancel and AskStatus, and an empty frame, LOOK, when the folder of adapters has changed. An
+engine sends Ready first, and again when its adapters have changed, and after each step Responses, with all those of one
+front end. It answers an AskStatus of a request that it has with a RequestStatus.
 An engine that starts again has new connections, so no message of its predecessor can arrive.
 """
 
@@ -11,7 +12,7 @@ import msgspec
 
 from lmi.errors import ErrorInfo, InvalidRequest, LmiError, Unavailable
 from lmi.executor import EngineInfo, Request, Response
-from lmi.types import Origin
+from lmi.types import Origin, WaitStatus
 
 
 class Submit(msgspec.Struct, frozen=True, tag="submit", array_like=True):
@@ -23,6 +24,12 @@ class Submit(msgspec.Struct, frozen=True, tag="submit", array_like=True):
 class Cancel(msgspec.Struct, frozen=True, tag="cancel", array_like=True):
     request_id: int
     has_left: bool = False  # its client has left, or the time for the request is over
+
+
+class AskStatus(msgspec.Struct, frozen=True, tag="ask", array_like=True):
+    """A stream has waited for long: its front end asks how far it is."""
+
+    request_id: int
 
 
 class AdapterOutcome(msgspec.Struct, frozen=True, array_like=True):
@@ -50,9 +57,14 @@ class Refused(msgspec.Struct, frozen=True, tag="refused", array_like=True):
     error: ErrorInfo
 
 
+class RequestStatus(msgspec.Struct, frozen=True, tag="status", array_like=True):
+    request_id: int
+    status: WaitStatus
+
+
 LOOK = b""
-ToEngine = Submit | Cancel
-ToFrontEnd = Ready | Responses | Refused
+ToEngine = Submit | Cancel | AskStatus
+ToFrontEnd = Ready | Responses | Refused | RequestStatus
 
 encode: Callable[[ToEngine | ToFrontEnd], bytes] = msgspec.msgpack.Encoder().encode
 # These raise msgspec.DecodeError or ValidationError for any other bytes.

@@ -226,6 +226,15 @@ class LearningQueue(RequestQueue):
         ends = (entry.max_tokens * self._answered_share + (entry.started_step or 0) for entry in batch)
         return max(0.0, min(ends, default=0.0) - self._num_steps) * self.speed.step_s
 
+    def expected_wait_s(self, entry: QueueEntry) -> float | None:
+        if not self.speed.is_known:
+            return None
+
+        return self._next_end_s() + self.ahead_of(entry).cost
+
+    def prompt_s(self, num_tokens: int) -> float | None:
+        return num_tokens * self.speed.prompt_token_s if self.speed.is_known else None
+
     # Who is next, and who goes.
 
     def start(self, now: float) -> Iterator[QueueEntry]:

@@ -33,6 +33,7 @@ class QueueEntry:
     is_express: bool = False  # it has a place beside the batch
     queued_s: float = 0.0  # when the engine got it: the client may have sent its body until then
     expected_s: float | None = None  # its wait, if it was asked when it was let in
+    started_s: float | None = None
     started_step: int | None = None
     has_begun: bool = False  # a token was sent
     num_open: int = 0  # sequences in the engine
@@ -59,6 +60,19 @@ class Client:
     def first(self) -> QueueEntry:
         """The next of the requests that wait."""
         return self.lines[max(self.lines)][0]
+
+
+@dataclass(slots=True)
+class Ahead:
+    """The waiting requests that go before one, and what they cost."""
+
+    num_requests: int = 0
+    cost: float = 0.0
+
+    def add(self, costs: Iterable[float]) -> None:
+        for cost in costs:
+            self.num_requests += 1
+            self.cost += cost
 
 
 class RequestQueue:
@@ -124,6 +138,7 @@ class RequestQueue:
         while found := self._next():
             client, entry = found
             self._forget(entry)
+            entry.started_s = now
             entry.started_step, entry.num_open = self._num_steps, entry.num_sequences
             entry.charged = self._cost(entry.num_prompt_tokens, entry.max_tokens * entry.num_sequences)
             self._had = max(self._had, client.had)
@@ -141,6 +156,50 @@ class RequestQueue:
     def _first_of(self, clients: Iterable[Client]) -> tuple[Client, QueueEntry] | None:
         client = min(clients, key=lambda client: (-max(client.lines), client.had), default=None)
         return None if client is None else (client, client.first)
+
+    def ahead_of(self, entry: QueueEntry) -> Ahead:
+        """Return what starts before a waiting request, if nobody comes or goes and all cost what is expected.
+
+        The next request is that of the client who had the least: so this one starts when its own client has had those
+        before it, and of another client go those that start while that one has had less.
+        """
+        own = self._clients[entry.client]
+        own_line = list(own.lines[entry.priority])
+        before = own_line[: own_line.index(entry)]
+        ahead = Ahead()
+        ahead.add(map(self._cost_of, before))
+        had_then = own.had + ahead.cost
+        wins_ties = True  # clients before this one do
+
+        for client in self._clients.values():
+            wins_ties = wins_ties and client is not own
+            for priority, line in client.lines.items():
+                if priority > entry.priority:
+                    ahead.add(map(self._cost_of, line))
+                elif priority == entry.priority and client is not own:
+                    ahead.add(self._first(line, client.had, had_then, wins_ties))
+
+        return ahead
+
+    def _first(self, line: Line, had: float, had_then: float, wins_ties: bool) -> Iterator[float]:
+        """Yield the costs of the requests that start before their client, who has had `had`, has had `had_then`."""
+        for entry in line:
+            if had > had_then or (had == had_then and not wins_ties):
+                return
+            cost = self._cost_of(entry)
+            had += cost
+            yield cost
+
+    def _cost_of(self, entry: QueueEntry) -> float:
+        return self._cost(entry.num_prompt_tokens, entry.max_tokens * entry.num_sequences)
+
+    def expected_wait_s(self, entry: QueueEntry) -> float | None:
+        """Return the seconds until a waiting request starts, None where no speed is known."""
+        return None
+
+    def prompt_s(self, num_tokens: int) -> float | None:
+        """Return the seconds that so many tokens of a prompt take, None where no speed is known."""
+        return None
 
     # Who goes.
 

@@ -21,6 +21,7 @@ from lmi.errors import EngineLost, LmiError, Overloaded
 from lmi.executor import ErrorKind, Executor, Request, RequestPerfMetrics, Response, ResponseError
 from lmi.ipc import Accepted, FrameTooLarge, ThreadSafeWriter, frame
 from lmi.shared.state import EngineRecord
+from lmi.types import WaitStatus
 
 MAX_UNSENT_BYTES = 64 << 20  # a front end that leaves more unread loses its connection
 
@@ -120,6 +121,35 @@ class Dispatcher:
                 self._record.step_s = self._stepped_s = now  # the idle time before does not count as a hang
             self._entries[entry.engine_id] = entry
         self._count()
+
+    def status_of(self, entry: FrontEndEntry) -> WaitStatus:
+        """Return how far a request without a token is."""
+        with self._lock:
+            if entry.request_id not in entry.connection.entries:
+                return WaitStatus(entry.num_prompt_tokens)  # it has ended a moment ago
+
+            if entry.engine_id is None:
+                position = self._queue.ahead_of(entry).num_requests + 1
+                start_s, prompt_s = self._queue.expected_wait_s(entry), self._queue.prompt_s(entry.num_prompt_tokens)
+                wait_s = None if start_s is None or prompt_s is None else start_s + prompt_s
+                return WaitStatus(entry.num_prompt_tokens, 0, 0, position, wait_s)
+
+            started_s = entry.started_s
+        progress = self._executor.get_prompt_progress(entry.engine_id)
+        if progress is None:
+            return WaitStatus(entry.num_prompt_tokens, queue_position=0)
+
+        num_computed, num_cached = progress.num_computed_tokens, progress.num_cached_tokens
+        num_left = max(0, entry.num_prompt_tokens - num_computed)
+        wait_s = self._prompt_wait_s(num_left, num_computed - num_cached, started_s)
+        return WaitStatus(entry.num_prompt_tokens, num_computed, num_cached, 0, wait_s)
+
+    def _prompt_wait_s(self, num_left: int, num_computed: int, started_s: float | None) -> float | None:
+        """Return how long the rest of a prompt takes at the speed of what was computed of it, else at the queue's."""
+        if num_computed <= 0 or started_s is None:
+            return self._queue.prompt_s(num_left)
+
+        return num_left * (time.monotonic() - started_s) / num_computed
 
     def _end(self, entry: FrontEndEntry, now: float, *, has_left: bool = False, is_answered: bool = False) -> None:
         entry.connection.entries.pop(entry.request_id, None)
@@ -263,7 +293,11 @@ class FrontEndConnection(Accepted):
             if message.request_id in self.entries:
                 raise msgspec.ValidationError(f"request id {message.request_id} is in use")
             self._dispatcher.submit(self, message)
-        elif (entry := self.entries.get(message.request_id)) is not None:
+        elif (entry := self.entries.get(message.request_id)) is None:
+            return
+        elif isinstance(message, messages.AskStatus):
+            self.send(messages.RequestStatus(message.request_id, self._dispatcher.status_of(entry)))
+        else:
             self._dispatcher.cancel(entry, has_left=message.has_left)
 
     def connection_lost(self, error: Exception | None) -> None:

@@ -11,7 +11,14 @@ from lmi.executor.request import MAX_TEMPERATURE, AdditionalModelOutput, GuideTy
 from lmi.executor.response import Response
 
 __all__ = ["Capabilities", "Embeddings", "EngineInfo", "Executor", "InflightBatchingStats", "IterationStats"]
-__all__ += ["KvCacheStats", "Progress", "RequestStats", "RequestStatsPerIteration", "SpecDecodingStats"]
+__all__ += [
+    "KvCacheStats",
+    "Progress",
+    "PromptProgress",
+    "RequestStats",
+    "RequestStatsPerIteration",
+    "SpecDecodingStats",
+]
 
 
 class Embeddings(msgspec.Struct, frozen=True):
@@ -162,6 +169,13 @@ class RequestStats(msgspec.Struct, kw_only=True):
     paused: bool = False
 
 
+class PromptProgress(msgspec.Struct, frozen=True):
+    """How many tokens of a prompt are computed by now, and how many of these were cached. Upstream has none."""
+
+    num_computed_tokens: int = 0
+    num_cached_tokens: int = 0
+
+
 class RequestStatsPerIteration(msgspec.Struct, kw_only=True):
     iter: int
     request_stats: list[RequestStats]
@@ -222,6 +236,13 @@ class Executor(ABC):
 
         Raises TypeError for what is no integer.
         """
+
+    def get_prompt_progress(self, request_id: int) -> PromptProgress | None:
+        """Return how far the prompt of a request is, None where the engine does not know. Upstream has none.
+
+        It does not wait for a step, so what it returns may be that of the step before.
+        """
+        return None
 
     @property
     def is_loading_adapter(self) -> bool:

@@ -1,6 +1,7 @@
 """One inference request, from its body to the bytes of its answer.
 
-The response's head is held back until the first Delta or error exists, so that an early failure has a real status.
+The response's head is held back until the first Delta or error exists, so that an early failure has a real status,
+but not for longer than `stream_keepalive`.
 After the first byte an error is written in the format of the answer, and the body ends.
 """
 
@@ -19,13 +20,13 @@ from lmi.errors import InvalidParameter, LmiError
 from lmi.http.exchange import SENT, TIMEOUT, TIMEOUT_MS, Exchange
 from lmi.server.meter import Meter
 from lmi.server.service import Service
+from lmi.server.waiting import EarlyStart, Send
 from lmi.sessions.http import change_session, request_type, session_of
 from lmi.settings.config import ModelConfig
 from lmi.types import AnswerFormat, Delta, GenerationRequest, Origin
 from lmi.user_code.formatter import UserFormatters
 
 Choose = Callable[[bytes, str | None], AnyApi]
-Send = Callable[[list[bytes]], Awaitable[None] | None]  # what it returns is awaited before the next records
 NOT_ASCII = re.compile(r"[^\x00-\x7f]")
 
 
@@ -176,9 +177,10 @@ async def generate(inference: Inference, parsed: Parsed[Any], formatter: AsyncFo
                 return send(formatter.feed(delta))
             return send_later(formatter, delta, send)
 
-        async with inference.deadline():
+        period_s = None if service.config.server.buffer_streams else service.config.server.stream_keepalive_s
+        async with inference.deadline(), EarlyStart(formatter, send, period_s, inference.started_s) as early:
             await formatter.begin()
-            await service.pipeline.generate(inference.with_origin(parsed.requests), take)
+            await service.pipeline.generate(inference.with_origin(parsed.requests), take, early.streams)
 
 
 async def send_later(formatter: AsyncFormatter, delta: Delta, send: Send) -> None:

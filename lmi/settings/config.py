@@ -52,6 +52,9 @@ class RequestsConfig:
     """seconds for open answers after SIGTERM"""
     stall_timeout_s: float = option(30.0)
     """seconds that a client may leave its answer unread"""
+    stream_keepalive_s: float | None = option(10.0)
+    """seconds without a token after which a stream begins and says that it waits, again and again; until then an error
+    has its status; none: it begins with its first token"""
     header_timeout_s: float = option(10.0)
     """seconds for a request's head"""
     body_timeout_s: float = option(60.0)

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from lmi.engine.client import ANYBODY, Engines, ResponseStream
-from lmi.engine.messages import Cancel, Ready, Refused, Responses, Submit, decode_to_engine, encode
+from lmi.engine.messages import Cancel, Ready, Refused, Responses, Submit, ToEngine, decode_to_engine, encode
 from lmi.engine.prefixes import PrefixEngines, keys_of
 from lmi.errors import (
     EngineLost,
@@ -38,7 +38,7 @@ class ScriptedEngine:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self.heard: list[Submit | Cancel] = []
+        self.heard: list[ToEngine] = []
         self.writers: list[asyncio.StreamWriter] = []
 
     async def start(self) -> None:

@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 from handlers.echo import EchoExecutor
-from lmi.engine.messages import Refused, Submit, ToFrontEnd
+from lmi.engine.messages import AskStatus, Refused, RequestStatus, Submit, ToFrontEnd, encode
+from lmi.engine.queue import RequestQueue
 from lmi.engine.server import Dispatcher, FrontEndConnection
 from lmi.errors import EngineLost, from_info
-from lmi.executor import GuidedDecodingParams, GuideType, Request
+from lmi.executor import GuidedDecodingParams, GuideType, PromptProgress, Request
 from lmi.shared.state import Block
-from lmi.types import Origin
+from lmi.types import Origin, WaitStatus
 
 GUIDE = GuidedDecodingParams(GuideType.REGEX, "a")
 
@@ -79,3 +80,31 @@ def test_an_engine_that_ends_refuses_as_one_that_was_lost_so_that_another_gets_t
 
     with EchoExecutor() as executor:
         asyncio.run(submit(executor))
+
+
+def test_who_asks_is_told_the_place_in_the_queue_and_how_far_the_prompt_is(tmp_path: Path) -> None:
+    async def submit(executor: EchoExecutor) -> None:
+        queue = RequestQueue(1)
+        dispatcher = Dispatcher(executor, Block.create(tmp_path / "block", 1, 1).engines[0], queue)
+        connection = Told(dispatcher)
+        for number in range(3):
+            dispatcher.submit(connection, Submit(number, Request((1, 2), 4), Origin()))
+
+        for number in (2, 1, 0, 7):  # the last one is of nobody
+            connection.take(encode(AskStatus(number)))
+
+        told = [(each.request_id, each.status) for each in connection.messages if isinstance(each, RequestStatus)]
+        assert told[:2] == [(2, WaitStatus(2, 0, 0, 2, None)), (1, WaitStatus(2, 0, 0, 1, None))]
+        [(number, running)] = told[2:]
+        assert (number, running.num_prompt_tokens, running.queue_position) == (0, 2, 0)
+
+    with EchoExecutor() as executor:
+        asyncio.run(submit(executor))
+
+
+def test_an_engine_tells_how_much_of_a_prompt_is_computed() -> None:
+    with EchoExecutor() as executor:
+        request_id = executor.enqueue_request(Request((1, 2, 3), 4000, streaming=True))
+        assert executor.await_responses(request_id)
+        assert executor.get_prompt_progress(request_id) == PromptProgress(3, 0)
+        assert executor.get_prompt_progress(request_id + 1) == PromptProgress()

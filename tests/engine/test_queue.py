@@ -15,6 +15,7 @@ import pytest
 from lmi.engine.overload import MAX_RETRY_AFTER_S, ClientPatience, LearningQueue, Speed
 from lmi.engine.queue import QueueEntry, RequestQueue
 from lmi.errors import DeadlineExceeded, LmiError, Overloaded
+from lmi.executor import DEFAULT_PRIORITY
 
 STEP_S, ROW_S, PROMPT_TOKEN_S = 0.02, 0.0007, 0.0002
 PLACES = 64
@@ -361,3 +362,52 @@ def test_a_queue_that_learns_nothing_lets_all_in_and_serves_clients_by_their_tok
     assert len(list(queue.start(1.0))) == 1
     [(_, error)] = queue.expired(11.5)
     assert isinstance(error, Overloaded) and error.retry_after_s == 1
+
+
+def test_the_place_of_each_who_waits_is_that_in_which_all_start() -> None:
+    dice = random.Random(4)
+    for _ in range(30):
+        queue, entries = queue_with(dice, (DEFAULT_PRIORITY,))
+        places = {entry: queue.ahead_of(entry).num_requests + 1 for entry in entries}
+        for place in range(1, len(entries) + 1):
+            [started] = queue.start(1.0)
+            assert places[started] == place
+            for _ in range(started.max_tokens):  # the answer is as long as it may be
+                queue.note_step(0.01, 0, 1)
+            queue.remove(started, 1.0)
+
+
+def test_the_more_urgent_have_the_first_places() -> None:
+    queue, entries = queue_with(random.Random(5), (DEFAULT_PRIORITY, 1.0))
+    urgent = [entry for entry in entries if entry.priority == 1.0]
+    assert 0 < len(urgent) < len(entries)
+    for entry in entries:
+        assert (queue.ahead_of(entry).num_requests < len(urgent)) == (entry in urgent)
+
+
+def queue_with(dice: random.Random, priorities: tuple[float, ...]) -> tuple[RequestQueue, list[QueueEntry]]:
+    """A queue with a dozen requests of three clients, who came while another one ran and has just ended."""
+    queue, running = RequestQueue(1), arrival(0.0, "z").entry
+    queue.offer(running, 0.0)
+    assert list(queue.start(0.0)) == [running]
+    entries = []
+    for _ in range(12):
+        client, num_tokens, priority = dice.choice("abc"), dice.randint(1, 50), dice.choice(priorities)
+        entries.append(arrival(0.0, client, num_tokens=num_tokens, priority=priority).entry)
+        queue.offer(entries[-1], 0.0)
+    queue.remove(running, 1.0)
+    return queue, entries
+
+
+def test_a_wait_is_expected_once_the_speed_is_known() -> None:
+    entry = arrival(20.0, "b").entry
+    new = Engine().queue
+    new.offer(entry, 20.0)
+    assert (new.expected_wait_s(entry), new.prompt_s(1000)) == (None, None)
+
+    engine = Engine()
+    engine.run(poisson(3 * CAPACITY, 20.0), 20.0)
+    engine.queue.offer(entry, 20.0)
+    expected_s, prompt_s = engine.queue.expected_wait_s(entry), engine.queue.prompt_s(1000)
+    assert expected_s is not None and 0.0 <= expected_s < 10.0
+    assert prompt_s == pytest.approx(1000 * PROMPT_TOKEN_S, rel=0.5)

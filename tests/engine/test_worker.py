@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from lmi.engine.messages import Cancel, Ready, Refused, Responses, Submit, decode_to_front_end, encode
+from lmi.engine.messages import Cancel, Ready, Refused, Responses, Submit, ToFrontEnd, decode_to_front_end, encode
 from lmi.errors import ErrorInfo
 from lmi.executor import FinishReason, Request, Response
 from lmi.ipc import MAX_FRAME_BYTES, FrameReader, frame
@@ -68,12 +68,12 @@ class FrontEnd:
         self.socket.settimeout(TIMEOUT_S)
         self.socket.connect(path)
         self.reader = FrameReader()
-        self.pending: list[Ready | Responses | Refused] = []
+        self.pending: list[ToFrontEnd] = []
 
     def send(self, *messages: Submit | Cancel) -> None:
         self.socket.sendall(b"".join(frame(encode(message)) for message in messages))
 
-    def next(self) -> Ready | Responses | Refused:
+    def next(self) -> ToFrontEnd:
         while not self.pending:
             data = self.socket.recv(65536)
             assert data, "the engine closed the connection"

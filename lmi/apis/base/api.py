@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Generic, NamedTuple, Self
 from lmi.apis.base.readers import Message, Parsed
 from lmi.errors import LmiError, Unauthorized
 from lmi.settings.config import ModelConfig
-from lmi.types import Answer, AnswerFormat, Delta, Format, OutputFormat, Token
+from lmi.types import Answer, AnswerFormat, Delta, Format, OutputFormat, Token, WaitStatus
 
 NO_TOKEN = Token(id=-1, text="", is_special=True)
 """The token of an empty step, as the reference writes it."""
@@ -64,6 +64,7 @@ class AsyncFormatter(ABC):
     media_type: str
     is_streaming: bool
     is_verbatim: bool = False  # the body is sent as it is, without the API's line end
+    begins_early: ClassVar[bool] = False  # a stream may begin without a token, and tell that it waits
 
     async def begin(self) -> None:
         """Get ready, before anything is generated."""
@@ -72,6 +73,10 @@ class AsyncFormatter(ABC):
     @abstractmethod
     def feed(self, delta: Delta) -> list[bytes] | Awaitable[list[bytes]]:
         """Return the records that this Delta completes, in order. The next one is fed when they have been sent."""
+
+    def waiting(self, status: WaitStatus, waited_s: float) -> list[bytes]:
+        """Return records that say that the answer has no token yet. Only a stream that `begins_early` has some."""
+        return []
 
     def close(self) -> None:
         """Let the other processes go."""
@@ -142,6 +147,25 @@ class StepFormatter(Formatter[Format]):
     @abstractmethod
     def _step(self, token: Token) -> bytes:
         """Return a record. The answer so far has the token, and its `finish_reason` with the last one."""
+
+
+def waiting_fields(status: WaitStatus, waited_s: float) -> dict[str, Any]:
+    """Return what is known of an answer that waits, in llama-server's words, and the place in the queue in litellm's.
+
+    The time is null while the engine's speed is not known.
+    """
+    fields: dict[str, Any] = {}
+    if status.num_computed_tokens is not None:
+        fields["prompt_progress"] = {
+            "total": status.num_prompt_tokens,
+            "cache": status.num_cached_tokens,
+            "processed": status.num_computed_tokens,
+            "time_ms": round(waited_s * 1000),
+        }
+    if status.queue_position is not None:
+        wait_s = None if status.wait_s is None else round(status.wait_s, 1)
+        fields["queue_status"] = {"queue_position": status.queue_position, "estimated_wait_seconds": wait_s}
+    return fields
 
 
 def one_line(fields: bytes) -> bytes:

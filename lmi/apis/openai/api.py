@@ -10,6 +10,7 @@ from lmi.apis.base.readers import Message, adapter, json_schema_of
 from lmi.apis.openai import chat_formatter, chat_schema, formatter, schema
 from lmi.apis.openai.schema import OpenAIFormat
 from lmi.description.parts import (
+    WAITING,
     ApiDescription,
     Form,
     Schema,
@@ -112,6 +113,9 @@ def _answer(kind: str, *optional: str, **choice: Form) -> Schema:
     is_chunk = bool(optional)
     usage, choice["finish_reason"] = (or_null(USAGE), or_null(REASON)) if is_chunk else (USAGE, REASON)
     head: dict[str, Form] = {"id": str, "created": int, "model": str, "system_fingerprint": str}
+    if is_chunk:
+        head |= WAITING
+        optional += tuple(WAITING)
     (head if kind.startswith("chat") else choice).update(OF_PROMPT)  # a completion may have several prompts
     choices = [struct("token_ids", *OF_PROMPT, index=int, token_ids=[int], **choice)]
     return struct(*optional, *OF_PROMPT, **head, object={"const": kind}, choices=choices, usage=usage)

@@ -14,13 +14,13 @@ from typing import Any, ClassVar
 
 from orjson import dumps
 
-from lmi.apis.base.api import SSE, one_line, text_of
+from lmi.apis.base.api import SSE, one_line, text_of, waiting_fields
 from lmi.apis.base.readers import Parsed
 from lmi.apis.openai.calls import AnswerPart, Arguments, Text, Thought, ToolCall
 from lmi.apis.openai.formatter import OpenAIFormatter, OpenAILines, OpenAIStream, OpenAIWhole, log_prob_fields
 from lmi.apis.openai.parts import AnswerParts
 from lmi.apis.openai.schema import OpenAIFormat
-from lmi.types import AnswerEnd, Delta
+from lmi.types import AnswerEnd, Delta, WaitStatus
 
 
 class ChatWhole(OpenAIWhole):
@@ -140,11 +140,14 @@ class BlockStream(OpenAIFormatter):
 
     media_type = SSE
     is_streaming = True
+    begins_early = True
     block_types: ClassVar[Mapping[type[AnswerPart], str]]
 
     def __init__(self, parsed: Parsed[OpenAIFormat]) -> None:
         super().__init__(parsed)
         self._parts: AnswerParts | None = None
+        self._has_begun = False
+        self._status = WaitStatus()  # before the first Delta
         self._block: dict[str, Any] = {}  # that is open
         self._texts: list[str] = []  # of the open block
 
@@ -153,7 +156,7 @@ class BlockStream(OpenAIFormatter):
         records: list[bytes] = []
         if self._parts is None:
             self._parts = AnswerParts.of(self._format, delta.prompt)
-            records += self._begin()
+            records += self._begin_once()
         for part in self._parts.feed(text_of(delta.tokens), delta.finish_reason):
             if isinstance(part, ToolCall) or self._block.get("type") != self.block_types[type(part)]:
                 records += [*self._close(), *self._open(part)]
@@ -166,12 +169,28 @@ class BlockStream(OpenAIFormatter):
         ending, whole = self._end(delta, delta.finish_reason)
         return [*records, *ending] if self.is_streaming else [dumps(whole)]
 
+    def waiting(self, status: WaitStatus, waited_s: float) -> list[bytes]:
+        self._status = status
+        beginning = self._begin_once()
+        return [*beginning, self._wait(waiting_fields(status, waited_s))]
+
+    def _begin_once(self) -> list[bytes]:
+        if self._has_begun:
+            return []
+
+        self._has_begun = True
+        return self._begin()
+
     def _event(self, kind: str, **fields: Any) -> bytes:
         return named_event(kind, {"type": kind, **fields}) if self.is_streaming else b""
 
     @abstractmethod
     def _begin(self) -> list[bytes]:
         """Return the events of an answer without blocks."""
+
+    @abstractmethod
+    def _wait(self, fields: dict[str, Any]) -> bytes:
+        """Return the event that clients take for progress, with further `fields`, while there is no token."""
 
     @abstractmethod
     def _open(self, part: AnswerPart) -> list[bytes]: ...

@@ -10,10 +10,10 @@ from typing import Any, ClassVar
 import msgspec
 from orjson import dumps
 
-from lmi.apis.base.api import JSONLINES, SSE, ErrorFields, Formatter, WholeFormatter, one_line, text_of
+from lmi.apis.base.api import JSONLINES, SSE, ErrorFields, Formatter, WholeFormatter, one_line, text_of, waiting_fields
 from lmi.apis.base.readers import Parsed
 from lmi.apis.openai.schema import OpenAIFormat
-from lmi.types import Answer, AnswerEnd, Delta, Token
+from lmi.types import Answer, AnswerEnd, Delta, Token, WaitStatus
 
 LEAST_LOG_PROB = -9999.0  # JSON has no infinity
 REASONS = {AnswerEnd.LENGTH: "length", AnswerEnd.EOS_TOKEN: "stop", AnswerEnd.STOP_SEQUENCE: "stop"}
@@ -130,6 +130,7 @@ class OpenAIStream(OpenAIFormatter):
     opening = b"data: "
     closing = b"\n\n"
     done: ClassVar[bytes] = b"data: [DONE]\n\n"
+    begins_early = True
 
     def __init__(self, parsed: Parsed[OpenAIFormat]) -> None:
         super().__init__(parsed)
@@ -144,6 +145,10 @@ class OpenAIStream(OpenAIFormatter):
         if self._format.has_usage:
             records.append(self.record(dumps(self._object([]) | {"usage": self._usage()})))
         return [*records, self.done] if self.done else records
+
+    def waiting(self, status: WaitStatus, waited_s: float) -> list[bytes]:
+        fields = self._object([]) | {"usage": None} if self._format.has_usage else self._object([])
+        return [self.record(dumps(fields | waiting_fields(status, waited_s)))]
 
     def _chunk(self, choice: dict[str, Any], beside: bytes = b"") -> bytes:
         return one_line(b"%b%b]%b%b" % (self._before, dumps(choice), beside, self._behind))
@@ -162,6 +167,7 @@ class OpenAILines(OpenAIStream):
     opening = b""
     closing = b"\n"
     done = b""
+    begins_early = False  # who reads lines expects a choice in each
 
 
 class Completion(OpenAIFormatter):

@@ -18,6 +18,7 @@ from lmi.apis.openai.schema import OpenAIFormat
 from lmi.apis.responses import schema
 from lmi.apis.responses.schema import ResponseState
 from lmi.description.parts import (
+    WAITING,
     ApiDescription,
     Form,
     Schema,
@@ -59,6 +60,10 @@ class ItemsStream(BlockStream):
     def _begin(self) -> list[bytes]:
         begun = self._state.response("in_progress")
         return [self._event(f"response.{name}", response=begun) for name in ("created", "in_progress")]
+
+    def _wait(self, fields: dict[str, Any]) -> bytes:
+        """Codex gives up a request after 300 s without an event. Comments do not count for it."""
+        return self._event("response.in_progress", response=self._state.response("in_progress"), **fields)
 
     def _open(self, part: AnswerPart) -> list[bytes]:
         item, index = _item(part), len(self._state.output)
@@ -174,7 +179,7 @@ USAGE = struct(
 )
 PLACE: dict[str, Form] = {"item_id": str, "output_index": int, "content_index": int}
 MORE: dict[str, Form] = PLACE | {"item": OUTPUT, "part": PART, "response": "Response", "logprobs": [dict]}
-MORE |= dict.fromkeys(("delta", "text", "arguments", "name"), str)
+MORE |= dict.fromkeys(("delta", "text", "arguments", "name"), str) | WAITING
 OF_ITEM = ("output_item.added", "output_item.done", "content_part.added", "content_part.done")
 NAMES = tuple(f"response.{name}" for name in ("created", *STATUS, "failed", *OF_ITEM))
 NAMES += tuple(f"{name}.{end}" for name in EVENTS.values() for end in ("delta", "done"))

@@ -1,0 +1,101 @@
+"""The beginning of a stream that has no token yet.
+
+Clients give up a request of which they hear nothing, and send it again: a prompt that takes minutes would be asked for
+ever. So after some seconds a stream begins, and says that it waits, again and again, in the events that the clients of
+its API take for progress. Until then a refusal has its status.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from types import TracebackType
+from typing import Self
+
+from lmi.apis.base.api import AsyncFormatter
+from lmi.engine.client import ResponseStream
+from lmi.types import WaitStatus
+
+ANSWER_S = 1.0  # for an engine to say how far it is
+QUEUE_LOOK_S = 0.3  # a queue looks as often for who has waited too long: a refusal after as long keeps its status
+
+Send = Callable[[list[bytes]], Awaitable[None] | None]  # what it returns is awaited before the next records
+
+
+class EarlyStart:
+    """Sends what a formatter writes of waiting, every `period_s`, until a Result comes. Without a period, nothing.
+
+    It costs one timer for each stream: nothing is done for each token.
+    """
+
+    def __init__(self, formatter: AsyncFormatter, send: Send, period_s: float | None, started_s: float) -> None:
+        """`started_s`: since when the client waits."""
+        self.streams: list[ResponseStream] = []  # of the requests that are answered together
+        self._formatter, self._send = formatter, send
+        self._period_s, self._started_s = period_s, started_s
+        self._timer: asyncio.TimerHandle | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._is_sending = False
+
+    async def __aenter__(self) -> Self:
+        if self._period_s is not None and self._formatter.is_streaming and self._formatter.begins_early:
+            first_s = self._started_s + self._period_s + QUEUE_LOOK_S - time.monotonic()
+            self._timer = asyncio.get_running_loop().call_later(max(0.0, first_s), self._begin, self._period_s)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._task is None:
+            return
+
+        is_left = kind is not None and issubclass(kind, asyncio.CancelledError)
+        if is_left or not self._is_sending:
+            self._task.cancel()
+        await asyncio.wait([self._task])  # the records that it sends stand before an error
+
+    def _begin(self, period_s: float) -> None:
+        if self._may_tell():
+            self._task = asyncio.create_task(self._tell_repeatedly(period_s))
+
+    def _may_tell(self) -> bool:
+        return not any(stream.has_begun for stream in self.streams)
+
+    async def _tell_repeatedly(self, period_s: float) -> None:
+        while True:
+            status = await self._status()
+            if not self._may_tell():
+                return
+
+            records = self._formatter.waiting(status, time.monotonic() - self._started_s)
+            self._is_sending = True
+            if (sent := self._send(records)) is not None:
+                await sent
+            self._is_sending = False
+            await asyncio.sleep(period_s)
+
+    async def _status(self) -> WaitStatus:
+        waiting = [stream for stream in self.streams if stream.is_waiting]
+        return together(await asyncio.gather(*(stream.ask_status(ANSWER_S) for stream in waiting)))
+
+
+def together(statuses: Sequence[WaitStatus]) -> WaitStatus:
+    """Return the status of requests that are answered together: the first token is that of the first who has one.
+
+    Tokens are those of all prompts.
+    """
+    if not statuses:
+        return WaitStatus()
+
+    computed = [status.num_computed_tokens for status in statuses]
+    cached = [status.num_cached_tokens for status in statuses]
+    positions = [status.queue_position for status in statuses if status.queue_position is not None]
+    waits_s = [status.wait_s for status in statuses if status.wait_s is not None]
+    return WaitStatus(
+        num_prompt_tokens=sum(status.num_prompt_tokens for status in statuses),
+        num_computed_tokens=None if None in computed else sum(filter(None, computed)),
+        num_cached_tokens=None if None in cached else sum(filter(None, cached)),
+        queue_position=min(positions, default=None),
+        wait_s=min(waits_s, default=None),
+    )

@@ -1,0 +1,201 @@
+"""A stream without a token begins after a while, and says in the events of its API that it waits."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.client import HTTPConnection, HTTPResponse
+from typing import Any
+
+import pytest
+
+from lmi.executor import PromptProgress
+from lmi.server.waiting import together
+from lmi.types import WaitStatus
+from tests.scripted import Host, host
+
+KEEPALIVE_S = 0.1
+CHAT, TEXT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"
+PROGRESS = PromptProgress(num_computed_tokens=9, num_cached_tokens=4)
+NUM_TOLD = 3  # events of waiting that a test reads before the engine answers
+
+
+@pytest.fixture
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
+    settings: dict[str, object] = {"chat_template": "{{ messages[-1].content }}"}
+    timing: dict[str, object] = {"stream_keepalive_s": KEEPALIVE_S}
+    with host(tmp_path_factory.mktemp("waiting"), server=timing, model=settings) as server:
+        server.executor.progress = PROGRESS
+        yield server
+
+
+def body_of(path: str, prompt: str) -> dict[str, Any]:
+    messages = [{"role": "user", "content": prompt}]
+    bodies: dict[str, dict[str, Any]] = {
+        CHAT: {"messages": messages},
+        TEXT: {"prompt": prompt},
+        MESSAGES: {"messages": messages, "max_tokens": 90},
+        RESPONSES: {"input": prompt},
+    }
+    return bodies[path] | {"model": "scripted", "stream": True}
+
+
+@contextmanager
+def streamed(server: Host, path: str, body: dict[str, Any], headers: dict[str, str] | None = None) -> Iterator[Any]:
+    """Send a request, and give what waits for its response."""
+    connection = HTTPConnection("127.0.0.1", server.port, timeout=60)
+    try:
+        connection.request("POST", path, json.dumps(body), headers or {})
+        yield connection.getresponse
+    finally:
+        connection.close()
+
+
+def events(response: HTTPResponse) -> Iterator[dict[str, Any]]:
+    for line in response:
+        if line.startswith(b"data: {"):
+            yield json.loads(line.removeprefix(b"data: "))
+
+
+def all_events(server: Host, path: str, order: str, is_waiting: Callable[[dict[str, Any]], bool]) -> list[Any]:
+    """The events of a stream whose engine answers once the stream has told a few times that it waits."""
+    told: list[dict[str, Any]] = []
+    with streamed(server, path, body_of(path, f"late {order}")) as answer:
+        for event in events(answer()):
+            told.append(event)
+            if sum(map(is_waiting, told)) == NUM_TOLD:
+                server.executor.let_go.set()
+    return told
+
+
+def is_progress(event: dict[str, Any]) -> bool:
+    return "prompt_progress" in event
+
+
+def shape_of_waiting(event: dict[str, Any], num_prompt_tokens: int) -> dict[str, Any]:
+    """Check what stands in an event of waiting, and return what its API adds."""
+    progress, queue_status = event.pop("prompt_progress"), event.pop("queue_status")
+    assert progress.pop("time_ms") >= 1000 * KEEPALIVE_S
+    assert progress == {"total": num_prompt_tokens, "cache": 4, "processed": 9}
+    assert queue_status["queue_position"] == 0
+    assert queue_status["estimated_wait_seconds"] > 0
+    return event
+
+
+PROMPT_TOKENS = len("late say hi")
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+def test_a_stream_of_openai_tells_its_progress_in_chunks_without_choices(served: Host, path: str) -> None:
+    told = all_events(served, path, "say hi", is_progress)
+    waiting = [event for event in told if is_progress(event)]
+    assert told[: len(waiting)] == waiting
+    for event in waiting:
+        shape = shape_of_waiting(event, PROMPT_TOKENS)
+        assert shape["choices"] == []
+        assert shape["id"] == told[-1]["id"]
+    said = [event["choices"][0] for event in told[len(waiting) :]]
+    texts = [choice["delta"]["content"] if path == CHAT else choice["text"] for choice in said]
+    assert "".join(texts) == "hi"
+
+
+def test_a_stream_of_messages_tells_its_progress_in_deltas_without_a_stop_reason(served: Host) -> None:
+    told = all_events(served, MESSAGES, "say hi", is_progress)
+    kinds = [event["type"] for event in told]
+    assert kinds[:2] == ["message_start", "ping"]
+    assert kinds.count("message_start") == 1
+    assert kinds[2 : 2 + NUM_TOLD] == ["message_delta"] * NUM_TOLD
+    for event in told[2 : 2 + NUM_TOLD]:
+        shape = shape_of_waiting(event, PROMPT_TOKENS)
+        assert shape["delta"] == {"stop_reason": None, "stop_sequence": None}
+        assert (shape["usage"]["input_tokens"], shape["usage"]["output_tokens"]) == (PROMPT_TOKENS - 4, 0)
+    assert told[0]["message"]["usage"]["input_tokens"] == PROMPT_TOKENS - 4
+    assert told[-2]["delta"]["stop_reason"] == "end_turn"
+    assert told[-2]["usage"]["input_tokens"] == PROMPT_TOKENS
+
+
+def test_a_stream_of_responses_is_in_progress_again_and_again(served: Host) -> None:
+    told = all_events(served, RESPONSES, "say hi", is_progress)
+    kinds = [event["type"] for event in told]
+    assert kinds[0] == "response.created"
+    assert kinds.count("response.created") == 1
+    assert kinds[1 : 2 + NUM_TOLD] == ["response.in_progress"] * (1 + NUM_TOLD)
+    assert kinds[-1] == "response.completed"
+    assert [event["sequence_number"] for event in told] == list(range(len(told)))
+    assert shape_of_waiting(told[2], PROMPT_TOKENS)["response"]["status"] == "in_progress"
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT, MESSAGES, RESPONSES])
+def test_an_error_after_the_beginning_has_the_form_of_the_stream(served: Host, path: str) -> None:
+    told = all_events(served, path, "fail ", is_progress)
+    forms = {MESSAGES: ("error",), RESPONSES: ("response", "error")}
+    last = told[-1]
+    for name in forms.get(path, ("error",)):
+        last = last[name]
+    assert "the script says so" in last["message"]
+
+
+def test_an_engine_that_knows_no_progress_tells_none(served: Host) -> None:
+    served.executor.progress = None
+    told = all_events(served, CHAT, "say hi", lambda event: not event["choices"])
+    waiting = [event for event in told if not event["choices"]]
+    assert [event.get("prompt_progress") for event in waiting] == [None] * NUM_TOLD
+    assert waiting[0]["queue_status"] == {"queue_position": 0, "estimated_wait_seconds": None}
+
+
+QUIET: dict[str, tuple[str, dict[str, Any], dict[str, str]]] = {
+    "lines of LMI": ("/invocations", {"inputs": "late say hi", "stream": True}, {}),
+    "events of LMI": ("/invocations", {"inputs": "late say hi"}, {"Accept": "text/event-stream"}),
+    "lines of a chat": ("/invocations", {"messages": [{"role": "user", "content": "late say hi"}], "stream": True}, {}),
+    "Triton": ("/v2/models/scripted/generate_stream", {"text_input": "late say hi"}, {}),
+    "a whole chat": (CHAT, body_of(CHAT, "late say hi") | {"stream": False}, {}),
+    "a whole message": (MESSAGES, body_of(MESSAGES, "late say hi") | {"stream": False}, {}),
+}
+
+
+@pytest.mark.parametrize("form", QUIET)
+def test_what_no_client_takes_for_progress_keeps_silent_and_has_its_status(served: Host, form: str) -> None:
+    path, body, headers = QUIET[form]
+    failing = json.loads(json.dumps(body).replace("late say hi", "late fail "))
+    with streamed(served, path, body, headers) as answer, streamed(served, path, failing, headers) as refusal:
+        all_events(served, CHAT, "say hi", is_progress)  # while another stream has told that it waits
+        response = answer()
+        assert response.status == 200
+        said = response.read()
+        assert b"prompt_progress" not in said
+        assert b'"choices":[]' not in said
+        assert refusal().status in (424, 500)
+
+
+def test_tgi_keeps_its_stream_alive_with_a_comment(served: Host) -> None:
+    body = {"inputs": "late say hi", "parameters": {"max_new_tokens": 9}}
+    with streamed(served, "/generate_stream", body) as answer:
+        response = answer()
+        assert response.readline() == b":\n"
+        assert response.readline() == b"\n"
+        served.executor.let_go.set()
+        assert json.loads(response.read().split(b"data:")[-1])["generated_text"] == "hi"
+
+
+def test_a_stream_that_has_begun_with_a_token_tells_no_progress_later(served: Host) -> None:
+    with streamed(served, CHAT, body_of(CHAT, "rest hi")) as answer:
+        response = answer()
+        all_events(served, CHAT, "say hi", is_progress)  # while another stream has told that it waits
+        said = list(events(response))
+    assert [event for event in said if is_progress(event)] == []
+    assert "".join(event["choices"][0]["delta"]["content"] for event in said) == "hi"
+
+
+def test_without_the_option_a_stream_begins_with_its_first_token(tmp_path_factory: pytest.TempPathFactory) -> None:
+    settings: dict[str, object] = {"chat_template": "{{ messages[-1].content }}"}
+    with host(tmp_path_factory.mktemp("off"), server={"stream_keepalive_s": None}, model=settings) as server:
+        response, answer = server.post(body_of(MESSAGES, "say hi"), MESSAGES)
+        assert (response.status, answer.count(b"event: message_delta")) == (200, 1)
+
+
+def test_of_requests_together_the_first_token_counts_and_all_prompts() -> None:
+    one, other = WaitStatus(100, 40, 10, 0, 2.5), WaitStatus(50, 0, 0, 3, 9.0)
+    assert together([one, other]) == WaitStatus(150, 40, 10, 0, 2.5)
+    assert together([one, WaitStatus(50)]) == WaitStatus(150, None, None, 0, 2.5)
+    assert together([]) == WaitStatus()
