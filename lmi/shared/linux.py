@@ -22,6 +22,7 @@ PR_SET_DUMPABLE = 4
 PR_SET_CHILD_SUBREAPER = 36
 EXIT_EXEC_FAILED = 127
 IOLBF = 1  # of stdio.h
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")  # of the processor times that the kernel tells
 LOG_FD_NAME = "LMI_LOG_FD"
 SUPERVISOR_PID = "LMI_SUPERVISOR_PID"  # the variable that names the supervisor to its children
 CORES = "LMI_CORES"  # the variable that names its cores to a process
@@ -232,6 +233,22 @@ def _children() -> dict[int, list[int]]:
             parent = int(after_name.split()[1])
             children.setdefault(parent, []).append(pid)
     return children
+
+
+def processor_times(pid: int) -> dict[int, float]:
+    """Return the seconds that each thread of a process and of its descendants has computed, by the thread's id.
+
+    Threads that end meanwhile are left out. Source: proc(5), utime and stime of /proc/PID/task/TID/stat.
+    """
+    times: dict[int, float] = {}
+    for process in [pid, *descendants(pid)]:
+        with suppress(OSError):  # it has ended
+            for thread in os.listdir(f"/proc/{process}/task"):
+                with suppress(OSError):
+                    after_name = Path(f"/proc/{process}/task/{thread}/stat").read_text().rpartition(")")[2]
+                    in_user, in_system = after_name.split()[11:13]
+                    times[int(thread)] = (int(in_user) + int(in_system)) / TICKS_PER_S
+    return times
 
 
 def describe_exit(code: int) -> str:

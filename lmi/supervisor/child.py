@@ -12,7 +12,15 @@ from lmi.errors import NoMemory, StartError
 from lmi.shared import linux
 from lmi.shared.state import EngineRecord, Phase
 from lmi.supervisor.output import ChildOutput
-from lmi.supervisor.restarts import LONGEST_DELAY_S, STEADY_S, HangLimits, Pauses, RestartTable, hang
+from lmi.supervisor.restarts import (
+    LONGEST_DELAY_S,
+    STEADY_S,
+    HangLimits,
+    Pauses,
+    RestartTable,
+    StepWork,
+    hang,
+)
 
 FORK_AGAIN_S = 1.0  # until the next try where the system refused a process
 STACKS_S = 0.5  # how long a hung process may write its stacks before it is killed
@@ -76,6 +84,7 @@ class Child:
         self._was_ready = False  # whether this process was ever ready
         self._ends_by_itself = False  # which nobody told it to
         self._hung = ""  # why it counts as hung
+        self._work = StepWork(self._times)
         self._kill_s: float | None = None  # when to kill a hung process
 
     def look(self, now: float, pauses: Pauses) -> None:
@@ -170,6 +179,14 @@ class Child:
             record.phase = Phase.FAILED
         return failure
 
+    def _times(self) -> dict[int, float]:
+        """Return the processor time of each thread but the main one, which only serves the socket and never steps."""
+        if self.pid is None:
+            return {}
+        times = linux.processor_times(self.pid)
+        times.pop(self.pid, None)
+        return times
+
     def _judge(self, record: EngineRecord, now: float, pauses: Pauses) -> None:
         if record.phase == Phase.DRAINING and not self._ends_by_itself:
             self._ends_by_itself, self._began_s = True, now
@@ -177,11 +194,14 @@ class Child:
             self._was_ready = True
             if record.num_starts > 1:
                 log.info("%s is ready, %.1f s after its last process was lost", self.name, now - record.lost_s)
-        elif self.kind.limits and (why := hang(record, self.kind.limits, self._began_s, now, pauses)):
+        elif self.kind.limits and (why := hang(record, self.kind.limits, self._began_s, now, pauses, self._work)):
             log.error("%s %s; its stacks follow, then it is killed", self.name, why)
             self._lose(record, why, "", now)
             self._hung, self._kill_s = why, now + STACKS_S
             self.send(signal.SIGUSR2)
+        elif self._work.late_step():
+            text = "%s has made no step for %.1f s and goes on, because it works: the machine gave it %.1f s of a core"
+            log.warning(text, self.name, now - record.step_s, self._work.worked_s)
 
     def _reason(self, code: int) -> tuple[str, str]:
         """Return why the process ended, on one line, and the label of that error."""

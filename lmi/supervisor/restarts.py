@@ -2,6 +2,7 @@
 
 import math
 from collections import deque
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Self
 
@@ -18,6 +19,13 @@ KILL_S = 3.0  # for a process that ends, by itself or because it was told to
 DRAIN_CUT_S = 1.5  # after drain_timeout, when the remaining front ends are killed
 DRAIN_END_S = 2.5  # after drain_timeout, when all remaining processes are killed
 
+# A step that lasts longer than its limit goes on while a thread of the engine works in it with this share of a core at
+# least, until a thread has worked for the limit, or the step has lasted for so many limits.
+LEAST_SHARE = 0.02
+MOST_LIMITS = 10
+LOOKS_IN_A_LIMIT = 20  # at the processor time of an engine whose step is long
+
+PAUSES_EVERY_S = 60.0  # how often pauses are told
 LATE_TURN_S = 1.0  # the supervisor's loop turns five times a second; if a turn is so late, the process did not run
 
 
@@ -87,6 +95,89 @@ class Pauses:
 NO_PAUSES = Pauses(math.inf)
 
 
+class PauseNotes:
+    """Tells the first pause at once, and those that follow together, once in `every_s` at most."""
+
+    def __init__(self, every_s: float = PAUSES_EVERY_S) -> None:
+        self._every_s = every_s
+        self._told_s = -math.inf
+        self._num_pauses = 0
+        self._paused_s = 0.0
+
+    def note(self, paused_s: float, now: float) -> str | None:
+        """Note a turn and the pause that it ends, if any. Returns what to tell now."""
+        self._num_pauses += paused_s > 0
+        self._paused_s += paused_s
+        if not self._num_pauses or now - self._told_s < self._every_s:
+            return None
+
+        several = f" in {self._num_pauses} pauses" if self._num_pauses > 1 else ""
+        text = (
+            f"the machine gave this process no time for {self._paused_s:.1f} s{several} (busy, or suspended); "
+            "deadlines are extended"
+        )
+        self._told_s, self._num_pauses, self._paused_s = now, 0, 0.0
+        return text
+
+
+class StepWork:
+    """How the threads of an engine work in a step that takes long, so that an engine which starves is not killed.
+
+    Call `look` in each turn while the engine is busy. `read` gives the processor time of each thread by its id, without
+    the one that never steps. The time before the first look at a step counts as worked.
+    """
+
+    def __init__(self, read: Callable[[], Mapping[int, float]]) -> None:
+        self._read = read
+        self._step_s = self._looked_s = -math.inf  # when the step began, and when the times were read last
+        self._first: Mapping[int, float] | None = None  # the times at the first look
+        self._marked: Mapping[int, float] = {}  # the times when a thread had worked with LEAST_SHARE
+        self._marked_s = -math.inf
+        self._unseen_s = 0.0  # of the step before the first look
+        self._is_late = False  # it is over its limit and goes on
+        self._is_late_told = False
+        self.worked_s = 0.0  # by the thread that worked most in this step
+
+    def look(self, step_s: float, limit_s: float, now: float) -> None:
+        if step_s != self._step_s:
+            self._step_s = self._looked_s = self._marked_s = step_s
+            self._first = None
+            self._is_late = False
+            self.worked_s = 0.0
+        if now - self._looked_s < limit_s / LOOKS_IN_A_LIMIT:
+            return
+
+        self._looked_s = now
+        times = self._read()
+        if self._first is None:
+            self._first = self._marked = times
+            self._unseen_s = now - step_s
+            return
+        self.worked_s = self._unseen_s + _most_worked_s(times, self._first)
+        if _most_worked_s(times, self._marked) >= LEAST_SHARE * (now - self._marked_s):
+            self._marked, self._marked_s = times, now
+
+    def goes_on(self, waited_s: float, limit_s: float, now: float, pauses: Pauses) -> bool:
+        """Return whether a step that lasts for `waited_s` is still one."""
+        if waited_s <= limit_s:
+            return True
+        is_idle = pauses.ran_s(self._marked_s, now) > limit_s
+        is_over = self._first is None or self.worked_s >= limit_s or waited_s > MOST_LIMITS * limit_s
+        if is_idle or is_over:
+            return False
+        self._is_late = True
+        return True
+
+    def late_step(self) -> bool:
+        """Return, once for each step, whether it is over its limit and goes on."""
+        is_new, self._is_late_told = self._is_late and not self._is_late_told, self._is_late
+        return is_new
+
+
+def _most_worked_s(times: Mapping[int, float], before: Mapping[int, float]) -> float:
+    return max((time_s - before.get(thread, 0.0) for thread, time_s in times.items()), default=0.0)
+
+
 @dataclass(frozen=True, slots=True)
 class HangLimits:
     """How long a process may do what it does, in seconds."""
@@ -96,21 +187,28 @@ class HangLimits:
     step_s: float
     work: str  # what it did too long when it is busy
     waiting_counts: bool = True  # a step takes in the requests that wait
+    work_counts: bool = False  # a step may last longer than its limit while it works
 
     @classmethod
     def of(cls, engine: EngineConfig) -> Self:
         steps = engine.first_step_timeout_s, engine.step_timeout_s
-        return cls(engine.model_loading_timeout_s, *steps, "made no step though work waits")
+        return cls(engine.model_loading_timeout_s, *steps, "made no step though work waits", work_counts=True)
 
 
 def hang(
-    record: EngineRecord, limits: HangLimits, began_s: float, now: float, pauses: Pauses = NO_PAUSES
+    record: EngineRecord,
+    limits: HangLimits,
+    began_s: float,
+    now: float,
+    pauses: Pauses = NO_PAUSES,
+    work: StepWork | None = None,
 ) -> str | None:
     """Return why a live process counts as hung, or None.
 
-    A busy engine hangs if it makes no step, an idle one if it gives no sign of life, and a loading one if it takes too
-    long, and so does one that stopped by itself and does not end. A long prompt or a compilation advances the step
-    counter in small parts, so its engine does not count as hung. `began_s` is when the load or the end began.
+    A busy engine hangs if it makes no step and does not work either, an idle one if it gives no sign of life, and a
+    loading one if it takes too long, and so does one that stopped by itself and does not end. A long prompt or a
+    compilation advances the step counter in small parts, so its engine does not count as hung. `began_s` is when the
+    load or the end began, and `work` is the work of the process in its step, where that counts.
     """
     if record.phase in (Phase.STARTING, Phase.LOADING):
         since_s, what, limit_s = began_s, "did not finish loading", limits.loading_s
@@ -120,6 +218,10 @@ def hang(
         return None
     elif record.num_running or (limits.waiting_counts and record.num_waiting):
         since_s, what, limit_s = record.step_s, limits.work, limits.step_s if record.step else limits.first_step_s
+        if work is not None and limits.work_counts:
+            work.look(since_s, limit_s, now)
+            if work.goes_on(pauses.ran_s(since_s, now), limit_s, now, pauses):
+                return None
     else:
         since_s, what, limit_s = record.beat_s, "gave no sign of life", IDLE_BEAT_S
     waited_s = pauses.ran_s(since_s, now)

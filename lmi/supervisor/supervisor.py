@@ -29,7 +29,7 @@ from lmi.supervisor import banner, kinds, stages
 from lmi.supervisor.child import Child, Failure
 from lmi.supervisor.cores import Cores, claimed, usable
 from lmi.supervisor.gateway import gateways
-from lmi.supervisor.restarts import DRAIN_CUT_S, DRAIN_END_S, LATE_TURN_S, Pauses, drain_notice_s
+from lmi.supervisor.restarts import DRAIN_CUT_S, DRAIN_END_S, LATE_TURN_S, PauseNotes, Pauses, drain_notice_s
 from lmi.supervisor.stages import Settle, Stage
 
 TICK_S, LOADING_TICK_S = 0.2, 0.05
@@ -68,6 +68,7 @@ class Supervisor:
         self._gateways = gateways(runtime, listeners[0].getsockname()[1])
         self._fetches = FetchProcesses(runtime)
         self._pauses = Pauses(LATE_TURN_S)
+        self._pause_notes = PauseNotes()
         self._throughput = banner.Throughput(self._config.throughput_interval_s, time.monotonic())
         self._phase = Phase.STARTING  # also in its record, where `/ping` reads it
         self._phase_s = self._started_s = time.monotonic()  # when the phase began
@@ -144,8 +145,8 @@ class Supervisor:
             model.block.supervisor.log_level = self._block.supervisor.log_level
         now = time.monotonic()
         self._throughput.look((record for model in self._models for record in model.block.engines), now)
-        if paused_s := self._pauses.note(now):
-            log.info("this server was paused for %.1f s, which counts against nobody", paused_s)
+        if told := self._pause_notes.note(self._pauses.note(now), now):
+            log.info("%s", told)
         if self._failure is not None:
             if now - self._phase_s >= self._failure.notice_s:  # `/ping` has reported it for long enough
                 self._exit_code = self._failure.code

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import pytest
 from lmi.errors import ModelUnusable, StartError
 from lmi.shared.state import Block, EngineRecord, Phase
 from lmi.supervisor.child import Child, ChildKind
-from lmi.supervisor.restarts import NO_PAUSES, HangLimits, RestartTable
+from lmi.supervisor.restarts import NO_PAUSES, HangLimits, Pauses, RestartTable
 
 DEAD_PID = 1 << 30
 
@@ -169,6 +170,59 @@ def test_a_hung_process_is_asked_for_its_stacks_and_then_killed(
         assert process.wait(60) == -signal.SIGKILL
     assert child.exited(-9, now=looks[-1] + 1.0, is_ending=False) is None
     assert record.reason == why, "that is why it was killed"
+
+
+WORKS = """
+import threading, time
+
+def work():
+    while True:
+        rests_s = time.thread_time() + 0.01
+        while time.thread_time() < rests_s:
+            pass
+        time.sleep({rest_s})
+
+threading.Thread(target=work, daemon=True).start()
+print("up", flush=True)
+threading.Event().wait()
+"""
+RESTS = "import threading; print('up', flush=True); threading.Event().wait()"
+
+
+@pytest.mark.parametrize(
+    ("script", "is_stopped", "least_s", "most_s"),
+    [
+        (RESTS, False, 1.0, 1.5),
+        (WORKS.format(rest_s=0.0), True, 1.0, 1.5),
+        (WORKS.format(rest_s=0.0), False, 1.0, math.inf),
+        (WORKS.format(rest_s=0.04), False, 3.0, math.inf),
+    ],
+    ids=["waits", "stopped", "works", "works with a fifth of a core"],
+)
+def test_a_step_ends_by_its_limit_of_work_or_when_nothing_works_in_it(
+    record: EngineRecord, script: str, is_stopped: bool, least_s: float, most_s: float
+) -> None:
+    """The limit is 1 s. `least_s` and `most_s` are how long the step lasts until its process counts as hung."""
+    assert ENGINE.limits is not None
+    limits = replace(ENGINE.limits, step_s=1.0, work_counts=True)
+    child = Child(replace(ENGINE, limits=limits), 0, record)
+    pauses = Pauses(0.5)
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "up\n"
+        if is_stopped:
+            process.send_signal(signal.SIGSTOP)
+        child.pid = process.pid
+        record.phase, record.num_running, record.step = Phase.READY, 1, 1
+        record.step_s = began_s = time.monotonic()
+        while record.phase == Phase.READY:
+            now = time.monotonic()
+            pauses.note(now)
+            child.look(now, pauses)
+            time.sleep(0.02)
+        lasted_s = pauses.ran_s(began_s, now)
+        process.kill()
+    assert least_s < lasted_s < most_s
+    assert record.reason.startswith("slept for ")
 
 
 @pytest.mark.parametrize(("kind", "is_left"), [(ENGINE, False), (FRONT_END, True)])

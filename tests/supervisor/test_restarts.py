@@ -10,7 +10,16 @@ import pytest
 from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig
 from lmi.shared.state import Block, EngineRecord, Phase
 from lmi.supervisor.code import limits
-from lmi.supervisor.restarts import HangLimits, Pauses, RestartTable, drain_notice_s, hang
+from lmi.supervisor.restarts import (
+    NO_PAUSES,
+    HangLimits,
+    PauseNotes,
+    Pauses,
+    RestartTable,
+    StepWork,
+    drain_notice_s,
+    hang,
+)
 from lmi.user_code.options import UserCodeConfig
 
 ENGINE = HangLimits.of(EngineConfig(step_timeout_s=60.0, first_step_timeout_s=300.0, model_loading_timeout_s=1200.0))
@@ -119,6 +128,79 @@ def test_an_engine_that_was_paused_with_its_supervisor_is_not_hung(record: Engin
     record.phase = Phase.LOADING
     assert hang(record, ENGINE, 1000.0, 6199.0, pauses) is None
     assert "loading" in (hang(record, ENGINE, 1000.0, 6201.0, pauses) or "")
+
+
+def last_look(record: EngineRecord, shares: dict[int, float], *, until_s: float) -> float:
+    """When an engine whose threads work with these shares of a core counts as hung, looked at five times a second.
+
+    The step begins at 1000 and its threads work until `until_s`.
+    """
+    times = {thread: 0.0 for thread in shares}
+    work = StepWork(lambda: dict(times))
+    record.num_running, now = 1, 1000.0
+    while hang(record, ENGINE, 0.0, now, NO_PAUSES, work) is None:
+        assert now < 3000.0
+        now += 0.2
+        for thread, share in shares.items():
+            times[thread] += 0.2 * share if now <= until_s else 0.0
+    return now - 1000.0
+
+
+@pytest.mark.parametrize(
+    ("shares", "until_s", "expected_s"),
+    [
+        ({}, 1e9, 60),
+        ({1: 0.0, 2: 0.005}, 1e9, 60),
+        ({1: 1.0}, 1e9, 60),
+        ({1: 1.0, 2: 1.0, 3: 1.0}, 1e9, 60),
+        ({1: 0.5, 2: 0.5, 3: 0.5}, 1e9, 117),
+        ({1: 0.05, 2: 0.0}, 1e9, 600),
+        ({1: 0.5}, 1030.0, 90),
+        ({1: 0.5}, 1100.0, 160),
+    ],
+    ids=[
+        "no threads",
+        "threads that wait",
+        "a loop",
+        "a loop of three threads",
+        "half a core each",
+        "starved",
+        "a thread that soon waits",
+        "a thread that waits at last",
+    ],
+)
+def test_a_step_may_last_longer_where_the_machine_gives_its_engine_little(
+    record: EngineRecord, shares: dict[int, float], until_s: float, expected_s: float
+) -> None:
+    """Up to 60 s of work by one thread, to 60 s without work by any, and to 600 s by the clock."""
+    assert last_look(record, shares, until_s=until_s) == pytest.approx(expected_s, abs=4)
+
+
+def test_a_late_step_is_told_once(record: EngineRecord) -> None:
+    times = {1: 0.0}
+    work = StepWork(lambda: dict(times))
+    record.num_running = 1
+    told = []
+    for second in range(1001, 1201):
+        times[1] += 0.1
+        record.step_s = 1000.0 if second < 1100 else 1100.0
+        assert hang(record, ENGINE, 0.0, float(second), NO_PAUSES, work) is None
+        told += [second] if work.late_step() else []
+    assert told == [1061, 1161]
+
+
+def test_pauses_are_told_once_a_minute_with_their_sum() -> None:
+    notes = PauseNotes()
+    [first, *others] = [
+        notes.note(paused_s, now) for paused_s, now in ((1.4, 10.0), (0.0, 11.0), (2.0, 20.0), (3.0, 60.0))
+    ]
+    assert first == "the machine gave this process no time for 1.4 s (busy, or suspended); deadlines are extended"
+    assert others == [None] * 3
+    assert notes.note(0.0, 69.9) is None
+    assert notes.note(0.0, 70.0) == (
+        "the machine gave this process no time for 5.0 s in 2 pauses (busy, or suspended); deadlines are extended"
+    )
+    assert notes.note(0.0, 500.0) is None
 
 
 def test_the_notice_of_a_drain_is_a_second_and_never_most_of_the_drain() -> None:

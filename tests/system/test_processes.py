@@ -370,6 +370,17 @@ def test_a_stopped_engine_with_work_is_replaced_after_the_step_timeout(container
     assert "made no step though work waits" in server.log.read_text()
 
 
+def test_an_engine_that_works_with_little_of_the_machine_is_not_killed_by_the_step_timeout(container: Make) -> None:
+    server = container(
+        option__rolling_batch="toiling", option__toil_s=2.5, step_timeout=1.0, first_step_timeout=1.0
+    ).start_and_wait()
+    engine = server.pid("lmi-engine")
+    assert_whole(server.generate(3), 3)
+    assert server.pid("lmi-engine") == engine
+    assert "engine 0 has made no step for 1." in server.log.read_text()
+    assert server.log.read_text().count("and goes on, because it works") == 1
+
+
 def test_an_engine_that_hangs_in_a_step_leaves_its_stacks_in_the_log(container: Make, background: Background) -> None:
     server = container(step_timeout=1.0, first_step_timeout=1.0, option__echo_hang_token=ord("!")).start_and_wait()
     answer = server.generate(5, prompt="a!")
@@ -411,7 +422,7 @@ def test_a_server_that_was_paused_goes_on_where_it_was(container: Make, backgrou
     assert_whole(stream.result(), 200)
     assert server.pids() == pids
     assert server.ping() == 200
-    assert re.search(r"this server was paused for [1-9]\d\.", server.log.read_text())
+    assert re.search(r"the machine gave this process no time for [1-9]\d\.", server.log.read_text())
 
     stream = background(server.generate, 2000)
     running(server, 1)

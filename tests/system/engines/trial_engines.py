@@ -9,6 +9,8 @@ import time
 from contextlib import suppress
 
 from handlers import echo
+from handlers.base.stepped import Step
+from handlers.base.token_sequence import TokenSequence
 from lmi.errors import ModelUnusable, SecurityRefused
 from lmi.executor import Executor, Progress
 from lmi.settings.config import EngineConfig
@@ -64,6 +66,32 @@ def talkative(config: EngineConfig, model_path: str, progress: Progress) -> Exec
         os.write(2, b"F1122 12:00:00.000000 7 check.cc:1] Check failed: last words")
         os.abort()
     return echo.load(config, model_path, progress)
+
+
+class Toiling(echo.EchoExecutor):
+    """Each step that begins with a new request takes option.toil_s, in which it gets a fifth of a core."""
+
+    def __init__(self, config: EngineConfig, model_path: str) -> None:
+        self._toil_s = float(config.options["toil_s"])
+        super().__init__(config, model_path)
+
+    def _step(self) -> Step[TokenSequence]:
+        if self._waiting:
+            toil(self._toil_s)
+        return super()._step()
+
+
+def toil(seconds: float) -> None:
+    ends_s = time.monotonic() + seconds
+    while time.monotonic() < ends_s:
+        rests_s = time.thread_time() + 0.01
+        while time.thread_time() < rests_s:
+            pass
+        time.sleep(0.04)
+
+
+def toiling(config: EngineConfig, model_path: str, progress: Progress) -> Executor:
+    return Toiling(config, model_path)
 
 
 def exhausted(config: EngineConfig, model_path: str, progress: Progress) -> Executor:
