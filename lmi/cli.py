@@ -71,7 +71,15 @@ def _with_command(arguments: list[str]) -> list[str]:
     raise click.UsageError(f"No such command {log.escape(first)}. Commands are {words}; no command means serve.")
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+FIRST_EXAMPLES = """\b
+Examples:
+  lmi serve demo
+  lmi serve OWNER/NAME --max-model-len 32k
+  lmi chat -q 'Who are you?'
+  lmi bench http://127.0.0.1:8080 --streams 16"""
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]}, epilog=FIRST_EXAMPLES)
 @click.version_option(__version__, message="lmi %(version)s")
 def lmi() -> None:
     """Serve a large language model behind the contracts that its clients already speak."""

