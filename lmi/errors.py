@@ -6,8 +6,11 @@ Each class has a stable `label`, which logs and metrics show, and the HTTP `stat
 """
 
 import errno
+import re
 from collections.abc import Mapping
 from typing import NamedTuple
+
+CONTEXT_RULE = re.compile(r"the model's context of (\d+) tokens")
 
 
 class ErrorInfo(NamedTuple):
@@ -72,6 +75,15 @@ class PromptTooLong(InvalidParameter, label="prompt_too_long"):
 
     def __init__(self, rule: str, given: str) -> None:
         super().__init__("inputs", rule, given)
+
+    @property
+    def max_context(self) -> int | None:
+        """The tokens that the model has room for, None where another limit is broken.
+
+        They are read from the text, which is all that comes from another process.
+        """
+        rule = CONTEXT_RULE.search(self.message)
+        return None if rule is None else int(rule[1])
 
 
 class UnknownAdapter(InvalidRequest, label="unknown_adapter"):

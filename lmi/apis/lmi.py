@@ -21,7 +21,17 @@ from orjson import dumps
 
 from lmi import errors
 from lmi.apis.base import parameters, readers
-from lmi.apis.base.api import Api, ErrorFields, ErrorRules, Formatter, Forms, Row, StepFormatter, WholeFormatter
+from lmi.apis.base.api import (
+    TOO_LONG_AT_TGI,
+    Api,
+    ErrorFields,
+    ErrorRules,
+    Formatter,
+    Forms,
+    Row,
+    StepFormatter,
+    WholeFormatter,
+)
 from lmi.apis.base.parameters import ROWS, Given, Parameter, ParameterTable, in_parameters, named, rows
 from lmi.apis.base.readers import Message, Parsed, takes
 from lmi.apis.guides import GUIDED, asked_guide
@@ -310,6 +320,7 @@ LMI: Api[LmiFormat] = Api(
         _write_error,
         (
             Row(errors.MalformedRequest, INVALID_STATUS, "validation"),
+            Row(errors.PromptTooLong, INVALID_STATUS, "validation", in_answer=True, opening=TOO_LONG_AT_TGI),
             Row(errors.InvalidRequest, INVALID_STATUS, "validation", in_answer=True),
             Row(errors.GenerationFailed, 424, "generation", in_answer=True),
             Row(errors.DeadlineExceeded, 504, "generation", in_answer=True),

@@ -12,7 +12,18 @@ from orjson import dumps
 
 from lmi import errors
 from lmi.apis.base import parameters, readers
-from lmi.apis.base.api import NO_TOKEN, SSE, Api, ErrorFields, ErrorRules, Forms, Row, StepFormatter, WholeFormatter
+from lmi.apis.base.api import (
+    NO_TOKEN,
+    SSE,
+    TOO_LONG_AT_TGI,
+    Api,
+    ErrorFields,
+    ErrorRules,
+    Forms,
+    Row,
+    StepFormatter,
+    WholeFormatter,
+)
 from lmi.apis.base.parameters import ROWS, Given, Parameter, ParameterTable, in_parameters, rows
 from lmi.apis.base.readers import Message, Parsed, boolean, check_types, check_values, integer, number, read_object
 from lmi.apis.guides import CONTRACT_NAME, HELP, tgi_grammar
@@ -192,6 +203,7 @@ TGI: Api[TgiFormat] = Api(
     errors=ErrorRules(
         FORMS.write_error,
         (
+            Row(errors.PromptTooLong, 422, "validation", opening=TOO_LONG_AT_TGI),
             Row(errors.InvalidRequest, 422, "validation"),
             Row(errors.GenerationFailed, 424, "generation"),
             Row(errors.Overloaded, 429, "overloaded"),

@@ -14,6 +14,10 @@ import pytest
 from tests.scripted import EMBEDDING, Host, host, wait_until
 
 PATH = "/v1/embeddings"
+TOO_LONG = (
+    "This model's maximum context length is 200 tokens. "
+    "However, input must be no longer than the model's context of 200 tokens"
+)
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +78,7 @@ def test_invocations_embeds_where_the_route_says_so(server: Host) -> None:
     ("fields", "said", "param"),
     [
         ({"input": ""}, "input must be a non-empty string", "input"),
-        ({"input": "embed " + "a" * 200}, "input must be no longer than the model's context of 200 tokens", "input"),
+        ({"input": "embed " + "a" * 200}, TOO_LONG, "input"),
         ({"input": [9, 300]}, "input must be token ids from 0 to 256, given 300", "input"),
         ({"input": ["embed a"] * 9}, "input must be at most 8 prompts (max_request_sequences)", "input"),
         ({"input": "embed a", "dimensions": 5}, "dimensions must be at most 4, given 5", "dimensions"),

@@ -124,6 +124,7 @@ def test_a_chat_without_a_limit_may_fill_the_context(able: Host) -> None:
 
 @pytest.mark.parametrize(("num", "counted"), [(300, "'300 tokens'"), (3000, "'at least 600 tokens (3000 characters, ")])
 def test_a_prompt_over_the_context_is_refused_with_its_tokens(able: Host, num: int, counted: str) -> None:
+    opening = f"This model's maximum context length is {CONTEXT} tokens. However, "
     expected = f"must be shorter than the model's context of {CONTEXT} tokens, given {counted}"
     for name, (status, answer) in {
         "messages": chat(able, "a" * num),
@@ -131,7 +132,29 @@ def test_a_prompt_over_the_context_is_refused_with_its_tokens(able: Host, num: i
     }.items():
         error = answer["error"]
         assert (status, error["param"], error["code"]) == (400, name, "context_length_exceeded")
-        assert error["message"].startswith(f"{name} {expected}")
+        assert error["message"].startswith(f"{opening}{name} {expected}")
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "words"),
+    [
+        ("/v1/responses", {"input": "a" * 300}, "this model's maximum context length is 200 tokens. however, input "),
+        ("/invocations", {"messages": [{"role": "user", "content": "a" * 300}]}, "this model's maximum context length"),
+        ("/invocations", {"prompt": "a" * 300}, "this model's maximum context length is 200 tokens. however, prompt "),
+        ("/invocations", {"inputs": "a" * 300}, "`inputs` tokens + `max_new_tokens` must be <= 200: inputs "),
+        ("/generate", {"inputs": "a" * 300}, "`inputs` tokens + `max_new_tokens` must be <= 200: inputs "),
+    ],
+)
+def test_a_prompt_over_the_context_is_refused_in_words_that_clients_know(
+    able: Host, path: str, fields: dict[str, Any], words: str
+) -> None:
+    """litellm looks for them in lower case, so that it asks a model with a longer context."""
+    response, body = able.post(fields, path)
+    assert 400 <= response.status < 500
+    answer = json.loads(body)
+    error = answer["error"]
+    said = error["message"] if isinstance(error, dict) else error
+    assert words in said.lower(), said
 
 
 def test_a_prompt_of_token_ids_over_the_context_is_refused_with_its_tokens(able: Host) -> None:

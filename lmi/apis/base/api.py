@@ -12,13 +12,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Generic, NamedTuple, Self
 
 from lmi.apis.base.readers import Message, Parsed
-from lmi.errors import LmiError, Unauthorized
+from lmi.errors import LmiError, PromptTooLong, Unauthorized
 from lmi.settings.config import ModelConfig
 from lmi.types import Answer, AnswerFormat, Delta, Format, OutputFormat, Token, WaitStatus
 
 NO_TOKEN = Token(id=-1, text="", is_special=True)
 """The token of an empty step, as the reference writes it."""
 
+# By these words clients know a prompt that is too long, and send a shorter one or ask another model.
+TOO_LONG_AT_OPENAI = "This model's maximum context length is {max_context} tokens. However, "
+TOO_LONG_AT_TGI = "`inputs` tokens + `max_new_tokens` must be <= {max_context}: "
 JSON, JSONLINES, SSE = "application/json", "application/jsonlines", "text/event-stream"
 ESCAPES = {char.encode(): b"\\u%04x" % ord(char) for char in "\x85\u2028\u2029"}
 
@@ -194,7 +197,7 @@ class Row(NamedTuple):
     kind: str | None = None  # in the API's words
     in_answer: bool = False  # written in the form of the answer, because the request was understood
     param: str | None = None  # the field at fault, for errors that name none
-    opening: str = ""  # words that clients look for, before the message
+    opening: str = ""  # words that clients look for, before the message; {max_context} is that of a PromptTooLong
     details: Mapping[str, object] | None = None  # what clients act on, in the API's words
 
 
@@ -221,7 +224,7 @@ class ErrorRules:
         row = next((row for row in self.rows if isinstance(error, row.cause)), Row(LmiError, error.status))
         names = {**self.names, **format.field_names}
         fields = ErrorFields(
-            row.opening + error.spelled(names),
+            _opening(row, error) + error.spelled(names),
             row.status,
             row.kind or self.kind_of_status(row.status) or error.label,
             row.param or names.get(error.field or "", error.field),
@@ -238,6 +241,14 @@ class ErrorRules:
         """Render an error of HTTP: 404, 405, 408, 413, 415, 431."""
         fields = ErrorFields(message, status, self.kind_of_status(status), request_id=request_id)
         return Rendered(status, *self.write(fields, format, in_answer=False))
+
+
+def _opening(row: Row, error: LmiError) -> str:
+    if "{max_context}" not in row.opening:
+        return row.opening
+
+    limit = error.max_context if isinstance(error, PromptTooLong) else None
+    return "" if limit is None else row.opening.format(max_context=limit)
 
 
 def retry_header(error: LmiError) -> dict[str, str]:

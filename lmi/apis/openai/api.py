@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import partial
 
 from lmi import errors
-from lmi.apis.base.api import SSE, Api, ErrorRules, Forms, Row
+from lmi.apis.base.api import SSE, TOO_LONG_AT_OPENAI, Api, ErrorRules, Forms, Row
 from lmi.apis.base.readers import Message, adapter, json_schema_of
 from lmi.apis.openai import chat_formatter, chat_schema, formatter, schema
 from lmi.apis.openai.schema import OpenAIFormat
@@ -34,7 +34,7 @@ OPENAI_CHAT_ERRORS = ErrorRules(
         Row(errors.Unauthorized, 401, "invalid_api_key"),
         Row(errors.UnknownModel, 404, "model_not_found", param="model"),
         Row(errors.UnknownAdapter, 404, "model_not_found", param="model"),
-        Row(errors.PromptTooLong, 400, "context_length_exceeded"),
+        Row(errors.PromptTooLong, 400, "context_length_exceeded", opening=TOO_LONG_AT_OPENAI),
         Row(errors.Overloaded, 429, "rate_limit_exceeded"),
         Row(errors.UserCodeFailed, 424),
         Row(errors.GenerationFailed, 500),
