@@ -22,6 +22,7 @@ from starlette.types import Receive, Scope, Send
 from lmi.errors import ClientGone, DeadlineExceeded, LmiError, shorten
 from lmi.http.body import BodyMemory
 
+REQUEST_ID = "x-request-id"
 CUSTOM_ATTRIBUTES = "x-amzn-sagemaker-custom-attributes"
 TIMEOUT, TIMEOUT_MS = "X-Request-Timeout", "x-envoy-expected-rq-timeout-ms"  # how long the client waits
 ENDPOINT_NAME = "X-Lmi-Endpoint-Name"  # from the gateway; SageMaker tells a container no name of its endpoint
@@ -31,7 +32,7 @@ MAX_NAMED = 20  # headers in a warning
 OTHER_HEADER_BYTES = 256  # the status line, and the headers that the HTTP protocol adds
 REQUEST_IDS = {  # the headers that may name a request, the first one first, and the names that they may give it
     "x-amzn-sagemaker-inference-id": re.compile(r"[\x21-\x7e][\x20-\x7e]{0,63}"),
-    "x-request-id": re.compile(r"[\x21-\x7e]{1,128}"),
+    REQUEST_ID: re.compile(r"[\x21-\x7e]{1,128}"),
 }
 SAFE_ATTRIBUTES = re.compile(rf"[\x20-\x7e]{{1,{MAX_ATTRIBUTE_CHARS}}}")
 
@@ -73,6 +74,7 @@ class Exchange:
         self.scope = scope
         self.headers = Headers(scope=scope)
         self.request_id = self._choose_id()
+        self.id_headers = [REQUEST_ID]  # of the response
         self.status = 0
         self.started_s = time.monotonic()
         self.client = ""  # whose request it is, where its key or a trusted gateway says so
@@ -200,7 +202,8 @@ class Exchange:
 
     async def _start(self, status: int, media_type: str, headers: Iterable[Header], length: int | None = None) -> None:
         given = [("content-type", media_type), *headers] if media_type else list(headers)
-        own = [("x-request-id", self.request_id), *self._echoed(given)]
+        ids = [(name, self.request_id) for name in self.id_headers]
+        own = [*ids, *self._echoed(given)]
         own += [] if length is None else [("content-length", str(length))]
         fields = [*self._fitting(given, MAX_HEADER_BYTES - OTHER_HEADER_BYTES - num_bytes(own)), *own]
         raw = [(name.encode(), value.encode("latin-1")) for name, value in fields]

@@ -7,7 +7,6 @@ import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import TYPE_CHECKING
 
 from starlette.exceptions import HTTPException
@@ -15,7 +14,7 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from lmi.adapters import routes as adapter_routes
-from lmi.apis.anthropic import COUNT_TOKENS
+from lmi.apis.anthropic import ANTHROPIC
 from lmi.apis.base.api import retry_header
 from lmi.apis.table import api_at
 from lmi.errors import ClientGone, ForeignPage, LmiError, Overloaded, Unauthorized, Unavailable, UnknownModel, shorten
@@ -27,7 +26,7 @@ from lmi.runtime import ServerRuntime
 from lmi.server import lines
 from lmi.server.access import PROBES, Access, CrossOrigin
 from lmi.server.front_end import FrontEnd
-from lmi.server.routes import health, invocations, kserve, openai, pages, tgi
+from lmi.server.routes import anthropic, health, invocations, kserve, openai, pages, tgi
 from lmi.server.service import Models, Service
 from lmi.sessions.http import kept_clean
 from lmi.user_code import routes as user_code
@@ -51,7 +50,7 @@ SERVER_ROUTES: list[ServerRow] = [
     *lines.SERVER_ROUTES,
     *model_routes.SERVER_ROUTES,
     *kserve.SERVER_ROUTES,
-    *openai.SERVER_ROUTES,
+    *anthropic.SERVER_ROUTES,
     *tgi.SERVER_ROUTES,
 ]
 ROUTES: list[Row] = [
@@ -60,7 +59,7 @@ ROUTES: list[Row] = [
     *kserve.ROUTES,
     *tgi.ROUTES,
     *openai.ROUTES,
-    ("/v1/messages/count_tokens", ["POST"], partial(openai.count_tokens, api=COUNT_TOKENS)),
+    *anthropic.ROUTES,
     *adapter_routes.ROUTES,
     *adapter_routes.LORA_ROUTES,
 ]
@@ -148,6 +147,8 @@ class ErrorMiddleware:
         if self._exporter is not None:
             scope["lmi.meters"] = []  # of the answers, for their spans
         self._open.add(exchange)
+        if anthropic.is_of_anthropic(exchange):
+            exchange.id_headers.append(anthropic.REQUEST_ID)
         try:
             self._access.check(exchange)
             if self._end is not None:
@@ -180,7 +181,7 @@ class ErrorMiddleware:
     async def _refuse(self, exchange: Exchange, error: LmiError, status: int, headers: Mapping[str, str]) -> None:
         """Answer as the API of the path does."""
         model = self._models.usual
-        api = api_at(exchange.path, model)
+        api = ANTHROPIC if anthropic.is_of_anthropic(exchange) else api_at(exchange.path, model)
         format, request_id = api.default_format(model), exchange.request_id
         if isinstance(error, IN_WORDS_OF_THE_API):
             rendered = api.errors.render(error, format, accepted=False, request_id=request_id)

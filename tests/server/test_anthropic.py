@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from datetime import datetime
 from typing import Any
 
 import msgspec
@@ -168,3 +169,52 @@ def test_a_full_server_says_when_to_come_back_with_the_status_that_its_clients_k
     assert json.loads(body)["error"]["type"] == "overloaded_error"
     assert json.loads(body)["request_id"] == response.headers["x-request-id"]
     assert b'lmi_requests_total{code="529"}' in able.send("GET", "/metrics")[1]
+
+
+VERSION = {"anthropic-version": "2023-06-01"}
+
+
+def test_anthropic_s_clients_get_the_list_of_models_in_their_form(able: Host) -> None:
+    response, body = able.send("GET", "/v1/models", headers=VERSION)
+    listed = json.loads(body)
+    assert response.status == 200
+    assert (listed["has_more"], listed["first_id"], listed["last_id"]) == (False, "scripted", "claude-x")
+    assert [entry["id"] for entry in listed["data"]] == ["scripted", "claude-x"]
+    first = listed["data"][0]
+    assert {name: first[name] for name in ("type", "id", "display_name")} == {
+        "type": "model",
+        "id": "scripted",
+        "display_name": "scripted",
+    }
+    assert datetime.fromisoformat(first["created_at"]).tzinfo is not None
+
+    response, body = able.send("GET", "/v1/models/claude-x", headers=VERSION)
+    assert json.loads(body) == first | {"id": "claude-x", "display_name": "claude-x"}
+    response, body = able.send("GET", "/v1/models/nobody", headers=VERSION)
+    assert (response.status, json.loads(body)["error"]["type"]) == (404, "not_found_error")
+
+
+def test_other_clients_get_the_list_of_models_in_openai_s_form(able: Host) -> None:
+    assert json.loads(able.send("GET", "/v1/models")[1])["object"] == "list"
+    assert json.loads(able.send("GET", "/v1/models/claude-x")[1])["object"] == "model"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "headers", "has_id"),
+    [
+        ("POST", MESSAGES, {}, True),
+        ("POST", COUNT, {}, True),
+        ("GET", "/v1/models", VERSION, True),
+        ("GET", "/v1/models", {}, False),
+        ("POST", "/v1/chat/completions", {}, False),
+    ],
+)
+@pytest.mark.parametrize("said", ["say Hello", None])
+def test_anthropic_s_clients_read_the_name_of_a_request_in_their_header(
+    able: Host, method: str, path: str, headers: dict[str, str], has_id: bool, said: str | None
+) -> None:
+    messages = [] if said is None else [{"role": "user", "content": said}]
+    body = json.dumps({"model": "claude-x", "max_tokens": 9, "messages": messages}).encode()
+    response, _ = able.send(method, path, body if method == "POST" else None, headers=headers)
+    ours = response.headers["x-request-id"]
+    assert ours and response.headers["request-id"] == (ours if has_id else None)

@@ -143,6 +143,7 @@ SCHEMAS = {
     "OpenAITokens": struct(count=int, max_model_len=int, tokens=[int], token_strs=or_null([str])),
     "OpenAIToText": asked({"model": str | None, "tokens": IDS}, "tokens", example={"tokens": [1, 2, 3]}),
     "OpenAIModel": struct("parent", **HEAD_OF_MODEL, owned_by=str, has_chat_template=bool, parent=str),
+    "AnthropicModel": struct(type={"const": "model"}, id=str, display_name=str, created_at=str),  # for its clients
     "OpenAIError": struct(error=struct(message=str, type=str, param=str | None, code=str | None)),
 }
 
@@ -159,7 +160,14 @@ def describe(config: Config) -> ApiDescription:
         api.infer(path, summary, ok, f"{kind}Request")
     api.add("post", "/tokenize", "The token ids of a prompt or a chat", "OpenAITokens", TOKENS, body="OpenAIToTokenize")
     api.add("post", "/detokenize", "The text of token ids", content(struct(prompt=str)), TOKENS, body="OpenAIToText")
-    models = content(struct(object={"const": "list"}, data=["OpenAIModel"]))
-    api.add("get", "/v1/models", "The model and its names", models)
-    api.add("get", "/v1/models/{model}", "The model by a name of its", "OpenAIModel")
+    listed = struct(object={"const": "list"}, data=["OpenAIModel"])
+    for_anthropic = struct(
+        data=["AnthropicModel"],
+        has_more=bool,
+        first_id=or_null({"type": "string"}),
+        last_id=or_null({"type": "string"}),
+    )
+    api.add("get", "/v1/models", "The model and its names", content(either(listed, for_anthropic)))
+    one = content(either("OpenAIModel", "AnthropicModel"))
+    api.add("get", "/v1/models/{model}", "The model by a name of its", one)
     return api

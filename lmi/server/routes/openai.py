@@ -26,31 +26,37 @@ MAX_TEXT_CHARS = 4 << 20  # that are only tokenized
 
 
 async def models(exchange: Exchange, models: Models) -> None:
-    await exchange.send_json({"object": "list", "data": await _cards(models)})
+    await exchange.send_json({"object": "list", "data": await cards(models)})
 
 
 async def model(exchange: Exchange, models: Models) -> None:
-    name, cards = exchange.scope["path_params"]["model"], await _cards(models)
-    found = next((entry for entry in cards if entry["id"] == name), None)
-    if found is None:
-        if (only := models.only) is None:
-            served = ", ".join(repr(entry["id"]) for entry in cards) or "none"
-            raise UnknownModel(f"no model {shorten(name)} is served here, only {served}")
-        if not only.model.answers_to(name):  # it may have further names
-            only.check_model(name)
-        found = _card(only, name)
-    await exchange.send_json(found)
+    await exchange.send_json(await card_of(exchange.scope["path_params"]["model"], models))
 
 
-async def _cards(models: Models) -> list[dict[str, Any]]:
+async def card_of(name: str, models: Models) -> dict[str, Any]:
+    """Return the entry of a model by a name of its. Raises UnknownModel."""
+    listed = await cards(models)
+    for card in listed:
+        if card["id"] == name:
+            return card
+
+    if (only := models.only) is None:
+        served = ", ".join(repr(card["id"]) for card in listed) or "none"
+        raise UnknownModel(f"no model {shorten(name)} is served here, only {served}")
+    if not only.model.answers_to(name):  # it may have further names
+        only.check_model(name)
+    return _card(only, name)
+
+
+async def cards(models: Models) -> list[dict[str, Any]]:
     """Return the entries of all models, each under all of its names, and of their adapters."""
-    cards = []
+    listed = []
     for service in await models.listed_for_engines():
         model = service.config.model
-        cards += [_card(service, name) for name in (model.name, *model.aliases)]
+        listed += [_card(service, name) for name in (model.name, *model.aliases)]
         adapters = [] if service.adapters is None else service.adapters.entries()
-        cards += [_card(service, adapter.name) | {"parent": model.name} for adapter in adapters]
-    return cards
+        listed += [_card(service, adapter.name) | {"parent": model.name} for adapter in adapters]
+    return listed
 
 
 def _card(service: Service, name: str) -> dict[str, Any]:
@@ -125,5 +131,4 @@ def _api_of(body: bytes, content_type: str | None) -> AnyApi:
     return OPENAI_CHAT if fields is not None and fields.has("messages") else OPENAI_COMPLETIONS
 
 
-SERVER_ROUTES = [("/v1/models", ["GET"], models), ("/v1/models/{model:path}", ["GET"], model)]
 ROUTES = [("/tokenize", ["POST"], tokenize), ("/detokenize", ["POST"], detokenize)]
