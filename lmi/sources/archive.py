@@ -112,7 +112,7 @@ def check_readable(name: str) -> None:
 
 
 def _missing(subject: str) -> ModelUnusable:
-    return ModelUnusable(f"{subject}: zstd needs {ZSTANDARD}, which is not installed: pip install {ZSTANDARD}")
+    return ModelUnusable(f"{subject}: the library {ZSTANDARD} is not installed, which unpacks zstd")
 
 
 def _unpacked(packed: io.BufferedReader) -> tuple[IO[bytes], tuple[type[Exception], ...]]:

@@ -94,7 +94,7 @@ def fetch(job: FetchJob) -> Path:
         folder = HubFetch(source, job).fetch()
     else:
         if find_spec("boto3") is None:
-            raise ModelUnusable(f"{source}: S3 needs boto3, which is not installed: pip install boto3")
+            raise ModelUnusable(f"{source}: the library boto3 is not installed, which reads S3")
         check_readable(str(source))
         from lmi.sources.s3 import S3Fetch
 

@@ -18,10 +18,11 @@ from botocore import xform_name
 from botocore.exceptions import ClientError
 from botocore.stub import Stubber
 
-from scripts.sagemaker_kit.__main__ import main, parse
+from scripts.sagemaker_kit.__main__ import main
 from scripts.sagemaker_kit.driver import carry_out, rehearse
 from scripts.sagemaker_kit.service_model import faults
 from scripts.sagemaker_kit.steps import Call, Failed, Step, Wait
+from scripts.sagemaker_kit.words import parse
 from tests.scripts.aws import Reply, aws, part
 
 ROOT = Path(__file__).parents[2]

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import zstandard
 
+from lmi.supervisor.banner import hint
 from tests.machine import measurements, wait_until
 from tests.sources.faulty_server import Answer
 from tests.sources.fetching import (
@@ -421,7 +422,7 @@ def test_a_key_that_is_no_path_is_refused(bucket: Bucket) -> None:
 
 
 @pytest.mark.parametrize(("missing", "key"), [("boto3", "fox"), ("zstandard", "fox.tar.zst")])
-def test_without_a_package_the_command_that_brings_it_is_named(bucket: Bucket, missing: str, key: str) -> None:
+def test_without_a_package_the_extra_that_brings_it_is_named(bucket: Bucket, missing: str, key: str) -> None:
     code = f"import sys; sys.modules['{missing}'] = None; from lmi.sources.worker import main; main()"
     folder = bucket.folder / "bare"
     folder.mkdir()
@@ -431,7 +432,9 @@ def test_without_a_package_the_command_that_brings_it_is_named(bucket: Bucket, m
     done = subprocess.run(command, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
     assert done.returncode == 4
     [line] = done.stderr.splitlines()
-    assert json.loads(line)["message"].endswith(f"needs {missing}, which is not installed: pip install {missing}")
+    message = json.loads(line)["message"]
+    assert f"{key}: the library {missing} is not installed" in message
+    assert hint("model_unusable", message) == "scripts/install aws, or pip install '.[aws]', in a clone of lmi"
 
 
 # What may pass.
