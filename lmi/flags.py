@@ -47,7 +47,7 @@ CONFIG = "--config"
 MODEL_DIR = "--model-dir"
 WITH_GATEWAY, GATEWAY_VALUE = "--with-gateway", re.compile("[0-9]+|true|false")
 # An engine's flag of such a name takes no value, unless the next word is true or false.
-SWITCH = re.compile("(allow|async|enable|disable|enforce|fully|interleave|return|skip|use)_|.*_only$")
+SWITCH = re.compile("(allow|async|enable|disable|enforce|exclude|fully|interleave|return|skip|use)_|.*_(only|stack)$")
 NEAR = 0.83  # a ratio of difflib: --prot is a slip for --port, --workers is not one for --min-workers
 
 
@@ -223,6 +223,7 @@ def _read(path: str) -> dict[str, str]:
 def _with_values(ctx: click.Context, words: list[str]) -> list[str]:
     """Return the words with a value for --with-gateway where it has none, and a --set for each flag of an engine."""
     result, rest = [], list(words)
+    parts: dict[str, dict[str, Any]] = {}  # of dotted flags, by key
     while rest:
         word, after = rest.pop(0), rest[0] if rest else ""
         name, equals, text = word.partition("=")
@@ -237,9 +238,26 @@ def _with_values(ctx: click.Context, words: list[str]) -> list[str]:
                     raise click.UsageError(f"Option {name} requires an argument.", ctx)
                 text = rest.pop(0)
             result.append(f"--set={key}={text}")
+        elif name.startswith("--") and "." in name and (key := _key_of_engine(name.partition(".")[0])):
+            if not equals:
+                if not rest:
+                    raise click.UsageError(f"Option {name} requires an argument.", ctx)
+                text = rest.pop(0)
+            _put(parts.setdefault(key, {}), name.split(".")[1:], text)
         else:
             result.append(word)
-    return result
+    return [*result, *(f"--set={key}={json.dumps(value)}" for key, value in parts.items())]
+
+
+def _put(value: dict[str, Any], path: list[str], text: str) -> None:
+    """Set what vLLM's `--flag.a.b TEXT` means in the object of `--flag`: a value in JSON, or else the text."""
+    for name in path[:-1]:
+        inner = value.setdefault(name.replace("-", "_"), {})
+        value = inner if isinstance(inner, dict) else {}
+    try:
+        value[path[-1].replace("-", "_")] = json.loads(text)
+    except ValueError:
+        value[path[-1].replace("-", "_")] = text
 
 
 def _key_of_engine(flag: str) -> str:

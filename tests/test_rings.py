@@ -48,7 +48,7 @@ ANNEXES = {
     "commands": ("lmi.commands", "lmi.flags"),
     "choice": ("lmi.settings.engine_choice", "lmi.settings.model_choice", "lmi.settings.ports"),
     "cores": ("lmi.supervisor.cores",),
-    "other_names": ("lmi.settings.other_names",),
+    "other_names": ("lmi.settings.other_names", "lmi.settings.other_servers"),
     "older_tokenizers": ("lmi.text.convert",),
     "welcome": ("lmi.supervisor.banner", "lmi.engine.progress"),
     "guides": ("lmi.apis.guides", "lmi.shared.json_references", "handlers.guides"),

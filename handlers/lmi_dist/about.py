@@ -59,7 +59,10 @@ class LoraLimits:
         values = own_options(options)
         if not values.get("enable_lora"):
             return None
-        num_each, num_kept = values.get("max_loras", LoraLimits.max_in_batch), values.get("max_cpu_loras")
+        num_kept = values.get("max_cpu_loras")
+        # A default gives way to what is given.
+        usual = LoraLimits.max_in_batch if num_kept is None else min(LoraLimits.max_in_batch, num_kept)
+        num_each = values.get("max_loras", usual)
         if num_kept is not None and num_kept < num_each:
             raise BadConfiguration(f"option.max_cpu_loras={num_kept}: allowed is at least option.max_loras, {num_each}")
         return LoraLimits(num_each, values.get("max_lora_rank", LoraLimits.max_rank), num_kept)

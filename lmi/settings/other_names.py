@@ -13,8 +13,17 @@ from lmi.errors import shorten
 from lmi.settings.annexes import MODELS, REASONING_FORMS, TOOL_CALL_FORMS
 from lmi.settings.engine_choice import ChosenEngine
 from lmi.settings.handler import USER_CODE
-from lmi.settings.kinds import LENGTH_OR_AUTO
+from lmi.settings.kinds import LENGTH_OR_AUTO, WORDS
 from lmi.settings.listeners import ADDRESS
+from lmi.settings.other_servers import (
+    ABSENT,
+    NEEDLESS,
+    PROGRAM,
+    PROGRAM_INSTEAD,
+    SUBMIT_DIRECTORY,
+    UNUSED,
+    WRITE_INSTEAD,
+)
 from lmi.settings.values import BY_KEY, COMMAND_LINE, OPTIONS, Given, Values, find
 
 NEARLY_SAME = 0.86  # of difflib: rolling_back is a slip for rolling_batch, max_new_tokens is not one for max_num_tokens
@@ -41,6 +50,7 @@ WITHOUT_EFFECT = {
     ),
     "option.device_map": "option.device and option.tensor_parallel_degree choose the devices",
     "option.batch_invariant": "the native kernels always are, and torch is not",
+    **{f"option.{name}": reason for name, reason in NEEDLESS.items()},
 }
 
 # Options that LMI documents for one of its engines, and what to write instead on an engine that does not use one. They
@@ -58,6 +68,9 @@ ENGINE_KEYS = {
         "option.lmcache_config_file option.block_size option.fully_sharded_loras option.disable_any_whitespace".split(),
         "",
     ),
+    **dict.fromkeys(("option.stream_interval", "option.enable_expert_parallel", "option.watermark_config"), ""),
+    "option.max_logprobs": "a request may ask for 20 log-probs of each token",
+    "option.structured_outputs_config": "it has one way of guided decoding",
     "option.long_lora_scaling_factors": "an adapter's own adapter_config.json has its scale; leave this out",
     "option.max_output_len": "max_new_tokens of a request bounds its answer, option.max_model_len prompt and answer",
     "option.max_input_len": OF_PROMPT,
@@ -65,6 +78,7 @@ ENGINE_KEYS = {
 
 # Keys and flags of other servers for features that are missing here. They are never taken for a misspelt option.
 ELSEWHERE = {
+    **ABSENT,
     "ssl_ca_certs": "this server asks no client for a certificate",
     "lora_modules": "an adapter is a folder in adapters/ beside the model, or registered at /adapters",
     "api_server_count": "frontend_workers is their number",
@@ -124,6 +138,9 @@ def with_meanings(givens: Iterable[Given], has_gpus: bool) -> Iterator[Given]:
             if (prefix == "gpu") == has_gpus:
                 yield replace(given, key=rest, rank=(given.rank[0], -1))
             continue
+        if (positive := _positive(given)) is not None:
+            yield positive
+            continue
         yield given
         texts: dict[str, str] = {}
         with suppress(ValueError, IndexError):  # the option's row reports a bad text; there may be no model
@@ -135,6 +152,15 @@ def with_meanings(givens: Iterable[Given], has_gpus: bool) -> Iterator[Given]:
         for key, text in texts.items():
             if text:
                 yield replace(given, key=key, text=text, rank=(given.rank[0], 1))
+
+
+def _positive(given: Given) -> Given | None:
+    """Return option.no_X=true as option.X=false, or None for any other key. djl-serving spells vLLM's flags so."""
+    key = f"option.{given.key.removeprefix('option.no_')}"
+    is_negated = given.key.startswith("option.no_") and find(given.key) is None
+    if not is_negated or (find(key) is None and key not in ENGINE_KEYS) or given.text.lower() not in WORDS:
+        return None
+    return replace(given, key=key, text=str(not WORDS[given.text.lower()]).lower())
 
 
 def settle_forms(values: Values) -> None:
@@ -252,6 +278,40 @@ def report_unread_models(values: Values) -> None:
             values.faults.append(f"{picked.given.said}: names a model and is not read; {instead}")
 
 
+def report_unused_variables(values: Values) -> None:
+    """Say of each variable that other servers read and this one does not what to write, or that it has no effect."""
+    given = {name for name, text in values.environ.items() if text.strip()}
+    for name in sorted(given & WRITE_INSTEAD.keys()):
+        values.warn(f"{name}: has no effect here, {WRITE_INSTEAD[name]}")
+    for name in sorted(given & UNUSED.keys()):
+        values.note(f"{name}: has no effect here{UNUSED[name] and f', {UNUSED[name]}'}")
+
+    if PROGRAM in given:
+        file = values.environ[PROGRAM].strip()
+        places = [] if values.folder is None else [values.folder / file, values.folder / "code" / file]
+        # JumpStart sets it for every model, also where no such file comes along.
+        say = values.warn if any(place.is_file() for place in places) else values.note
+        say(f"{PROGRAM}={shorten(file)}: {PROGRAM_INSTEAD}")
+    elif SUBMIT_DIRECTORY in given:
+        values.note(f"{SUBMIT_DIRECTORY}: has no effect here")
+
+    port, wanted = values.final("port"), values.environ.get("PORT", "").strip()
+    if wanted and wanted != str(port):
+        values.warn(f"PORT={shorten(wanted)}: has no effect here, SERVING_PORT is the port, which is {port}")
+
+
+def note_variables_of_engines(values: Values, engine: ChosenEngine) -> None:
+    """Note variables that only the library of an engine reads which does not run."""
+    for name in values.handlers:
+        prefix = f"{name.upper().replace('-', '_')}_"
+        if name == engine.name:
+            continue
+        if unread := sorted(variable for variable in values.environ if variable.startswith(prefix)):
+            values.note(f"{', '.join(unread)}: no effect on {engine.name}, only {name} reads such variables")
+    if unread := sorted(variable for variable in values.environ if variable.startswith("SGLANG_")):
+        values.note(f"{', '.join(unread)}: no effect here, only SGLang reads such variables")
+
+
 def report_variables(values: Values) -> None:
     """Warn of variables of other images, whose values may be secrets, and note SageMaker's that set no option."""
     others = sorted(name for name in values.environ if is_of_other_image(name) and name not in READ)
@@ -259,6 +319,6 @@ def report_variables(values: Values) -> None:
     if others:
         counted = "1 variable" if len(others) == 1 else f"{len(others)} variables"
         values.warn(f"{counted} of AWS's other images not read yet: {', '.join(others)}")
-    used = {name for option in OPTIONS for name in option.platform}.union(others)
+    used = {*READ, *others, *UNUSED, *WRITE_INSTEAD, PROGRAM, SUBMIT_DIRECTORY}
     if unused := sorted(name for name in values.environ if name.startswith("SAGEMAKER_") and name not in used):
         values.details.append(f"{', '.join(unused)}: set no option")

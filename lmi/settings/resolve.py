@@ -109,6 +109,7 @@ def resolve(
         values.warn("option.api_key: SageMaker passes on neither Authorization nor x-api-key, so its requests get 401")
     ports.check_listeners(values)
     other_names.report_unread_models(values)
+    other_names.report_unused_variables(values)
     if not values.final("multi_model"):
         return _with_one_model(values, missing)
     secure_mode.check_operator(values)
@@ -125,6 +126,7 @@ def _with_one_model(values: Values, missing: tuple[str, ...]) -> Resolved:
     other_names.settle_forms(values)
     _choose_for_server(values)
     other_names.warn_of_some_engines(values, engine)
+    other_names.note_variables_of_engines(values, engine)
     options = other_names.other_options(values, engine)
     generation.check_options(values)
     values.stop_at_faults()

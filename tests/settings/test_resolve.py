@@ -433,9 +433,9 @@ def test_a_port_that_is_bound_may_be_any_free_one_for_the_command_line_alone(fol
 
 
 def test_other_variables_of_sagemaker_are_one_line_for_a_log_at_debug(folder: Path) -> None:
-    environ = {"SAGEMAKER_REGION": "eu-west-1", "SAGEMAKER_ENABLE_LOAD_AWARE": "1", "SAGEMAKER_BIND_TO_PORT": "8081"}
+    environ = {"SAGEMAKER_REGION": "eu-west-1", "SAGEMAKER_ACCOUNT": "1", "SAGEMAKER_BIND_TO_PORT": "8081"}
     resolved = settle(folder, environ=environ)
-    assert resolved.details == ("SAGEMAKER_ENABLE_LOAD_AWARE, SAGEMAKER_REGION: set no option",)
+    assert resolved.details == ("SAGEMAKER_ACCOUNT, SAGEMAKER_REGION: set no option",)
     assert resolved.warnings == settle(folder).details == ()
 
 

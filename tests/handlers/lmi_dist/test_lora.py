@@ -240,6 +240,9 @@ def test_what_a_site_joins_lies_on_a_diagonal_with_the_scale_in_it(tmp_path: Pat
 def test_limits_are_options_with_the_names_of_vllm() -> None:
     assert LoraLimits.of({}) is LoraLimits.of({"enable_lora": "false", "max_loras": "3"}) is None
     assert LoraLimits.of({"enable_lora": "true"}) == LoraLimits(4, 16, None)
+    # A default gives way to what is given.
+    assert LoraLimits.of({"enable_lora": "true", "max_cpu_loras": "2"}) == LoraLimits(2, 16, 2)
+    assert LoraLimits.of({"enable_lora": "true", "max_cpu_loras": "9"}) == LoraLimits(4, 16, 9)
     options = {"enable_lora": "yes", "max_loras": "2", "max_lora_rank": "64", "max_cpu_loras": "5"}
     assert LoraLimits.of(options) == LoraLimits(2, 64, 5)
     for wrong, says in (
