@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import chdir, contextmanager, suppress
+from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from lmi.cli import run
+from lmi.client.bench import command
+from lmi.client.bench.command import CLEAR_LINE
 from tests.commands import Done, lmi
 from tests.gateway.gateways import scripted, then_silent
 from tests.scripted import Host, host
@@ -64,6 +69,36 @@ def test_whole_answers_are_counted_where_the_server_reports_it(server: Host, tmp
     expected = (0, "nothing") if dialect == "triton" else (24, "usage")
     assert (total["num_tokens"], total["counted_by"]) == expected
     assert total["end_s"] and not total["first_s"]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_shows_how_far_the_load_is_before_anything_has_ended(server: Host, tmp_path: Path) -> None:
+    (tmp_path / "prompts").write_text("hang abc\n")
+    words = ["--dialect", "completions", "--model", "scripted", "--prompts", str(tmp_path / "prompts")]
+    words += ["--requests", "4", "--streams", "2", "--warmup", "0", "--timeout", "1.5"]
+    with redirect_stdout(io.StringIO()), redirect_stderr(Terminal()) as terminal:
+        code = run(["bench", url_of(server.port), *words])
+
+    assert code == 1
+    first, *_, last = terminal.getvalue().removeprefix(CLEAR_LINE).split(CLEAR_LINE)
+    assert re.fullmatch(r"[0-9]+ s  http://\S+: 0/4 requests with warm-up, 2 running, 0 failed, [0-9]+ tokens", first)
+    assert "2/4 requests with warm-up, 2 running, 2 failed, " in terminal.getvalue()
+    assert last == ""
+
+
+def test_where_nobody_looks_a_line_now_and_then_tells_it(
+    server: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "SAY_EVERY_S", 0.2)
+    (tmp_path / "prompts").write_text("hang abc\n")
+    words = ("--dialect", "completions", "--model", "scripted", "--prompts", str(tmp_path / "prompts"))
+    done = lmi("bench", url_of(server.port), *words, "--requests", "1", "--warmup", "0", "--timeout", "1.5")
+    lines = [line for line in done.stderr.splitlines() if "0/1 requests with warm-up, 1 running" in line]
+    assert len(lines) > 1 and CLEAR_LINE not in done.stderr
 
 
 def test_two_servers_are_asked_in_turns_and_compared(server: Host, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -17,7 +18,8 @@ from lmi.client.bench.page import page_of
 
 MAX_SERVERS = 2
 TARGETS = {"first_s": "ttft", "gap_s": "itl", "end_s": "e2e"}  # what flags call these latencies
-SHOW_EVERY_S = 0.25
+CLEAR_LINE = "\r\033[K"
+SHOW_EVERY_S, SAY_EVERY_S = 0.25, 10.0  # on a terminal, and where each time is a line
 
 
 def bench(settings: dict[str, Any]) -> int:
@@ -77,7 +79,7 @@ async def run(servers: Sequence[Load], asks: Iterator[Ask], num_warmup: int, num
 
     Raises ClickException for a server that answers none of the warm-up, or lists no model where it must be named.
     """
-    shown = asyncio.create_task(_show(servers, rounds * num_requests))
+    shown = asyncio.create_task(_show(servers, num_warmup + rounds * num_requests))
     try:
         for server in servers:
             if server.dialect.needs_model and not server.model:
@@ -99,17 +101,24 @@ async def run(servers: Sequence[Load], asks: Iterator[Ask], num_warmup: int, num
 
 
 async def _show(servers: Sequence[Load], num_requests: int) -> None:
-    if not sys.stderr.isatty():
-        return
+    """Show how far each server is: in one line of a terminal, else with a line now and then."""
+    began_s = time.perf_counter()
+    is_terminal = sys.stderr.isatty()
+    before, end = (CLEAR_LINE, "") if is_terminal else ("", "\n")
     try:
         while True:
-            await asyncio.sleep(SHOW_EVERY_S)
-            shown = []
-            for server in servers:
-                num_failed = sum(not sample.is_ok for sample in server.seen)
-                num_tokens = sum(sample.num_tokens for sample in server.seen)
-                asked = f"{len(server.seen)}/{num_requests} requests with warm-up"
-                shown.append(f"{server.url}: {asked}, {num_failed} failed, {num_tokens} tokens")
-            click.echo("\r\033[K" + "  ".join(shown), err=True, nl=False)
+            await asyncio.sleep(SHOW_EVERY_S if is_terminal else SAY_EVERY_S)
+            seconds = time.perf_counter() - began_s
+            shown = "  ".join(_progress(server, num_requests) for server in servers)
+            click.echo(f"{before}{seconds:.0f} s  {shown}{end}", err=True, nl=False)
     finally:
-        click.echo("\r\033[K", err=True, nl=False)
+        if is_terminal:
+            click.echo(CLEAR_LINE, err=True, nl=False)
+
+
+def _progress(server: Load, num_requests: int) -> str:
+    """Return how far a server is: what has ended, what runs, and the tokens of both."""
+    num_failed = sum(not sample.is_ok for sample in server.seen)
+    num_tokens = sum(sample.num_tokens for sample in (*server.seen, *server.running.values()))
+    ended = f"{len(server.seen)}/{num_requests} requests with warm-up"
+    return f"{server.url}: {ended}, {len(server.running)} running, {num_failed} failed, {num_tokens} tokens"

@@ -66,6 +66,7 @@ class Load:
     timeout_s: float = 600.0
     extra: dict[str, Any] = field(default_factory=dict)  # further fields of each body
     seen: list[Sample] = field(default_factory=list)  # also of the warm-up, and of the round that runs
+    running: dict[int, Sample] = field(default_factory=dict)  # those that have not ended, by their ids in Python
     rounds: list[list[Sample]] = field(default_factory=list)
     cpu_s: dict[str, float] = field(default_factory=dict)  # of its processes in the rounds, if it is on this machine
 
@@ -98,6 +99,7 @@ class Load:
 
     async def ask(self, ask: Ask, due_s: float) -> Sample:
         sample = Sample(due_s)
+        self.running[id(sample)] = sample
         try:
             async with asyncio.timeout(self.timeout_s):
                 sample.outcome = await self._read(ask, sample)
@@ -107,6 +109,9 @@ class Load:
             sample.outcome = LOST
         except ValueError:  # what should be JSON is not
             sample.outcome = BROKEN
+        finally:
+            del self.running[id(sample)]
+
         sample.end_s = time.perf_counter()
         self.seen.append(sample)
         return sample
