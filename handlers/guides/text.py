@@ -13,6 +13,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from handlers.guides.ebnf import read_grammar
 from handlers.guides.json_schemas import ANY_OBJECT, read_schema
 from handlers.guides.lark import lark_of_ebnf, rust_regex
+from handlers.guides.lark_grammars import check_lark, is_lark
 from lmi.executor import GuidedDecodingConfig, GuidedDecodingParams, GuideType
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 DEAD_END = "NoExtension"  # llguidance's word for it
 NO_TEXT = "no text of this vocabulary fits it"
-PLACE = re.compile(r"^at \d+\(\d+\): ")  # in Lark, which the client does not know
+PLACE = re.compile(r"^(?:at )?(\d+)\((\d+)\): ")  # in Lark, which the client knows only if it wrote it
 BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 WORD = "\u2581"  # marks the begin of a word
 EMPTY = "(?:)"  # a regular expression; two slashes would begin a comment of Lark
@@ -55,9 +56,10 @@ def new_compile(start: "Start") -> Callable[[GuidedDecodingParams], str]:
 def text_of(tokenizer: LLTokenizer, params: GuidedDecodingParams, *, is_compact: bool) -> str:
     """The text of a guide that llguidance can follow. Raises ValueError."""
     error: ValueError | None = None
+    has_places = params.guide_type is GuideType.EBNF_GRAMMAR and is_lark(params.guide or "")
     for text in _texts_of(params, is_compact=is_compact):
         try:
-            _try(new_matcher(tokenizer, text))
+            _try(new_matcher(tokenizer, text, has_places=has_places))
             return text
         except ValueError as raised:
             error = error or raised
@@ -96,26 +98,34 @@ def _texts_of(params: GuidedDecodingParams, *, is_compact: bool) -> list[str]:
         return [LLMatcher.grammar_from_json_schema(read_schema(schema), overrides={**JSON_OPTIONS, **spaces})]
     if params.guide_type is GuideType.REGEX:
         return [LLMatcher.grammar_from_regex(rust_regex(guide) or EMPTY)]
+    if is_lark(guide):
+        check_lark(guide)
+        return [LLMatcher.grammar_from_lark(guide)]
+
     rules = read_grammar(guide)
     larks = [lark_of_ebnf(rules, has_lexemes=has_lexemes) for has_lexemes in (True, False)]
     return [LLMatcher.grammar_from_lark(lark) for lark in dict.fromkeys(larks)]
 
 
-def new_matcher(tokenizer: LLTokenizer, text: str) -> LLMatcher:
-    """Raises ValueError if llguidance cannot follow the text."""
+def new_matcher(tokenizer: LLTokenizer, text: str, *, has_places: bool = False) -> LLMatcher:
+    """Raises ValueError if llguidance cannot follow the text, with the place in it where the client wrote it."""
     matcher = LLMatcher(tokenizer, text, log_level=0, limits=LIMITS)
     if matcher.is_error():
-        raise ValueError(reason_of(matcher))
+        raise ValueError(reason_of(matcher, has_places=has_places))
     return matcher
 
 
-def reason_of(matcher: LLMatcher) -> str:
+def reason_of(matcher: LLMatcher, *, has_places: bool = False) -> str:
     """Why a matcher has failed, without the lines that show the client's text or llguidance's form of it."""
     lines = [line for line in matcher.get_error().splitlines() if line.strip() and "<non-verbose/>" not in line]
     if lines and lines[0].startswith(DEAD_END):
         return NO_TEXT
+    place = PLACE.match(lines[0]) if lines else None
+    where = f"line {place[1]}, column {place[2]}: " if place is not None and has_places else ""
     of_regex = next((line.removeprefix("error: ") for line in lines if line.startswith("error: ")), None)
-    return PLACE.sub("", lines[0] if lines else "") if of_regex is None else f"its regular expression: {of_regex}"
+    if of_regex is not None:
+        return f"{where}its regular expression: {of_regex}"
+    return where + PLACE.sub("", lines[0] if lines else "")
 
 
 def new_tokenizer(config: GuidedDecodingConfig, vocab_size: int) -> LLTokenizer:

@@ -14,6 +14,7 @@ from handlers.base.captured import LOGITS
 from handlers.base.sequence import Sequence
 from handlers.driven.outputs import ending_tokens
 from handlers.guides.json_schemas import ANY_OBJECT
+from handlers.guides.lark_grammars import is_lark
 from handlers.lmi_trtllm.about import CPP_SAMPLER, Profile
 from handlers.lmi_trtllm.processors import BadWords, PostProcessor
 from lmi.errors import InvalidParameter, Unsupported
@@ -108,7 +109,9 @@ def refuse_rules(request: Request, sampler: TrtllmSampler) -> None:
 
     Behind its end the engine allows only end tokens. Other rules have a capability.
     """
-    if request.guided_decoding_params is not None:
+    if (params := request.guided_decoding_params) is not None:
+        if params.guide_type is GuideType.EBNF_GRAMMAR and is_lark(params.guide or ""):
+            raise Unsupported("guided_decoding_params", "grammars are read in EBNF here (root ::= …), not in Lark")
         if request.ignore_eos:
             raise Unsupported("ignore_eos", "TensorRT-LLM follows a structure only up to its end")
         if request.sampling_config.min_tokens:

@@ -88,7 +88,7 @@ class GuideType(enum.IntEnum):
     JSON = 0
     JSON_SCHEMA = 1
     REGEX = 2
-    EBNF_GRAMMAR = 3
+    EBNF_GRAMMAR = 3  # or in Lark, where the engine reads that too
 
 
 class GuidedDecodingParams(msgspec.Struct, frozen=True):

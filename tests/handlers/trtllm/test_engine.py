@@ -105,12 +105,14 @@ def test_a_wait_for_a_guide_is_known_as_such(executor: Any) -> None:
         time.sleep(0.001)
 
 
+LARK = GuidedDecodingParams(GuideType.EBNF_GRAMMAR, 'start: "yes"')
 WRONG: dict[str, tuple[dict[str, Any], type[LmiError]]] = {
     "input_token_ids": ({"input_token_ids": (1, 320)}, InvalidParameter),
     "inputs": ({"input_token_ids": (1,) * 512}, PromptTooLong),
     "end_id": ({"end_id": 320}, InvalidParameter),
     "typical_p": ({"sampling_config": SamplingConfig(typical_p=0.5)}, Unsupported),
     "beam_width": ({"sampling_config": SamplingConfig(2)}, InvalidRequest),
+    "in EBNF": ({"guided_decoding_params": LARK}, Unsupported),
     "num_top_log_probs": ({"output_config": OutputConfig(num_top_log_probs=21)}, InvalidParameter),
 }
 

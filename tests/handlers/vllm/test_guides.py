@@ -48,7 +48,7 @@ def test_a_structure_that_explodes_is_refused_and_no_step_waits_for_it(engine: E
 def test_what_only_one_of_vllm_s_backends_reads_is_followed_as_before(
     engine: Executor, kind: GuideType, guide: str
 ) -> None:
-    """lmi's own engine refuses some of it, as a grammar in Lark."""
+    """lmi's own engine refuses some of it."""
     asked = guided(kind, guide, sampling_config=SamplingConfig(seed=3))
     assert result(engine, **asked).output_token_ids[0]
 
