@@ -9,6 +9,7 @@ from lmi.errors import InvalidParameter, Unsupported
 from lmi.executor import GuidedDecodingParams
 
 MAX_TOOLS = 128
+MODES = ("auto", "none", "required")
 ONLY_TOOLS = "functions are the only tools"
 Tools = dict[str, dict[str, Any]]  # in OpenAI's form, by the names of their functions
 
@@ -70,11 +71,16 @@ def _add(tools: Tools, place: str, function: Mapping[str, Any], schema: str, too
 
 
 def tool_choice(value: object, tools: Tools, *, is_flat: bool = False) -> ToolChoice:
-    """Read `auto`, `none`, `required` or an object that names a function, inside `function` unless it `is_flat`."""
-    if value is None or isinstance(value, str):
-        if value not in (None, "auto", "none", "required"):
-            raise InvalidParameter("tool_choice", "auto, none, required or a named function", value)
-        return mode_choice(value or "auto", tools)
+    """Read `auto`, `none`, `required` or a function's name, which an object may hold.
+
+    The object has the name inside `function`, unless it `is_flat`. A bare name is TGI's, and huggingface_hub's.
+    """
+    if value is None or value in MODES:
+        return mode_choice(str(value or "auto"), tools)
+    if isinstance(value, str):
+        if value not in tools:
+            raise InvalidParameter("tool_choice", "auto, none, required or the name of one of tools", value)
+        return ToolChoice("function", value)
     chosen, place = an_object("tool_choice", value), "tool_choice"
     if not is_flat:
         chosen, place = an_object("tool_choice.function", chosen.get("function")), "tool_choice.function"

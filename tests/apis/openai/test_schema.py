@@ -159,11 +159,19 @@ def test_a_named_function_guides_the_answer_by_its_parameters() -> None:
     assert (parsed.format.function, parsed.format.tool_calls, parsed.format.reasoning) == ("f", None, None)
 
 
+def test_a_named_function_may_be_its_bare_name_as_at_tgi() -> None:
+    bare, named = (chat(tools=[TOOL], tool_choice=choice) for choice in ("f", NAMED))
+    assert (bare.request, bare.format.function) == (named.request, "f")
+    with pytest.raises(InvalidRequest, match="auto, none, required or the name of one of tools, given 'g'"):
+        chat(tools=[TOOL], tool_choice="g")
+
+
 def test_a_function_may_have_the_name_of_a_mode() -> None:
     tools = [{"type": "function", "function": {"name": "auto"}}]
     assert (free := chat(tools=tools)).format.function is None and free.request.guided_decoding is None
     choice = {"type": "function", "function": {"name": "auto"}}
     assert chat(tools=tools, tool_choice=choice).format.function == "auto"
+    assert chat(tools=tools, tool_choice="auto").format.function is None
 
 
 def test_a_required_call_guides_the_answer_by_a_list_of_calls() -> None:

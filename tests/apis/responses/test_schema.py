@@ -142,7 +142,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"tools": False}, "tools must be a list of at most 128 tools"),
     ({"tools": [TOOL, TOOL]}, "tools[1].name must be a name of its own"),
     ({"tools": [TOOL], "tool_choice": {"type": "function", "name": "g"}}, "tool_choice.name must be the name of one"),
-    ({"tools": [TOOL], "tool_choice": "any"}, "tool_choice must be auto, none, required or a named function"),
+    ({"tools": [TOOL], "tool_choice": "any"}, "tool_choice must be auto, none, required or the name"),
     ({"text": {"format": {"type": "xml"}}}, "text.format.type must be one of text, json_object, json_schema"),
     ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text.format.schema must be a JSON schema"),
     ({"reasoning": {"effort": 5}}, "reasoning.effort must be a string"),
