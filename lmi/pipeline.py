@@ -87,6 +87,8 @@ class Pipeline:
         prompt, prompt_ids = await self.encode(request, info)
         submitted = self._engine_request(request, prompt_ids, bad_words, info)
         check_request(submitted, info)
+        if request.needs_full_room and request.max_new_tokens is not None:
+            check_room(len(prompt_ids), request.max_new_tokens, info)
         return Sequences(self.tokenizer, request, submitted, prompt, first_index)
 
     async def _generate(self, sequences: Sequences, take: Take, streams: list[ResponseStream]) -> None:
@@ -267,6 +269,15 @@ class Sequences:
             num_asked = len(deltas) + len(self.open_texts)
             raise errors.GenerationFailed(f"the engine found only {len(deltas)} of {num_asked} beams")
         return deltas
+
+
+def check_room(num_prompt_tokens: int, max_new_tokens: int, info: EngineInfo) -> None:
+    """Raise InvalidParameter, in the words that clients of TGI look for, if the context has no room for the answer."""
+    context = info.max_sequence_length
+    room = context - num_prompt_tokens
+    if max_new_tokens > room:
+        rule = f"at most {room} here (`inputs` tokens + `max_new_tokens` must be <= {context})"
+        raise errors.InvalidParameter("max_tokens", rule, max_new_tokens)
 
 
 def beams_of(result: Result) -> list[Result]:

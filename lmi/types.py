@@ -118,7 +118,8 @@ class GenerationRequest:
 
     The prompt is `prompt`, unless `prompt_token_ids` or `chat` is given. `sampling` holds only values with an effect
     ("off" values are None), and its `num_return_sequences` is the number of sequences in the answer. With
-    `max_new_tokens` None the answer may fill the context. `stop_token_ids` end the answer like a stop string.
+    `max_new_tokens` None the answer may fill the context. With `needs_full_room` a request is refused whose
+    `max_new_tokens` have no room there, else its answer is shorter. `stop_token_ids` end the answer like a stop string.
     `needs_log_probs` asks for those of the generated tokens, which cost the engine time; with `num_top_log_probs` None
     there are no others. `is_streaming` asks for the answer piece by piece. `token_biases` holds pairs of a token id and
     the bias that is added to its logit. All requests of a `session` go to one engine. Prompts with different values of
@@ -133,6 +134,7 @@ class GenerationRequest:
     prompt_token_ids: tuple[int, ...] | None = None
     chat: Chat | None = None
     max_new_tokens: int | None
+    needs_full_room: bool = False
     sampling: SamplingConfig
     is_streaming: bool = False
     stop_sequences: tuple[str, ...] = ()

@@ -4,6 +4,7 @@ Each of temperature, top_k, top_p and typical_p turns sampling on, and stop stri
 means greedy decoding here, while TGI refuses it. The most probable of several sequences is the answer.
 """
 
+import secrets
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -31,6 +32,7 @@ from lmi.description.parts import NOTHING, ApiDescription, Form, asked, content,
 from lmi.settings.config import Config, ModelConfig
 from lmi.types import Answer, AnswerFormat, GenerationRequest, OutputFormat, Token, WaitStatus, ranked
 
+DRAWN_SEED_BITS = 53  # a client in JavaScript can send such a number again
 DEFAULT_MAX_NEW_TOKENS = 1024  # as in TGI's API description; the context may have room for fewer
 KNOWN_FIELDS = ("inputs", "parameters", "stream", "adapters")
 SAMPLING = ("temperature", "top_k", "top_p", "typical_p")  # each of them asks for sampling
@@ -95,11 +97,14 @@ def parse(message: Message[TgiFormat]) -> Parsed[TgiFormat]:
     if not format.is_streamed and not format.details:
         reasons["num_top_log_probs"] = "without details or a stream"
     PARAMETERS.drop(given, reasons, ignored)
+    if format.details and not is_greedy:
+        given.setdefault("seed", secrets.randbits(DRAWN_SEED_BITS))  # the details tell it
     request = parameters.request_of(
         given,
         is_greedy=is_greedy,
         is_streaming=format.is_streamed,
         prompt=fields["inputs"],
+        needs_full_room=written.get("max_new_tokens") is not None,
         include_stop_str_in_output=True,
         num_prompt_log_probs=0 if has_prefill else None,
         needs_log_probs=format.details or format.is_streamed or parameters.needs_ranking(given),
@@ -138,7 +143,8 @@ class TgiWhole(WholeFormatter[TgiFormat]):
         return dumps([whole] if self._format.is_list else whole)
 
     def _sequence_details(self, answer: Answer) -> dict[str, Any]:
-        details = _end(self._request, answer)
+        place = next(place for place, other in enumerate(self._answers) if other is answer)
+        details = _end(self._request, answer, place)
         details["prefill"] = [_prompt_token(token) for token in self._answers[0].prefill or ()]
         details["tokens"] = [_token(token) for token in answer.tokens]
         if self._request.num_top_log_probs:
@@ -170,7 +176,7 @@ class TgiStream(StepFormatter[TgiFormat]):
         event["generated_text"] = self._full_text(answer.text) if is_last else None
         event["details"] = None
         if is_last and self._format.details:
-            event["details"] = _end(self._request, answer) | {"input_length": answer.num_prompt_tokens}
+            event["details"] = _end(self._request, answer, place=0) | {"input_length": answer.num_prompt_tokens}
         return self.record(dumps(event))
 
     @classmethod
@@ -178,9 +184,14 @@ class TgiStream(StepFormatter[TgiFormat]):
         return cls.record(TgiWhole.error(error))
 
 
-def _end(request: GenerationRequest, answer: Answer) -> dict[str, Any]:
-    num_tokens, seed = len(answer.tokens), request.sampling.seed
-    return {"finish_reason": answer.finish_reason, "generated_tokens": num_tokens, "seed": seed}
+def _end(request: GenerationRequest, answer: Answer, place: int) -> dict[str, Any]:
+    """Return how an answer ended. The one at this `place` among those of a request has the request's seed + `place`."""
+    seed = request.sampling.seed
+    return {
+        "finish_reason": answer.finish_reason,
+        "generated_tokens": len(answer.tokens),
+        "seed": None if seed is None else seed + place,
+    }
 
 
 def _token(token: Token) -> dict[str, Any]:

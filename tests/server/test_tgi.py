@@ -55,6 +55,29 @@ def test_the_engine_is_asked_for_what_the_parameters_say(tgi: Host) -> None:
     assert [token["text"] for token in details["tokens"]] == ["h", "i", ""]
 
 
+def test_a_sampled_answer_tells_the_seed_that_makes_it_again(tgi: Host) -> None:
+    sampled = {"do_sample": True, "details": True}
+    _, body = tgi.post({"inputs": "say hi", "parameters": sampled}, "/generate")
+    seed = json.loads(body)["details"]["seed"]
+    assert seed == tgi.executor.requests[-1].sampling_config.seed and seed is not None
+    _, answer = tgi.post({"inputs": "say hi", "parameters": sampled}, "/generate_stream")
+    assert events(answer)[-1]["details"]["seed"] == tgi.executor.requests[-1].sampling_config.seed
+    _, body = tgi.post({"inputs": "say hi", "parameters": {"details": True}}, "/generate")
+    assert json.loads(body)["details"]["seed"] is None
+
+
+@pytest.mark.parametrize("path", ["/", "/generate", "/generate_stream"])
+def test_more_new_tokens_than_the_context_has_room_for_are_422(tgi: Host, path: str) -> None:
+    prompt = "say hi"
+    room = CONTEXT - len(prompt)
+    status, kind, message = refusal(tgi.post({"inputs": prompt, "parameters": {"max_new_tokens": room + 1}}, path))
+    assert (status, kind) == (422, "validation")
+    rule = f"at most {room} here (`inputs` tokens + `max_new_tokens` must be <= {CONTEXT})"
+    assert message == f"parameters.max_new_tokens must be {rule}, given {room + 1}"
+    for parameters in ({"max_new_tokens": room}, {}):
+        assert tgi.post({"inputs": prompt, "parameters": parameters}, path)[0].status == 200
+
+
 def test_the_prompt_s_tokens_come_with_decoder_input_details(tgi: Host) -> None:
     parameters = {"decoder_input_details": True, "truncate": 6}
     _, body = tgi.post({"inputs": "say hi", "parameters": parameters}, "/generate")

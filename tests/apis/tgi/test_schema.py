@@ -15,7 +15,7 @@ from lmi.apis.guides import GRAMMARS
 from lmi.errors import InvalidRequest, LmiError, MalformedRequest
 from lmi.executor import GuidedDecodingParams, GuideType, SamplingConfig
 from lmi.settings.config import ModelConfig
-from lmi.types import GenerationRequest, OutputFormat
+from lmi.types import AnswerEnd, Delta, GenerationRequest, OutputFormat, Token
 
 MODEL = ModelConfig(path="demo", name="demo")
 SCHEMA = {"properties": {"a": {"type": "integer"}}}
@@ -77,6 +77,35 @@ SAMPLING_ROWS: list[tuple[dict[str, Any], dict[str, Any]]] = [
 def test_a_sampling_parameter_alone_asks_for_sampling(parameters: dict[str, Any], expected: dict[str, Any]) -> None:
     sampling = _request(**parameters).sampling
     assert {name: getattr(sampling, name) for name in expected} == expected
+
+
+def test_a_seed_is_drawn_where_the_details_of_a_sampled_answer_tell_it() -> None:
+    sampled = {"do_sample": True, "details": True}
+    seeds = {_request(**sampled).sampling.seed for _ in range(8)}
+    assert len(seeds) == 8 and None not in seeds
+    assert _request(**sampled, best_of=2).sampling.seed is not None
+    assert _request(**sampled, seed=-1).sampling.seed not in (None, -1)
+    assert _request(**sampled, seed=7).sampling.seed == 7
+    for parameters in ({"details": True}, {"do_sample": True}, {**sampled, "temperature": 0}):
+        assert _request(**parameters).sampling.seed is None
+
+
+def test_each_of_the_best_sequences_tells_the_seed_that_makes_it() -> None:
+    parsed = _parse({"do_sample": True, "best_of": 2, "details": True}, stream=False)
+    formatter = tgi.TgiWhole(parsed)
+    records: list[bytes] = []
+    for index, log_prob in enumerate((-2.0, -1.0)):
+        tokens = [Token(id=1, text="a", log_prob=log_prob)]
+        records += formatter.feed(Delta(tokens, AnswerEnd.EOS_TOKEN, index=index))
+    details = json.loads(b"".join(records))["details"]
+    drawn = parsed.request.sampling.seed
+    assert drawn is not None
+    assert (details["seed"], details["best_of_sequences"][0]["seed"]) == (drawn + 1, drawn)
+
+
+def test_only_a_length_that_the_client_names_must_have_room() -> None:
+    assert _request(max_new_tokens=10_000).needs_full_room
+    assert not _request().needs_full_room and not _request(max_new_tokens=None).needs_full_room
 
 
 @pytest.mark.parametrize(
