@@ -345,6 +345,16 @@ def test_adapters_are_listed_as_models_with_their_parent(server: Host) -> None:
     assert (response.status, json.loads(answer)["parent"]) == (200, "scripted")
 
 
+def test_the_root_of_a_model_is_its_folder_and_that_of_an_adapter_the_source_that_was_named(server: Host) -> None:
+    cards = json.loads(server.send("GET", "/v1/models")[1])["data"]
+    folder = server.config.model.path
+    assert {card["id"]: card["root"] for card in cards} == {
+        "scripted": folder,
+        "other": folder,
+        **{name: f"{folder}/loras/{name}" for name in NAMES},
+    }
+
+
 # The routes.
 
 

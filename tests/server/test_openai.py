@@ -476,6 +476,7 @@ def test_models_are_listed_and_found_by_name(able: Host) -> None:
     cards = json.loads(body)["data"]
     assert (response.status, [card["id"] for card in cards]) == (200, ["scripted", "gpt-x"])
     assert all(card["object"] == "model" and card["created"] > 0 for card in cards)
+    assert all((card["root"], card["parent"]) == (able.config.model.path, None) for card in cards)
     response, body = able.send("GET", "/v1/models/gpt-x")
     assert (response.status, json.loads(body)["id"]) == (200, "gpt-x")
 

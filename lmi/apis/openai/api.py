@@ -142,7 +142,7 @@ SCHEMAS = {
     },
     "OpenAITokens": struct(count=int, max_model_len=int, tokens=[int], token_strs=or_null([str])),
     "OpenAIToText": asked({"model": str | None, "tokens": IDS}, "tokens", example={"tokens": [1, 2, 3]}),
-    "OpenAIModel": struct("parent", **HEAD_OF_MODEL, owned_by=str, has_chat_template=bool, parent=str),
+    "OpenAIModel": struct(**HEAD_OF_MODEL, owned_by=str, root=str, parent=str | None, has_chat_template=bool),
     "AnthropicModel": struct(type={"const": "model"}, id=str, display_name=str, created_at=str),  # for its clients
     "OpenAIError": struct(error=struct(message=str, type=str, param=str | None, code=str | None)),
 }

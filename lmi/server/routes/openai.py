@@ -55,7 +55,9 @@ async def cards(models: Models) -> list[dict[str, Any]]:
         model = service.config.model
         listed += [_card(service, name) for name in (model.name, *model.aliases)]
         adapters = [] if service.adapters is None else service.adapters.entries()
-        listed += [_card(service, adapter.name) | {"parent": model.name} for adapter in adapters]
+        for adapter in adapters:
+            root = adapter.src or adapter.path  # the source that was named, which `/adapters` tells too
+            listed.append(_card(service, adapter.name) | {"root": root, "parent": model.name})
     return listed
 
 
@@ -65,6 +67,8 @@ def _card(service: Service, name: str) -> dict[str, Any]:
         "object": "model",
         "created": int(Path(service.config.model.path).stat().st_mtime),  # when its folder was last changed
         "owned_by": "lmi",
+        "root": service.config.model.path,
+        "parent": None,
         "has_chat_template": service.pipeline is not None and service.pipeline.chats is not None,
     }
 
