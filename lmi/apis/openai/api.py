@@ -89,7 +89,9 @@ HEAD_OF_MODEL: dict[str, Form] = {"id": str, "object": {"const": "model"}, "crea
 TOKENS = (errors.InvalidRequest, errors.UnknownAdapter, errors.UnknownModel, errors.GenerationFailed)
 PROMPT = either({"type": "string", "minLength": 1}, {**array(either(str, int, [int])), "minItems": 1})
 CACHED = struct(cached_tokens=int)
-USAGE = struct(prompt_tokens=int, completion_tokens=int, total_tokens=int, prompt_tokens_details=CACHED)
+NUM_TOKENS: dict[str, Form] = dict.fromkeys(("prompt_tokens", "completion_tokens", "total_tokens"), int)
+USAGE = struct(**NUM_TOKENS, prompt_tokens_details=CACHED)
+USAGE_OF_CHUNK = struct("prompt_tokens_details", **NUM_TOKENS, prompt_tokens_details=CACHED)
 TOKEN: dict[str, Form] = {"token": str, "logprob": float | None, "bytes": [int]}
 CHAT_LOG_PROBS = or_null(struct(content=[struct(**TOKEN, top_logprobs=[struct(**TOKEN)])], refusal=None))
 LOG_PROBS = or_null(
@@ -105,20 +107,21 @@ SAID: dict[str, Form] = {
 }
 MESSAGE = struct("reasoning_content", "tool_calls", **SAID, refusal=None)
 REASON = ("stop", "length", "tool_calls")
-OF_PROMPT: dict[str, Form] = {"prompt_token_ids": [int], "prompt_logprobs": [dict | None]}
+OF_PROMPT: dict[str, Form] = {"prompt_token_ids": or_null([int]), "prompt_logprobs": or_null([dict | None])}
 
 
 def _answer(kind: str, *optional: str, **choice: Form) -> Schema:
     """Describe an answer, or with `optional` fields a chunk of one. Only its last chunk has a reason."""
     is_chunk = bool(optional)
-    usage, choice["finish_reason"] = (or_null(USAGE), or_null(REASON)) if is_chunk else (USAGE, REASON)
+    usage, choice["finish_reason"] = (or_null(USAGE_OF_CHUNK), or_null(REASON)) if is_chunk else (USAGE, REASON)
     head: dict[str, Form] = {"id": str, "created": int, "model": str, "system_fingerprint": str}
     if is_chunk:
         head |= WAITING
         optional += tuple(WAITING)
     (head if kind.startswith("chat") else choice).update(OF_PROMPT)  # a completion may have several prompts
-    choices = [struct("token_ids", *OF_PROMPT, index=int, token_ids=[int], **choice)]
-    return struct(*optional, *OF_PROMPT, **head, object={"const": kind}, choices=choices, usage=usage)
+    asked_for = ("token_ids", *OF_PROMPT) if is_chunk else ()  # a whole answer has null in their place
+    choices = [struct(*asked_for, index=int, token_ids=or_null([int]), **choice)]
+    return struct(*optional, *asked_for, **head, object={"const": kind}, choices=choices, usage=usage)
 
 
 ADAPTERS: dict[str, Form] = {

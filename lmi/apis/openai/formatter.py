@@ -101,6 +101,14 @@ class OpenAIWhole(OpenAIFormatter, WholeFormatter[OpenAIFormat]):
         self._last[delta.index] = delta
         return super().feed(delta)
 
+    # vLLM's fields are null in a whole answer that nobody asked for them, since typed clients read them.
+
+    def _ids(self, delta: Delta) -> dict[str, Any]:
+        return {"token_ids": None} | super()._ids(delta)
+
+    def _prompt_ids(self, delta: Delta) -> dict[str, Any]:
+        return {"prompt_token_ids": None} | super()._prompt_ids(delta)
+
     def _whole(self, answers: list[Answer]) -> bytes:
         """Of more sequences than choices the most probable are taken."""
         num_made, num_wanted = self._request.num_sequences, self._format.num_choices
@@ -113,8 +121,8 @@ class OpenAIWhole(OpenAIFormatter, WholeFormatter[OpenAIFormat]):
         return dumps(self._object(choices) | {"usage": self._usage()})
 
     def _of_prompt(self, delta: Delta) -> dict[str, Any]:
-        """Return vLLM's fields of the prompt of a sequence, as far as they are asked for."""
-        num_top, fields = self._format.num_prompt_log_probs, self._prompt_ids(delta)
+        """Return vLLM's fields of the prompt of a sequence."""
+        num_top, fields = self._format.num_prompt_log_probs, self._prompt_ids(delta) | {"prompt_logprobs": None}
         if num_top is not None:
             fields["prompt_logprobs"] = [prompt_log_prob(token, num_top) for token in self._prefill(delta)]
         return fields
