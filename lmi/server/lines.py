@@ -33,6 +33,7 @@ MEDIA_TYPES = (MEDIA_TYPE, "application/x-ndjson", "application/x-jsonlines")
 MAX_LINES = 100_000
 MAX_TRANSFORM_MB = 100  # of all requests at once, which is SageMaker's limit
 IGNORED_STREAM = "stream: no effect in a body of lines, whose answers are whole"
+OF_A_STREAM = ("stream", "stream_options")
 LINE = re.compile(rb"\S[^\n]*")  # skips blank lines, however many there are
 
 log = logging.getLogger(__name__)
@@ -147,7 +148,8 @@ class LineInference(Inference):
         message = await super().read(body, choose)
         if message.format.is_streamed:
             self.service.front_end.report_ignored((IGNORED_STREAM,), self.exchange.request_id)
-        fields = {name: value for name, value in message.fields.items() if name != "stream"}
+        dropped = OF_A_STREAM if message.format.is_streamed else ("stream",)
+        fields = {name: value for name, value in message.fields.items() if name not in dropped}
         self.format = replace(message.format, output_format=OutputFormat.JSON)
         return replace(message, fields=fields, format=self.format)
 

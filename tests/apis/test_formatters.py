@@ -222,7 +222,9 @@ def test_tokens_of_a_prompt_have_their_places_in_its_text(prompt: str, pieces: l
 
 @pytest.mark.parametrize("is_streamed", [False, True])
 def test_the_cached_tokens_of_a_prompt_count_once_for_all_its_choices(is_streamed: bool) -> None:
-    fields = {"prompt": ["one", "two"], "n": 2, "stream": is_streamed, "stream_options": {"include_usage": True}}
+    fields: dict[str, object] = {"prompt": ["one", "two"], "n": 2}
+    if is_streamed:
+        fields |= {"stream": True, "stream_options": {"include_usage": True}}
     formatter = OPENAI_COMPLETIONS.formatter(
         openai.parse(openai.read(json.dumps(fields).encode(), "application/json", MODEL))
     )

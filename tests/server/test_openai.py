@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,9 @@ def unable(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
     lacks = msgspec.structs.replace(CAPABILITIES, min_p=False, prompt_log_probs=False, max_top_log_probs=3)
     with host(tmp_path_factory.mktemp("unable"), capabilities=lacks) as served:
         yield served
+
+
+Ask = Callable[..., tuple[int, Any]]
 
 
 def chat(server: Host, said: str, **fields: Any) -> tuple[int, Any]:
@@ -104,6 +107,41 @@ def test_a_stream_of_a_chat_tells_role_text_reason_and_usage_in_this_order(able:
     assert end["choices"][0] == {"index": 0, "delta": {"content": ""}, "logprobs": None, "finish_reason": "stop"}
     assert (usage["choices"], usage["usage"]["prompt_tokens"]) == ([], 6)
     assert usage["usage"]["completion_tokens"] == 3 and len({chunk["id"] for chunk in (role, end, usage)}) == 1
+
+
+@pytest.mark.parametrize("ask", [chat, complete])
+def test_each_chunk_tells_the_numbers_so_far_where_that_is_asked_for(able: Host, ask: Ask) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    _, chunks = ask(able, "say abc", stream=True, stream_options=options)
+    usages = [chunk["usage"] for chunk in chunks]
+    assert all(usage["prompt_tokens"] == len("say abc") for usage in usages)
+    assert all(usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"] for usage in usages)
+    counts = [usage["completion_tokens"] for usage in usages]
+    assert counts == ([0] if ask is chat else []) + [1, 2, 3, 4, 4], "the role, three letters, the end, all"
+
+
+def test_running_numbers_are_those_of_a_choice_and_its_prompt(able: Host) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    _, chunks = complete(able, ["say a", "say bcd"], stream=True, stream_options=options)
+    last = {choice["index"]: chunk["usage"] for chunk in chunks for choice in chunk["choices"]}
+    assert [(last[n]["prompt_tokens"], last[n]["completion_tokens"]) for n in (0, 1)] == [(5, 2), (7, 4)]
+    assert chunks[-1]["usage"]["total_tokens"] == 5 + 2 + 7 + 4
+
+
+def test_without_include_usage_no_chunk_has_numbers(able: Host) -> None:
+    for fields in ({}, {"stream_options": {"continuous_usage_stats": True}}):
+        _, chunks = chat(able, "say abc", stream=True, **fields)
+        assert not any("usage" in chunk for chunk in chunks)
+
+
+def test_a_whole_answer_has_null_for_what_typed_clients_of_vllm_read(able: Host) -> None:
+    _, answer = complete(able, "say ab")
+    [choice] = answer["choices"]
+    assert [choice[name] for name in ("token_ids", "prompt_token_ids", "prompt_logprobs")] == [None] * 3
+    _, answer = chat(able, "say ab")
+    assert answer["choices"][0]["token_ids"] is answer["prompt_token_ids"] is answer["prompt_logprobs"] is None
+    _, chunks = chat(able, "say ab", stream=True)
+    assert not any("token_ids" in choice for chunk in chunks for choice in chunk["choices"])
 
 
 def test_a_message_is_continued_where_its_content_ends(tmp_path: Path) -> None:
@@ -215,7 +253,8 @@ def test_token_ids_are_those_of_the_engine_however_they_are_asked_for(able: Host
 
 @pytest.mark.parametrize("fields", [{}, {"stop_token_ids": [ord("x")]}], ids=["end token", "stop token"])
 def test_lists_of_log_probs_are_as_long_as_those_of_ids_and_as_the_usage(able: Host, fields: dict[str, Any]) -> None:
-    asked = {"max_tokens": 50, "return_token_ids": True, "stream_options": {"include_usage": True}, **fields}
+    asked = {"max_tokens": 50, "return_token_ids": True, **fields}
+    streamed = {**asked, "stream": True, "stream_options": {"include_usage": True}}
     last = "x" if fields else "<end>"
 
     _, answer = complete(able, "say éx", logprobs=0, **asked)
@@ -225,7 +264,7 @@ def test_lists_of_log_probs_are_as_long_as_those_of_ids_and_as_the_usage(able: H
         assert len(values) == len(choice["token_ids"]) == answer["usage"]["completion_tokens"]
     assert choice["logprobs"]["text_offset"][-1] == len(choice["text"])
 
-    _, chunks = complete(able, "say éx", logprobs=0, stream=True, **asked)
+    _, chunks = complete(able, "say éx", logprobs=0, **streamed)
     for chunk in chunks[:-1]:
         [choice] = chunk["choices"]
         assert len(choice["logprobs"]["tokens"]) == len(choice["token_ids"])
@@ -236,7 +275,7 @@ def test_lists_of_log_probs_are_as_long_as_those_of_ids_and_as_the_usage(able: H
     assert len(choice["logprobs"]["content"]) == len(choice["token_ids"]) == answer["usage"]["completion_tokens"]
     assert choice["logprobs"]["content"][-1]["token"] == last
 
-    _, chunks = chat(able, "say éx", logprobs=True, stream=True, **asked)
+    _, chunks = chat(able, "say éx", logprobs=True, **streamed)
     said = [chunk["choices"][0] for chunk in chunks if chunk["choices"]]
     content = [token for choice in said for token in (choice["logprobs"] or {"content": []})["content"]]
     assert [token["token"] for token in content][-1] == last

@@ -454,7 +454,7 @@ LONG: dict[str, tuple[str, dict[str, object]]] = {  # requests that outlast any 
     "lmi": ("/invocations", {"inputs": "abc", "parameters": {"max_new_tokens": 5000}}),
     "chat": ("/v1/chat/completions", {"messages": [{"role": "user", "content": "abc"}], "max_tokens": 5000}),
     "completions": ("/v1/completions", {"prompt": "abc", "max_tokens": 5000}),
-    "tgi": ("/generate", {"inputs": "abc", "parameters": {"max_new_tokens": 5000}}),
+    "tgi": ("/generate", {"inputs": "abc", "parameters": {"max_new_tokens": 4000}}),  # TGI refuses over 4096
     "triton": ("/v2/models/model/generate", {"text_input": "abc", "parameters": {"max_tokens": 5000}}),
     "messages": ("/v1/messages", {"messages": [{"role": "user", "content": "abc"}], "max_tokens": 5000}),
     "responses": ("/v1/responses", {"input": "abc", "max_output_tokens": 5000}),

@@ -135,6 +135,7 @@ read = partial(
 def parse(message: Message[OpenAIFormat]) -> Parsed[OpenAIFormat]:
     ignored: list[str] = []
     given = {"max_new_tokens": None} | CHAT.read(message.fields, ignored)  # what the context has room for
+    schema.check_stream_options(given, ignored)
     given["max_new_tokens"] = given.pop("max_completion_tokens", given["max_new_tokens"])
     CHAT.check_together(given)
     if given.get("top_logprobs") and not given.get("logprobs"):

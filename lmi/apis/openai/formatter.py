@@ -4,6 +4,7 @@ import math
 import time
 import uuid
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -144,9 +145,14 @@ class OpenAIStream(OpenAIFormatter):
         super().__init__(parsed)
         self._before = self.opening + dumps(self._object([])).removesuffix(b"]}")
         self._behind = (b',"usage":null}' if self._format.has_usage else b"}") + self.closing
+        self._num_running_prompt_tokens = 0  # of the prompt that the choice answers
+        self._num_running_tokens = Counter[int]()  # by index
 
     def feed(self, delta: Delta) -> list[bytes]:
         self._count(delta)
+        if self._format.has_running_usage:
+            self._num_running_prompt_tokens = len(delta.prompt_token_ids)
+            self._num_running_tokens[delta.index] += len(delta.tokens) if self._format.is_answer_wanted else 0
         records = [self._chunk(choice) for choice in self._choices(delta)]
         if self._num_open:
             return records
@@ -159,7 +165,20 @@ class OpenAIStream(OpenAIFormatter):
         return [self.record(dumps(fields | waiting_fields(status, waited_s)))]
 
     def _chunk(self, choice: dict[str, Any], beside: bytes = b"") -> bytes:
-        return one_line(b"%b%b]%b%b" % (self._before, dumps(choice), beside, self._behind))
+        behind = self._behind
+        if self._format.has_running_usage:
+            behind = b',"usage":%b}%b' % (dumps(self._running_usage(choice)), self.closing)
+        return one_line(b"%b%b]%b%b" % (self._before, dumps(choice), beside, behind))
+
+    def _running_usage(self, choice: dict[str, Any]) -> dict[str, int]:
+        """Return the numbers of tokens of a choice so far and of its prompt, as vLLM does: others do not count."""
+        num_prompt_tokens = self._num_running_prompt_tokens
+        num_tokens = 0 if "role" in choice.get("delta", ()) else self._num_running_tokens[choice["index"]]
+        return {
+            "prompt_tokens": num_prompt_tokens,
+            "completion_tokens": num_tokens,
+            "total_tokens": num_prompt_tokens + num_tokens,
+        }
 
     @classmethod
     def error(cls, error: ErrorFields) -> bytes:

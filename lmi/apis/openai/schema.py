@@ -20,6 +20,7 @@ from lmi.apis.base.parameters import (
     named,
     request_of,
     rows,
+    unknown,
 )
 from lmi.apis.base.readers import Message, Parsed, boolean, takes, text
 from lmi.apis.beams import FLAG, read_search
@@ -59,6 +60,7 @@ class OpenAIFormat(AnswerFormat):
     adapter: str | None = None
     is_adapter_named: bool = False
     has_usage: bool = False  # a stream's last chunk reports it
+    has_running_usage: bool = False  # the chunks before it report how much there is so far
     has_token_ids: bool = False
     has_log_probs: bool = False
     num_prompt_log_probs: int | None = None
@@ -101,10 +103,29 @@ def _logprobs(name: str, value: object) -> int | None:
     return (1 if value else None) if isinstance(value, bool) else TOP(name, value)
 
 
+def check_stream_options(given: Given, ignored: list[str]) -> None:
+    """Refuse options of a stream that is none, as OpenAI and vLLM do. Adds a line for each unknown name in them."""
+    options = given.get("stream_options")
+    if not options:
+        return
+    if not given.get("stream"):
+        raise InvalidParameter("stream_options", "left out without stream true", options)
+    ignored += [f"stream_options.{line}" for line in unknown(options, STREAM_OPTIONS)]
+
+
 def anything(name: str, value: object) -> object:
     return value
 
 
+STREAM_OPTIONS = (
+    "include_usage",
+    "continuous_usage_stats",  # vLLM's
+    "include_obfuscation",  # no effect: nothing here is padded
+)
+STREAM_OPTIONS_HELP = (
+    "With `include_usage` true, a stream ends with the numbers of tokens; "
+    "with `continuous_usage_stats` true too, each chunk has those so far."
+)
 SHARED: dict[str, Parameter] = rows(
     "n seed top_p presence_penalty frequency_penalty top_k min_p repetition_penalty ignore_eos min_tokens "
     "stop_token_ids skip_special_tokens spaces_between_special_tokens include_stop_str_in_output cache_salt "
@@ -116,7 +137,7 @@ SHARED |= rows(bad_words="bad_sequences", truncate_prompt_tokens="truncate", max
 SHARED |= named(
     Parameter("model", text, "The model or adapter that answers; left out, the server's own.", fields=("lora_config",)),
     Parameter("stream", boolean, "Whether the answer comes token by token."),
-    Parameter("stream_options", an_object, "With `include_usage` true, a stream ends with the numbers of tokens."),
+    Parameter("stream_options", an_object, STREAM_OPTIONS_HELP),
     Parameter("return_token_ids", boolean, "Whether the ids of prompt and answer are given.", (False,)),
     Parameter("return_tokens_as_token_ids", boolean, "Whether log-probs name tokens as `token_id:ID`.", (False,)),
 )
@@ -199,6 +220,7 @@ def read(
 def parse(message: Message[OpenAIFormat]) -> Parsed[OpenAIFormat]:
     ignored: list[str] = []
     given = COMPLETION.read(message.fields, ignored)
+    check_stream_options(given, ignored)
     if given.get("suffix"):
         raise Unsupported("suffix", "models here write on from a prompt and fill no gap")
     prompts = prompts_of("prompt", given.get("prompts"), MAX_PROMPTS)
@@ -242,14 +264,20 @@ def format_of(given: Given, format: OpenAIFormat) -> OpenAIFormat:
     if given.get("stream") and "num_prompt_log_probs" in given:
         raise Unsupported("prompt_logprobs", "a stream has no place for them")
     options = given.get("stream_options", {})
+    has_usage = _is_set(options, "include_usage")
     return replace(
         format,
-        has_usage=boolean("stream_options.include_usage", options.get("include_usage") or False),
+        has_usage=has_usage,
+        has_running_usage=_is_set(options, "continuous_usage_stats") and has_usage,
         has_token_ids=given.get("return_token_ids", False),
         num_prompt_log_probs=given.get("num_prompt_log_probs"),
         names_tokens_by_id=given.get("return_tokens_as_token_ids", False),
         num_choices=given.get("n", 1),
     )
+
+
+def _is_set(options: Mapping[str, object], name: str) -> bool:
+    return bool(boolean(f"stream_options.{name}", options.get(name) or False))
 
 
 def prompts_of(name: str, value: object, max_prompts: int) -> list[dict[str, Any]]:

@@ -159,6 +159,13 @@ def test_a_named_function_guides_the_answer_by_its_parameters() -> None:
     assert (parsed.format.function, parsed.format.tool_calls, parsed.format.reasoning) == ("f", None, None)
 
 
+@pytest.mark.parametrize("ask", [chat, completion])
+def test_what_the_options_of_a_stream_do_not_know_is_told(ask: Callable[..., Parsed[openai.OpenAIFormat]]) -> None:
+    parsed = ask(stream=True, stream_options={"include_usage": True, "include_obfuscation": False, "pace": 5})
+    assert parsed.ignored == ("stream_options.'pace': unknown",)
+    assert ask(stream_options={}).ignored == ask(stream_options=None).ignored == ()
+
+
 def test_a_named_function_may_be_its_bare_name_as_at_tgi() -> None:
     bare, named = (chat(tools=[TOOL], tool_choice=choice) for choice in ("f", NAMED))
     assert (bare.request, bare.format.function) == (named.request, "f")
@@ -310,7 +317,10 @@ REFUSED_BY_BOTH: list[tuple[dict[str, Any], str]] = [
     ({"prompt_logprobs": -1}, "prompt_logprobs"),
     ({"prompt_logprobs": 0, "stream": True}, "prompt_logprobs"),
     ({"return_token_ids": 1}, "return_token_ids"),
-    ({"stream_options": {"include_usage": 1}}, "include_usage"),
+    ({"stream": True, "stream_options": {"include_usage": 1}}, "include_usage"),
+    ({"stream": True, "stream_options": {"continuous_usage_stats": "yes"}}, "continuous_usage_stats"),
+    ({"stream_options": {"include_usage": True}}, "stream_options must be left out without stream true"),
+    ({"stream_options": {"include_usage": False}, "stream": False}, "stream_options"),
 ]
 REFUSED_COMPLETIONS: list[tuple[dict[str, Any], str]] = [
     ({"prompt": ""}, "prompt"),
