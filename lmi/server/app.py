@@ -156,7 +156,8 @@ class ErrorMiddleware:
             async with exchange.deadline(None):
                 await self._app(scope, receive, send)
         except HTTPException as error:  # starlette's own 404 and 405
-            message = f"{error.detail}: {exchange.method} {shorten(exchange.path)}"
+            why = openai.why_not_found(exchange.path) if error.status_code == 404 else ""
+            message = f"{error.detail}: {exchange.method} {shorten(exchange.path)}{why}"
             await self._refuse(exchange, LmiError(message), error.status_code, error.headers or {})
         except ClientGone:
             exchange.status = ClientGone.status

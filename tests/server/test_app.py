@@ -56,6 +56,12 @@ def records(body: bytes, output_format: str) -> list[dict[str, object]]:
     return [json.loads(part.removeprefix(head)) for part in parts]
 
 
+def test_a_path_with_two_slashes_is_not_found_and_says_why(lmi: Host) -> None:
+    response, body = lmi.post({"prompt": "say hi"}, "//v1/completions")
+    assert response.status == 404
+    assert json.loads(body)["error"].endswith("(a path here has single slashes, and none at its end)")
+
+
 MALFORMED = {
     "not JSON": (b"{'inputs': 1}", "not JSON"),
     "a trailing comma, as in the documents' own curl": (b'{"inputs": "say a", "stream": true, }', "trailing comma"),

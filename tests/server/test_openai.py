@@ -542,6 +542,22 @@ def test_every_name_of_the_model_is_served_and_its_own_is_answered(able: Host, n
 
 
 @pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("/v1/audio/speech", "(lmi has no audio: docs/scope.md)"),
+        ("/v1/images/generations", "(lmi has no images as answers: docs/scope.md)"),
+        ("/v1/files", "(lmi has no kept files: docs/scope.md)"),
+        ("/v1/responses/resp_1", "(lmi has no kept responses: docs/scope.md)"),
+        ("/v1/chat/completions/", "(a path here has single slashes, and none at its end)"),
+        ("/v1/audiobooks", "POST '/v1/audiobooks'"),
+    ],
+)
+def test_a_route_that_is_not_here_says_why(able: Host, path: str, words: str) -> None:
+    response, body = able.post({}, path)
+    assert response.status == 404 and json.loads(body)["error"]["message"].endswith(words)
+
+
+@pytest.mark.parametrize(
     ("method", "path", "status"), [("GET", CHAT, 405), ("POST", "/v1/models", 405), ("GET", "/v1/x", 404)]
 )
 def test_what_is_not_there_is_told_as_an_error_object(able: Host, method: str, path: str, status: int) -> None:

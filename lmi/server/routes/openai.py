@@ -25,6 +25,37 @@ NAMES = "return_token_strs"
 MAX_TEXT_CHARS = 4 << 20  # that are only tokenized
 
 
+NOT_HERE = {
+    "/v1/audio/": "no audio",
+    "/v1/realtime/": "no audio",
+    "/v1/images/": "no images as answers",
+    "/v1/videos/": "no videos",
+    "/v1/moderations/": "no classifier",
+    "/v1/rerank/": "no classifier",
+    "/v1/score/": "no classifier",
+    "/v1/files/": "no kept files",
+    "/v1/uploads/": "no kept files",
+    "/v1/vector_stores/": "no kept files",
+    "/v1/batches/": "no kept files: `lmi run-batch` answers a file of requests",
+    "/v1/assistants/": "no kept conversations",
+    "/v1/threads/": "no kept conversations",
+    "/v1/conversations/": "no kept conversations",
+    "/v1/responses/resp_": "no kept responses",
+    "/v1/fine_tuning/": "no training",
+}
+"""What other servers of OpenAI's API have at paths that begin so, and lmi leaves out."""
+
+
+def why_not_found(path: str) -> str:
+    """Return what the error of a path that is not found says besides, or ""."""
+    for beginning, what in NOT_HERE.items():
+        if f"{path}/".startswith(beginning):
+            return f" (lmi has {what}: docs/scope.md)"
+    if "//" in path or path.endswith("/"):
+        return " (a path here has single slashes, and none at its end)"
+    return ""
+
+
 async def models(exchange: Exchange, models: Models) -> None:
     await exchange.send_json({"object": "list", "data": await cards(models)})
 
