@@ -77,7 +77,8 @@ OPENAI_TEXT_LINES = _at_invocations(OPENAI_COMPLETIONS, "prompt")
 CHAT_EXAMPLE = {"messages": [{"role": "user", "content": "say Hello"}], "max_completion_tokens": 8}
 EXAMPLE = {"prompt": "What is the capital of France?", "max_tokens": 8, "temperature": 0}
 SAYS = either(str, [asked({"type": ("text",), "text": str}, "type", "text")], None)
-MESSAGE_ASKED = asked({"role": chat_schema.ROLES, "content": SAYS, "tool_calls": or_null([dict])}, "role")
+ROLE: Schema = {"type": "string", "pattern": f"^{chat_schema.OTHER_ROLE.pattern}$", "examples": list(chat_schema.ROLES)}
+MESSAGE_ASKED = asked({"role": ROLE, "content": SAYS, "tool_calls": or_null([dict])}, "role")
 MESSAGES = {**array(MESSAGE_ASKED), "minItems": 1}
 ABOUT_TOKENS: dict[str, Form] = {
     "model": str | None,

@@ -5,6 +5,7 @@ and the arguments of earlier calls as objects.
 """
 
 import binascii
+import re
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -30,6 +31,8 @@ BEGINNINGS = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF8", b"RIFF")  # of fil
 FETCHES_NOTHING = "this server fetches no image: send the file itself in base64 (data:image/png;base64,…)"
 MAX_SHOWN = 100  # characters of a URL, in errors
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+OTHER_ROLE = re.compile("[A-Za-z0-9_.-]{1,64}")  # a template writes it beside its marks, so it can spell none of them
+ROLE_RULE = f"one of {', '.join(ROLES)}, or the chat template's own, of 1 to 64 letters, digits, _ . and -"
 read_role = choice(ROLES)
 read_media_type = choice(MEDIA_TYPES)
 THINKING = ("enabled", "adaptive", "between_tools", "disabled")
@@ -218,9 +221,16 @@ def chat_request(
     return Parsed((request,), replace(format, field_names=field_names), ignored)
 
 
+def _role(name: str, value: object) -> str:
+    """Read a role, one that every model has or one of the template's own: what that does not take, it refuses."""
+    if not isinstance(value, str) or not (value in ROLES or OTHER_ROLE.fullmatch(value)):
+        raise InvalidParameter(name, ROLE_RULE, value)
+    return value
+
+
 def _message(name: str, value: object) -> dict[str, Any]:
     fields = an_object(name, value)
-    role = read_role(f"{name}.role", fields.get("role"))
+    role = _role(f"{name}.role", fields.get("role"))
     is_needed, has_images = role != "assistant", role in ("user", "tool")
     said = content(f"{name}.content", fields.get("content"), is_needed=is_needed, has_images=has_images)
     known: dict[str, Any] = {"role": "system" if role == "developer" else role, "content": said}
