@@ -22,7 +22,7 @@ from lmi.engine.client import Engines, ResponseStream
 from lmi.executor import EngineInfo, FinishReason, LoraConfig, OutputConfig, Request, Result
 from lmi.settings.config import ModelConfig
 from lmi.text.answer import AnswerText, prompt_tokens
-from lmi.text.tokenizer import Tokenizer
+from lmi.text.tokenizer import Tokenizer, truncated
 from lmi.types import AnswerEnd, Delta, GenerationRequest
 
 Take = Callable[[Delta], Awaitable[None] | None]  # what it returns is awaited before the next Delta
@@ -161,13 +161,14 @@ class Pipeline:
         Raises InvalidRequest.
         """
         if request.prompt_token_ids is not None:
-            ids = list(request.prompt_token_ids[-(request.truncate or 0) :])
+            ids = truncated(list(request.prompt_token_ids), request.truncate, request.truncation_side)
             return self.tokenizer.decode(ids) if request.return_full_text else request.prompt, ids
         text, forged = await self.text_of(request, info.image_placeholder)
         return text, await self.tokenizer.encode_prompt(
             text,
             max_tokens=info.max_sequence_length - 1,  # one for the answer
             truncate=request.truncate,
+            truncation_side=request.truncation_side,
             add_special_tokens=adds_special_tokens(request),
             forged=forged,
         )

@@ -121,10 +121,12 @@ class GenerationRequest:
     `max_new_tokens` None the answer may fill the context. With `needs_full_room` a request is refused whose
     `max_new_tokens` have no room there, else its answer is shorter. `stop_token_ids` end the answer like a stop string.
     `needs_log_probs` asks for those of the generated tokens, which cost the engine time; with `num_top_log_probs` None
-    there are no others. `is_streaming` asks for the answer piece by piece. `token_biases` holds pairs of a token id and
-    the bias that is added to its logit. All requests of a `session` go to one engine. Prompts with different values of
-    `cache_salt` share nothing in an engine's cache, so no user can find out by its time what another one asked. Without
-    one they share whole blocks. With `pooling` the answer is the embedding of the prompt, and no text.
+    there are no others. `is_streaming` asks for the answer piece by piece. With `truncate` a prompt has at most so
+    many tokens: the end at its `truncation_side`, left or right, is cut off. `token_biases` holds pairs of a token
+    id and the bias that is added to its logit. All requests of a `session` go to one engine. Prompts with different
+    values of `cache_salt` share nothing in an engine's cache, so no user can find out by its time what another one
+    asked. Without one they share whole blocks. With `pooling` the answer is the embedding of the prompt, and no
+    text.
 
     `defaulted` names the fields of `sampling` that the model's defaults have filled: an engine that lacks one does
     without.
@@ -142,6 +144,7 @@ class GenerationRequest:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     truncate: int | None = None
+    truncation_side: str = "left"
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True

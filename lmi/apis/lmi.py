@@ -64,9 +64,9 @@ def _stop(name: str, value: object) -> tuple[str, ...] | bool:
 PARAMETERS = ParameterTable(
     rows(
         "do_sample max_new_tokens seed temperature top_k top_p min_p typical_p repetition_penalty presence_penalty "
-        "frequency_penalty min_tokens truncate stop_sequences stop_token_ids bad_sequences include_stop_str_in_output "
-        "skip_special_tokens spaces_between_special_tokens return_full_text details n best_of length_penalty "
-        "early_stopping no_repeat_ngram_size logits_post_processor_name cache_salt"
+        "frequency_penalty min_tokens truncate truncation_side stop_sequences stop_token_ids bad_sequences "
+        "include_stop_str_in_output skip_special_tokens spaces_between_special_tokens return_full_text details n "
+        "best_of length_penalty early_stopping no_repeat_ngram_size logits_post_processor_name cache_salt"
     )
     | GUIDED
     | rows(num_beams="beam_width", ignore_eos_token="ignore_eos", prompt_logprobs="num_prompt_log_probs")

@@ -48,7 +48,7 @@ class TgiFormat(AnswerFormat):
 PARAMETERS = ParameterTable(
     rows(
         "do_sample max_new_tokens temperature typical_p seed repetition_penalty frequency_penalty truncate "
-        "return_full_text details decoder_input_details best_of",
+        "truncation_side return_full_text details decoder_input_details best_of",
         stop="stop_sequences",
         adapter_id="adapter",
     )

@@ -140,24 +140,31 @@ class Tokenizer:
         *,
         max_tokens: int,
         truncate: int | None = None,
+        truncation_side: str = "left",
         add_special_tokens: bool = True,
         forged: Sequence[int] = (),
     ) -> list[int]:
-        """Return the token ids of a prompt, with `truncate` only the last `truncate` ids.
+        """Return the token ids of a prompt, with `truncate` only so many: those at the `truncation_side` are cut.
 
-        A text that is certain to have over `max_tokens` tokens is refused before any work. With `truncate` its left end
-        is cut off instead.
+        A text that is certain to have over `max_tokens` tokens is refused before any work. With `truncate` the end at
+        that side is cut off instead.
         """
         least = -(-len(text) // self.max_token_chars)
         if truncate is None and least > max_tokens:
             counted = f"at least {least} tokens ({len(text)} characters, at most {self.max_token_chars} in each)"
             raise PromptTooLong(f"shorter than the model's context of {max_tokens + 1} tokens", counted)
-        kept = text if truncate is None else text[-max_tokens * self.max_token_chars :]
-        forged = [place - len(text) + len(kept) for place in forged]
+        max_chars = max_tokens * self.max_token_chars
+        kept, first = text, 0
+        if truncate is not None and truncation_side == "right":
+            kept = text[:max_chars]
+        elif truncate is not None:
+            kept = text[-max_chars:]
+            first = len(text) - len(kept)
+        forged = [place - first for place in forged]
         ids = await self.encode_async(kept, add_special_tokens=add_special_tokens, forged=forged)
         if not ids:
             raise InvalidParameter("inputs", "a text of at least one token", text)
-        return ids if truncate is None else ids[-truncate:]
+        return truncated(ids, truncate, truncation_side)
 
     def spellings(self, word: str) -> list[tuple[int, ...]]:
         """Return all encodings of a word: with and without a space before it, at the start of a text and inside."""
@@ -231,6 +238,13 @@ class Tokenizer:
             return data.decode()
         except UnicodeDecodeError:
             return data
+
+
+def truncated(ids: list[int], truncate: int | None, side: str) -> list[int]:
+    """Return the ids of a prompt, with `truncate` at most so many, without those at the `side`."""
+    if truncate is None:
+        return ids
+    return ids[:truncate] if side == "right" else ids[-truncate:]
 
 
 @contextmanager

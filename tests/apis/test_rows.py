@@ -48,6 +48,7 @@ MEANINGS: dict[str, tuple[Any, list[Any]]] = {
     "bad_sequences": (["x"], [5, [5], ["a"] * 1025, {}]),
     "ignore_eos": (True, ["x", 1]),
     "truncate": (5, ["x", 1.5, True, 0]),
+    "truncation_side": ("right", ["up", "", 5, ["left"]]),
     "include_stop_str_in_output": (True, ["x", 1]),
     "skip_special_tokens": (False, ["x", 1]),
     "spaces_between_special_tokens": (False, ["x", 1]),
@@ -148,8 +149,9 @@ APIS = {
         """
         n best_of seed temperature top_k top_p min_p typical_p repetition_penalty presence_penalty frequency_penalty
         no_repeat_ngram_size min_length min_tokens max_new_tokens stop_sequences stop stop_token_ids bad_sequences
-        ignore_eos_token truncate include_stop_str_in_output skip_special_tokens spaces_between_special_tokens
-        return_full_text logprobs top_n_tokens prompt_logprobs cache_salt logits_post_processor_name
+        ignore_eos_token truncate truncation_side include_stop_str_in_output skip_special_tokens
+        spaces_between_special_tokens return_full_text logprobs top_n_tokens prompt_logprobs cache_salt
+        logits_post_processor_name
         """,
     ),
     "tgi": Asking(
@@ -158,20 +160,20 @@ APIS = {
         {"do_sample": True, "details": True},
         """
         best_of seed temperature top_k top_p typical_p repetition_penalty frequency_penalty max_new_tokens stop truncate
-        return_full_text top_n_tokens adapter_id
+        truncation_side return_full_text top_n_tokens adapter_id
         """,
     ),
     "completion": Asking(
         openai.COMPLETION,
         partial(_openai, openai, {"prompt": "hi"}),
         {"logprobs": 0, "max_tokens": 9},
-        SHARED + "best_of truncate_prompt_tokens logprobs prompt_logprobs",
+        SHARED + "best_of truncate_prompt_tokens truncation_side logprobs prompt_logprobs",
     ),
     "chat": Asking(
         openai_chat.CHAT,
         partial(_openai, openai_chat, CHAT),
         {"logprobs": True},
-        SHARED + "truncate_prompt_tokens top_logprobs max_completion_tokens prompt_logprobs",
+        SHARED + "truncate_prompt_tokens truncation_side top_logprobs max_completion_tokens prompt_logprobs",
     ),
     "responses": Asking(
         responses.RESPONSES,

@@ -144,6 +144,35 @@ def test_a_whole_answer_has_null_for_what_typed_clients_of_vllm_read(able: Host)
     assert not any("token_ids" in choice for chunk in chunks for choice in chunk["choices"])
 
 
+@pytest.mark.parametrize(("side", "kept"), [("left", "say bc"), (None, "say bc"), ("right", "say ab")])
+def test_a_prompt_is_cut_at_the_side_that_is_asked_for(able: Host, side: str | None, kept: str) -> None:
+    prompt = "say absay bc"
+    asked = {"truncate_prompt_tokens": 6, "truncation_side": side, "return_token_ids": True}
+    _, of_text = complete(able, prompt, **asked)
+    _, of_ids = complete(able, list(prompt.encode()), **asked)
+    _, of_chat = chat(able, prompt, **asked)
+    told = [of_text["choices"][0]["prompt_token_ids"], of_ids["choices"][0]["prompt_token_ids"]]
+    assert [*told, of_chat["prompt_token_ids"]] == [list(kept.encode())] * 3
+    _, answer = able.post({"inputs": prompt, "parameters": {"truncate": 6, "truncation_side": side}})
+    assert json.loads(answer) == {"generated_text": kept.removeprefix("say ")}
+
+
+ROLE_TEMPLATE = (
+    "{% for m in messages %}"
+    "{% if m.role not in ('user', 'document', 'ipython') %}{{ raise_exception('no role ' ~ m.role) }}{% endif %}"
+    "{{ m.role }}: {{ m.content }};{% endfor %}"
+)
+
+
+def test_a_role_of_the_model_s_own_reaches_its_template_which_may_refuse_it(tmp_path: Path) -> None:
+    with host(tmp_path, model={"chat_template": ROLE_TEMPLATE}) as server:
+        said = [{"role": "document", "content": "a"}, {"role": "user", "content": "b"}]
+        _, tokens = server.post({"messages": said}, "/tokenize")
+        assert bytes(json.loads(tokens)["tokens"]) == b"document: a;user: b;"
+        response, body = server.post({"messages": [{"role": "wizard", "content": "a"}]}, CHAT)
+        assert response.status == 400 and "no role wizard" in json.loads(body)["error"]["message"]
+
+
 def test_a_message_is_continued_where_its_content_ends(tmp_path: Path) -> None:
     template = "{% for m in messages %}{{ m.content }}.{% endfor %}{{ '>' if add_generation_prompt }}"
     with host(tmp_path, model={"chat_template": template}) as server:

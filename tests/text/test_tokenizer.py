@@ -169,6 +169,12 @@ def test_a_text_too_long_for_any_tokens_is_refused_before_it_is_read() -> None:
         asyncio.run(tokenizer.encode_prompt("a" * (limit + 1), max_tokens=10))
 
 
+@pytest.mark.parametrize("text", ["one two three four five six seven", "a" * 3000])
+def test_truncate_keeps_the_first_tokens_where_the_right_end_is_cut(byte_level: Tokenizer, text: str) -> None:
+    ids = asyncio.run(byte_level.encode_prompt(text, max_tokens=16, truncate=5, truncation_side="right"))
+    assert ids == byte_level.encode(text)[:5]
+
+
 def test_truncate_keeps_the_last_tokens(byte_level: Tokenizer) -> None:
     text = "one two three four " * 200
     ids = asyncio.run(byte_level.encode_prompt(text, max_tokens=16, truncate=5))

@@ -48,6 +48,7 @@ def named(*parameters: Parameter) -> dict[str, Parameter]:
 
 
 PENALTY, TOKEN_IDS = number(-MAX_PENALTY, MAX_PENALTY), readers.token_ids(MAX_WORDS)
+SIDE = readers.choice(("left", "right"))
 ROWS = named(
     Parameter("do_sample", boolean, "Whether tokens are drawn; otherwise the likeliest one is taken.", (False,)),
     Parameter("seed", readers.seed, "Makes the same request draw the same tokens again; -1 as if left out."),
@@ -71,7 +72,8 @@ ROWS = named(
     Parameter("stop_token_ids", TOKEN_IDS, "Tokens that end the answer.", ((),), ("stop_words", "end_ids")),
     Parameter("bad_sequences", strings(MAX_WORDS), "Texts that the answer must not have.", ((),), ("bad_words",)),
     Parameter("ignore_eos", boolean, "Whether the answer goes on after the model's end token.", (False,)),
-    Parameter("truncate", integer(1), "Keep only so many tokens of the prompt, its last ones."),
+    Parameter("truncate", integer(1), "Keep only so many tokens of the prompt, its last ones by default."),
+    Parameter("truncation_side", SIDE, "Which end of a prompt is cut off that has more tokens than that.", ("left",)),
     Parameter("include_stop_str_in_output", boolean, "Whether the answer keeps the text that ended it.", (False,)),
     Parameter("skip_special_tokens", boolean, "Whether the text leaves special tokens out."),
     Parameter("spaces_between_special_tokens", boolean, "Whether the text has spaces between special tokens."),

@@ -41,7 +41,6 @@ CANNOT: dict[str, str] = {
     "session_params": "nothing is kept here, so a request holds the whole conversation",
     "stop_regex": "an answer ends at texts and tokens",
     "thinking_token_budget": "nothing here ends a thought before the model does",
-    "truncation_side": "truncate_prompt_tokens keeps the last tokens of a prompt",
     "vllm_xargs": NO_CODE,
     "watermark": "answers bear no mark",
     "watermarking": "answers bear no mark",
@@ -58,7 +57,6 @@ ASKS_NOTHING: dict[str, tuple[object, ...]] = {
     "repeat_penalty": (1, 1.0),
     "routed_experts_prompt_start": (0,),
     "thinking_token_budget": (-1,),
-    "truncation_side": ("left",),
     "xtc_probability": (0, 0.0),
 }
 WITHOUT_EFFECT = (

@@ -4,7 +4,7 @@ Sampling is on unless `temperature` or `top_p` is 0. Names, defaults and bounds 
 fields of vLLM's server are taken too. A field that would change the answer but is not supported is refused.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -133,7 +133,9 @@ SHARED: dict[str, Parameter] = rows(
 )
 SHARED |= FLAG | rows("length_penalty early_stopping logits_post_processor_name") | GUIDED | OTHER_GUIDES
 SHARED |= rows(no_stop_trim="include_stop_str_in_output")  # SGLang's name
-SHARED |= rows(bad_words="bad_sequences", truncate_prompt_tokens="truncate", max_tokens="max_new_tokens")
+SHARED |= rows(
+    "truncation_side", bad_words="bad_sequences", truncate_prompt_tokens="truncate", max_tokens="max_new_tokens"
+)
 SHARED |= named(
     Parameter("model", text, "The model or adapter that answers; left out, the server's own.", fields=("lora_config",)),
     Parameter("stream", boolean, "Whether the answer comes token by token."),

@@ -45,7 +45,7 @@ AS_CHATS = (
     "model stream temperature top_p presence_penalty frequency_penalty cache_salt priority "
     "seed top_k min_p repetition_penalty logit_bias "
     "stop stop_token_ids include_stop_str_in_output no_stop_trim ignore_eos min_tokens bad_words "
-    "skip_special_tokens spaces_between_special_tokens add_special_tokens truncate_prompt_tokens "
+    "skip_special_tokens spaces_between_special_tokens add_special_tokens truncate_prompt_tokens truncation_side "
     "guided_json guided_regex guided_choice guided_grammar regex ebnf grammar json_schema structured_outputs "
     "logits_post_processor_name parallel_tool_calls chat_template_kwargs enable_thinking thinking reasoning"
 ).split()

@@ -50,6 +50,7 @@ DEFAULTS: list[tuple[str, Any]] = [
     ("decoder_input_details", False),
     ("typical_p", 1.0),
     ("truncate", None),
+    ("truncation_side", "left"),
     ("ignore_eos_token", False),
     ("min_p", 0.0),
     ("presence_penalty", 0.0),
