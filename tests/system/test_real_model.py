@@ -63,3 +63,41 @@ def test_a_chat_has_the_tokens_of_transformers(
     assert response.status == 200
     assert answer["prompt_token_ids"] == prompt_ids
     assert answer["choices"][0]["token_ids"] == answer_ids
+
+
+# Cases of vLLM's own suites, whose values are other models'.
+
+
+def test_a_prompt_is_cut_at_the_side_that_a_request_names(server: Server) -> None:
+    prompt = "One, two, three, four, five, six, seven 🦙 eight"
+    ids = json.loads(server.post({"prompt": prompt}, "/tokenize").body)["tokens"]
+
+    for side, kept in (("left", ids[-5:]), ("right", ids[:5])):
+        asked = {"truncate_prompt_tokens": 5, "truncation_side": side, "return_token_ids": True, "max_tokens": 1}
+        answer = json.loads(server.post({"prompt": prompt, **asked}, "/v1/completions").body)
+        assert answer["choices"][0]["prompt_token_ids"] == kept
+
+
+def test_each_chunk_tells_one_token_more_until_the_numbers_of_the_whole_answer(server: Server) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    asked = {"prompt": "The capital of France is", "max_tokens": NUM_TOKENS, "temperature": 0, "ignore_eos": True}
+    whole = json.loads(server.post(asked, "/v1/completions").body)["usage"]
+    streamed = server.post({**asked, "stream": True, "stream_options": options}, "/v1/completions").body
+
+    events = [line.removeprefix(b"data: ") for line in streamed.splitlines() if line]
+    assert events.pop() == b"[DONE]"
+    usages = [json.loads(event)["usage"] for event in events]
+    counts = [usage["completion_tokens"] for usage in usages]
+    assert counts == sorted(counts) and counts[-1] == whole["completion_tokens"] == NUM_TOKENS
+    assert {usage["prompt_tokens"] for usage in usages} == {whole["prompt_tokens"]}
+
+
+def test_the_fortieth_stop_string_ends_an_answer(server: Server) -> None:
+    asked = {"prompt": "The capital of France is", "max_tokens": NUM_TOKENS, "temperature": 0}
+    text = json.loads(server.post(asked, "/v1/completions").body)["choices"][0]["text"]
+    last_word = text.split()[-1]
+
+    stops = [*(f"never {number}" for number in range(39)), last_word]
+    answer = json.loads(server.post({**asked, "stop": stops}, "/v1/completions").body)
+    assert answer["choices"][0]["finish_reason"] == "stop"
+    assert answer["choices"][0]["text"] == text[: text.index(last_word)]
