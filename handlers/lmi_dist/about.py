@@ -12,7 +12,7 @@ from typing import Any
 from handlers.lmi_dist.config_file import check as check_model
 from lmi.errors import BadConfiguration
 from lmi.settings.config import EngineConfig
-from lmi.settings.handler import Auto, Handler
+from lmi.settings.handler import Auto, Handler, folder_of
 from lmi.settings.kinds import BOOLEAN, Kind, integer
 from lmi.settings.other_names import ENGINE_KEYS
 
@@ -72,6 +72,8 @@ def check(config: EngineConfig) -> Mapping[str, str]:
     faults = {}
     if config.quantize is not None and config.quantize not in QUANTIZE_METHODS:
         faults["option.quantize"] = "int8 on lmi-dist, more with option.rolling_batch=vllm"
+    if config.device == "cuda" and folder_of("torch") is None:
+        faults["option.device"] = "auto or cpu, since the library torch is not installed"
     if config.tensor_parallel_degree > 1:
         faults["option.tensor_parallel_degree"] = ONE_DEVICE
     elif config.pipeline_parallel_degree > 1:

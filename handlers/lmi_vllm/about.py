@@ -6,7 +6,7 @@ from contextlib import suppress
 
 from handlers.driven.arguments import fields_by_class
 from lmi.settings.config import EngineConfig
-from lmi.settings.handler import Auto, Handler
+from lmi.settings.handler import Auto, Handler, folder_of
 
 NOTHING_IS_SENT = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "RAY_USAGE_STATS_ENABLED": "0"}
 BACKEND, ON_RAY = "distributed_executor_backend", "ray"
@@ -41,6 +41,8 @@ def check(config: EngineConfig) -> Mapping[str, str]:
         faults["option.pipeline_parallel_degree"] = "1 on vllm where no GPU is used"
     if "mm_processor_cache_gb" in config.options:
         faults["option.mm_processor_cache_gb"] = "nothing on vllm here: a cancelled request would spoil that cache"
+    if config.options.get(BACKEND) == ON_RAY and folder_of("ray") is None:
+        faults[f"option.{BACKEND}"] = "mp, since the library ray is not installed: scripts/install ray, pip install ray"
     if config.speculative is not None:
         faults["option.speculative"] = OWN_SPECULATION
     if config.additional_outputs:

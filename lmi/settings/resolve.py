@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Self
 
@@ -19,6 +20,8 @@ from lmi.sources.source import HubModel, parse, remote
 from lmi.user_code.options import FORMATTER_WORDS
 from lmi.user_code.settings import choose_code, choose_requirements, unrun_code, with_properties
 
+# What an option of the server needs of an extra. Engines look for their own in `check` of their `Handler`.
+LIBRARIES = {"option.otlp_traces_endpoint": ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")}
 PLATFORM_WAITS_S = 60.0  # SageMaker, for the answer of a real-time endpoint
 
 
@@ -108,6 +111,7 @@ def resolve(
     if has_keys and any(name.startswith("SAGEMAKER_") for name in environ):
         values.warn("option.api_key: SageMaker passes on neither Authorization nor x-api-key, so its requests get 401")
     ports.check_listeners(values)
+    _check_libraries(values)
     other_names.report_unread_models(values)
     other_names.report_unused_variables(values)
     if not values.final("multi_model"):
@@ -146,6 +150,22 @@ def _with_one_model(values: Values, missing: tuple[str, ...]) -> Resolved:
     config = with_adapters(replace(config, user_code=code, requirements=requirements), values, engine.handler)
     wanted = tuple(WantedSource.of(source, config) for source in missing)
     return Resolved.of(config, values, FetchRequest(sources=wanted) if wanted else None)
+
+
+def _check_libraries(values: Values) -> None:
+    """Refuse an option of the server that needs an extra which is not installed: a front end would end much later."""
+    for key, modules in LIBRARIES.items():
+        if key not in values or all(map(_is_there, modules)):
+            continue
+        library = modules[0].partition(".")[0]
+        values.faults.append(f"{values.how_given(key).said}: the library {library} is not installed")
+
+
+def _is_there(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:  # not even its parent
+        return False
 
 
 def _choose_for_server(values: Values) -> None:

@@ -40,6 +40,18 @@ def test_vllm_runs_pipelines_only_on_gpus() -> None:
     assert lmi_vllm.check(EngineConfig(pipeline_parallel_degree=2, device_ids=("0", "1"))) == {}
 
 
+def test_an_option_of_an_engine_whose_library_is_not_installed_is_refused_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    said = {"option.device": "auto or cpu, since the library torch is not installed"}
+    assert lmi_dist.check(EngineConfig(device="cuda")) == said
+
+    [said] = lmi_vllm.check(EngineConfig(options={"distributed_executor_backend": "ray"})).values()
+    assert said.startswith("mp, since the library ray is not installed")
+
+
 def test_vllm_refuses_the_drafts_of_the_embedded_engine_and_names_its_own() -> None:
     faults = lmi_vllm.check(EngineConfig(speculative="ngram"))
     assert faults.keys() == {"option.speculative"} and "option.speculative_config" in faults["option.speculative"]

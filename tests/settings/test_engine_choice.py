@@ -53,7 +53,10 @@ def test_replicas_are_as_many_as_fit_between_the_two_bounds(
         ("option.tensor_parallel_degree=8\noption.distributed_executor_backend=ray\nminWorkers=2", FOUR_GPUS, (2, 8)),
     ],
 )
-def test_ranks_of_vllm_are_gpus_or_share_the_cores(folder: Path, text: str, machine: Machine, wanted: object) -> None:
+def test_ranks_of_vllm_are_gpus_or_share_the_cores(
+    folder: Path, text: str, machine: Machine, wanted: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("handlers.lmi_vllm.about.folder_of", Path)  # as if Ray were installed
     engine = settle(folder, f"option.rolling_batch=vllm\n{text}", machine=machine).config.engine
     assert (engine.num_engines, engine.tensor_parallel_degree) == wanted
     (fault,) = faults(folder, "option.rolling_batch=vllm\noption.pipeline_parallel_degree=2")

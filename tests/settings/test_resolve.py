@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from lmi.settings.annexes import REASONING_FORMS, TOOL_CALL_FORMS
 from lmi.settings.config import EngineConfig, ModelConfig, ServerConfig
 from lmi.settings.values import OPTIONS
 from lmi.shared.linux import Machine, is_container
+from lmi.supervisor.banner import hint
 from tests.settings.settling import faults, settle, source_of
 
 
@@ -627,3 +629,17 @@ def test_entry_point_and_engine_of_the_reference_are_understood_from_the_environ
     assert (resolved.warnings, resolved.config.engine.options) == ((), {})
     assert source_of(resolved, "option.entryPoint") == "OPTION_ENTRYPOINT"
     assert source_of(resolved, "engine") == "OPTION_ENGINE"
+
+
+@pytest.mark.parametrize("module", ["opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"])
+@pytest.mark.parametrize("more", ["", "\nmulti_model=true"])
+def test_traces_without_their_extra_are_refused_before_anything_starts(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, module: str, more: str
+) -> None:
+    text = f"option.otlp_traces_endpoint=http://localhost:4318{more}"
+    assert settle(folder, text).config.server.otlp_traces_endpoint
+    monkeypatch.setitem(sys.modules, module, None)
+    [fault] = faults(folder, text)
+    assert fault.startswith("option.otlp_traces_endpoint=http://localhost:4318 (")
+    assert fault.endswith(": the library opentelemetry is not installed")
+    assert hint("bad_configuration", fault) == "scripts/install otel, or pip install '.[otel]', in a clone of lmi"
