@@ -22,8 +22,8 @@ DECODERS = ("ForCausalLM", "LMHeadModel")  # how the names of their classes end
 KEEPS_ITS_OWN = "has an attention of its own, which does not let lmi-dist keep its keys and values"
 INSTALL_TORCH = "scripts/install torch, or pip install '.[torch]', in a clone of lmi"
 RUN_HERE = (
-    "lmi-dist runs Llama, Qwen 2 and 3, Mistral, Gemma 1 to 3, GPT-2, OPT, Phi, Phi-3 and other decoders of text that "
-    "transformers knows and that only attend to keys and values; vLLM runs more (option.rolling_batch=vllm)"
+    "option.rolling_batch=vllm runs more; lmi-dist runs Llama, Qwen 2 and 3, Mistral, Gemma 1 to 3, GPT-2, OPT, Phi, "
+    "Phi-3 and other decoders of text that transformers knows and that only attend to keys and values"
 )
 # Types whose layers keep their past in a state of their own.
 RECURRENT = frozenset(
@@ -196,7 +196,8 @@ def check_config(file: Path, config: Mapping[str, Any]) -> None:
         raise unsupported(file, f"{name} {what}")
     if isinstance(quantised := config.get("quantization_config"), dict):
         method = shorten(quantised.get("quant_method"))
-        raise unsupported(file, f"its weights are quantised already (quantization_config: {method}), which is not read")
+        why = f"its weights are quantised already (quantization_config: {method}), which lmi-dist does not read"
+        raise ModelUnusable(f"{file}: {why}; option.rolling_batch=vllm does")
     if not isinstance(model_type, str):
         return
     if model_type in RECURRENT:

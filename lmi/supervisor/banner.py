@@ -29,6 +29,10 @@ CHECKPOINT = (
 )
 DAMAGED_FILE = "mend the file that the message names, or copy it again"
 LOG = "see the log above"
+OF_GGUF = "serve the checkpoint in safetensors that it was made from"
+OF_QUANTISED = (
+    "serve it with that engine, or the checkpoint that it was made from, with --quantize int8 where memory is short"
+)
 OPTIONS = "`lmi config` prints every option, its value and where it came from"
 SOURCES = "lmi serve takes a folder, OWNER/NAME of a hub, s3://BUCKET/PREFIX or demo"
 MISSING_LIBRARY = re.compile(
@@ -48,7 +52,14 @@ HINTS = (
     ("model_unusable", "credentials", "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE or a role name them"),
     ("model_unusable", "^[^:]+: (does not exist|is not a folder)", SOURCES),
     ("model_unusable", "^option[.]", OPTIONS),
-    ("model_unusable", "a model(.s folder)? has |: no tokenizer|: no (weights|model[.]safetensors)|GGUF", CHECKPOINT),
+    ("model_unusable", "GGUF", OF_GGUF),
+    ("model_unusable", "a model(.s folder)? has |: no tokenizer|: no (weights|model[.]safetensors)", CHECKPOINT),
+    ("model_unusable", "quantised already", OF_QUANTISED),
+    (
+        "model_unusable",
+        "option[.]rolling_batch=",
+        "scripts/install installs other engines, --rolling-batch chooses one",
+    ),
     ("security_refused", r"option[.]\w+=true", "that option switches it on, if you trust the model"),
     ("security_refused", "DISALLOW_", "SAGEMAKER_SECURITY_CONTROLS names what secure mode refuses"),
     ("engine_lost", "did not finish loading", "--model-loading-timeout SECONDS gives it longer"),

@@ -17,7 +17,7 @@ from lmi.settings.engine_choice import choose_handler
 from lmi.settings.handler import announced
 from lmi.shared.linux import Machine
 from lmi.shared.state import Block
-from lmi.supervisor.banner import CHECKPOINT, DAMAGED_FILE, LOG, OPTIONS, SOURCES, hint
+from lmi.supervisor.banner import CHECKPOINT, DAMAGED_FILE, LOG, OF_GGUF, OPTIONS, SOURCES, hint
 from lmi.user_code.options import UserCodeConfig
 from lmi.user_code.worker import load
 
@@ -34,7 +34,13 @@ ROOT = Path(__file__).parents[2]
         ("model_unusable", "weights.bin: is not a folder", SOURCES),
         ("model_unusable", "/m: holds a.bin; a model's folder has a config.json (no option.model_id)", CHECKPOINT),
         ("model_unusable", "s3://b/k: holds zeros.json; a model has config.json", CHECKPOINT),
-        ("model_unusable", "models/fox.gguf: GGUF is not read", CHECKPOINT),
+        ("model_unusable", "models/fox.gguf: GGUF is not read", OF_GGUF),
+        ("model_unusable", "/m: holds a.gguf (GGUF is not read); a model's folder has a config.json", OF_GGUF),
+        (
+            "model_unusable",
+            "/m/config.json: its weights are quantised already (…); option.rolling_batch=vllm does",
+            "int8",
+        ),
         ("model_unusable", "/m: no tokenizer: tokenizer.json is missing", CHECKPOINT),
         ("model_unusable", "option.chat_template: Expected an expression, line 1", OPTIONS),
         ("security_refused", "/m/a.bin: pickled weights …, or set option.allow_pickle=true if", "that option switches"),
@@ -77,7 +83,8 @@ def test_only_a_file_of_a_checkpoint_that_cannot_be_read_is_to_be_mended_or_copi
     assert unusable(f"{template}: line 1: Expected an expression") == DAMAGED_FILE
     assert unusable(f"{config}: not JSON: x") == DAMAGED_FILE
     assert unusable(f"{names}: pip failed") == unusable(f"{tmp_path}/nowhere.json: missing") == ""
-    assert unusable(str(unsupported(config, "BertForMaskedLM is not a decoder of text"))) == ""
+    said = unusable(str(unsupported(config, "BertForMaskedLM is not a decoder of text")))
+    assert said == "scripts/install installs other engines, --rolling-batch chooses one"
     assert unusable(f"{config}: Starcoder2ForCausalLM runs through …, and torch is not installed: …") == ""
 
 

@@ -49,10 +49,19 @@ def test_a_model_that_cannot_run_is_refused_by_the_settings_with_what_can(tmp_pa
 
 def test_a_checkpoint_that_is_quantised_already_is_refused_with_its_method(tmp_path: Path) -> None:
     model(tmp_path, "LlamaForCausalLM", "llama", quantization_config={"quant_method": "awq", "bits": 4})
-    with pytest.raises(
-        ModelUnusable, match=r"quantised already \(quantization_config: 'awq'\).*option.rolling_batch=vllm"
-    ):
+    with pytest.raises(ModelUnusable) as refusal:
         resolve_folder(str(tmp_path), {}, {"option.rolling_batch": "lmi-dist"})
+    assert str(refusal.value) == (
+        f"{tmp_path}/config.json: its weights are quantised already (quantization_config: 'awq'), which lmi-dist does "
+        "not read; option.rolling_batch=vllm does"
+    )
+
+
+def test_a_model_that_cannot_run_here_is_told_what_to_do_before_what_does_run(tmp_path: Path) -> None:
+    model(tmp_path, "BertForMaskedLM", "bert")
+    with pytest.raises(ModelUnusable) as refusal:
+        resolve_folder(str(tmp_path), {}, {"option.rolling_batch": "lmi-dist"})
+    assert "is not a decoder of text; option.rolling_batch=vllm runs more; lmi-dist runs Llama" in str(refusal.value)
 
 
 def test_it_is_refused_before_a_library_is_imported(tmp_path: Path) -> None:
