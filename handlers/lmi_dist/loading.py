@@ -173,8 +173,17 @@ def choose_library(facts: ModelFacts, device: str, config: EngineConfig) -> nati
         check_extra(facts.path, f"torch would run it, because {error}")
         log.info("kernels: torch, because %s; the last bits of an answer may depend on its neighbours", error)
         return None
-    log.info("kernels: native %s, on %d threads", library.kind, native.num_threads())
+    log.info("kernels: native %s, on %s", library.kind, describe_threads(native.num_threads()))
     return library
+
+
+def describe_threads(num_threads: int) -> str:
+    """The threads of a step and, where the machine has more cores, why there are not more."""
+    said = f"{num_threads} thread{'s' if num_threads > 1 else ''}"
+    num_cores = linux.num_usable_cores()
+    if num_threads >= num_cores:
+        return said
+    return f"{said} (of {num_cores} cores: {os.environ.get(linux.THREADS_WHY, 'OMP_NUM_THREADS')})"
 
 
 def _load_torch(facts: ModelFacts, device: str, config: EngineConfig, progress: Progress) -> tuple[Runner, Limits]:

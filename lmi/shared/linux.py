@@ -26,6 +26,7 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")  # of the processor times that the kernel
 LOG_FD_NAME = "LMI_LOG_FD"
 SUPERVISOR_PID = "LMI_SUPERVISOR_PID"  # the variable that names the supervisor to its children
 CORES = "LMI_CORES"  # the variable that names its cores to a process
+THREADS_WHY = "LMI_THREADS_WHY"  # the variable that says why an engine has fewer threads than there are cores
 # What Docker, Podman, Kubernetes, ECS and SageMaker leave in a container.
 OF_CONTAINERS = (Path("/.dockerenv"), Path("/run/.containerenv"), Path("/opt/ml"))
 CONTAINER_VARIABLES = ("KUBERNETES_SERVICE_HOST", "ECS_CONTAINER_METADATA_URI_V4", "SAGEMAKER_", "SM_")

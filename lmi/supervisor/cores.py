@@ -91,7 +91,19 @@ def of_threads(config: Config, environ: Mapping[str, str]) -> dict[str, str]:
     threads = {"GOMP_SPINCOUNT": environ.get("GOMP_SPINCOUNT", "1000")}
     if config.engine.num_threads is not None or "OMP_NUM_THREADS" not in environ:
         threads["OMP_NUM_THREADS"] = str(num_engine_threads(config.engine, config.model.path, linux.num_usable_cores()))
+        threads[linux.THREADS_WHY] = _why_fewer(config.engine, config.model.path)
     return threads
+
+
+def _why_fewer(engine: EngineConfig, model_path: str) -> str:
+    """Return why the threads of an engine may be fewer than the cores."""
+    if engine.num_threads is not None:
+        return "option.num_threads"
+    if engine.num_engines > 1:
+        return f"{engine.num_engines} replicas share them"
+    if _is_small(model_path):
+        return "beside a small model the front end needs one more"
+    return "its ranks share them"
 
 
 def num_engine_threads(engine: EngineConfig, model_path: str, num_cores: int) -> int:
@@ -101,7 +113,11 @@ def num_engine_threads(engine: EngineConfig, model_path: str, num_cores: int) ->
     """
     if engine.num_threads is not None:
         return engine.num_threads
-    weights = [file for pattern in ("*.safetensors", "*.bin") for file in Path(model_path).glob(pattern)]
-    if sum(file.stat().st_size for file in weights) <= SMALL_MODEL_BYTES:
+    if _is_small(model_path):
         num_cores -= 1  # the front end needs it more
     return max(1, num_cores // (engine.num_engines * engine.num_ranks_here(engine.tensor_parallel_degree)))
+
+
+def _is_small(model_path: str) -> bool:
+    weights = [file for pattern in ("*.safetensors", "*.bin") for file in Path(model_path).glob(pattern)]
+    return sum(file.stat().st_size for file in weights) <= SMALL_MODEL_BYTES

@@ -102,9 +102,28 @@ def test_threads_of_kernels_spin_shortly_and_an_operator_may_set_their_number(tm
         model = ModelConfig(path=str(tmp_path), name="m")
         return Config(server=ServerConfig(), model=model, engine=EngineConfig(num_threads=num_threads))
 
-    assert of_threads(config(3), {"OMP_NUM_THREADS": "5"}) == {"GOMP_SPINCOUNT": "1000", "OMP_NUM_THREADS": "3"}
+    given = {"GOMP_SPINCOUNT": "1000", "OMP_NUM_THREADS": "3", linux.THREADS_WHY: "option.num_threads"}
+    assert of_threads(config(3), {"OMP_NUM_THREADS": "5"}) == given
     assert of_threads(config(None), {"OMP_NUM_THREADS": "5", "GOMP_SPINCOUNT": "7"}) == {"GOMP_SPINCOUNT": "7"}
     assert int(of_threads(config(None), {})["OMP_NUM_THREADS"]) >= 1
+
+
+@pytest.mark.parametrize(
+    ("engine", "num_bytes", "why"),
+    [
+        (EngineConfig(num_threads=1), 1, "option.num_threads"),
+        (EngineConfig(num_engines=3), 1, "3 replicas share them"),
+        (EngineConfig(), 1, "beside a small model the front end needs one more"),
+        (EngineConfig(tensor_parallel_degree=2), 65 << 20, "its ranks share them"),
+    ],
+)
+def test_an_engine_with_fewer_threads_than_cores_knows_why(
+    tmp_path: Path, engine: EngineConfig, num_bytes: int, why: str
+) -> None:
+    (tmp_path / "model.safetensors").touch()
+    os.truncate(tmp_path / "model.safetensors", num_bytes)
+    config = Config(server=ServerConfig(), model=ModelConfig(path=str(tmp_path), name="m"), engine=engine)
+    assert of_threads(config, {})[linux.THREADS_WHY] == why
 
 
 def test_the_ranks_of_all_engines_share_the_cores(tmp_path: Path) -> None:

@@ -10,10 +10,11 @@ import sys
 import pytest
 
 from handlers.lmi_dist.facts import read_facts
-from handlers.lmi_dist.loading import choose_library
+from handlers.lmi_dist.loading import choose_library, describe_threads
 from handlers.lmi_dist.native.library import num_threads
 from lmi.errors import BadConfiguration
 from lmi.settings.config import EngineConfig
+from lmi.shared import linux
 from tests.tiny_models import tiny_model
 
 
@@ -21,7 +22,18 @@ def test_the_log_says_which_kernels_run(caplog: pytest.LogCaptureFixture) -> Non
     with caplog.at_level(logging.INFO):
         library = choose_library(read_facts(str(tiny_model("llama"))), "cpu", EngineConfig())
     assert library is not None
-    assert caplog.messages == [f"kernels: native {library.kind}, on {num_threads()} threads"]
+    assert caplog.messages == [f"kernels: native {library.kind}, on {describe_threads(num_threads())}"]
+
+
+def test_the_log_says_why_there_are_fewer_threads_than_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linux, "num_usable_cores", lambda: 2)
+    monkeypatch.delenv(linux.THREADS_WHY, raising=False)
+    assert describe_threads(2) == "2 threads"
+    assert describe_threads(1) == "1 thread (of 2 cores: OMP_NUM_THREADS)"
+    monkeypatch.setenv(linux.THREADS_WHY, "2 replicas share them")
+    assert describe_threads(1) == "1 thread (of 2 cores: 2 replicas share them)"
+    monkeypatch.setattr(linux, "num_usable_cores", lambda: 1)
+    assert describe_threads(1) == "1 thread"
 
 
 @pytest.mark.parametrize(
