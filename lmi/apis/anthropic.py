@@ -184,7 +184,7 @@ def _read_message(name: str, message: dict[str, Any], deferred: Tools) -> list[d
     results, parts, thoughts, calls = (found.get(kind, []) for kind in ("tool_result", "text", "thinking", "tool_use"))
     rest: dict[str, Any] = {"role": role, "content": chat_schema.joined(parts)}
     rest |= {"tool_calls": calls} if calls else {}
-    rest |= {"reasoning_content": "\n".join(thoughts)} if thoughts else {}
+    rest |= {"reasoning_content": "\n".join(thoughts)} if any(thoughts) else {}
     return results if results and not parts else [*results, rest]
 
 

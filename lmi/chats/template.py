@@ -5,6 +5,7 @@ code from the model folder, so its time and memory have limits (`limits.py`).
 """
 
 import itertools
+import re
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -22,6 +23,8 @@ MAX_RENDER_S = 2.0
 MAX_COPIES = 16  # that a template may make of its messages; a template that makes more is at fault itself
 PROBE = "Is this text there?"  # written by a template that takes the form of a content
 END = "\ufdd1 "  # of a message that is continued: a noncharacter, and a space that is lost where a template trims
+
+REASONING = re.compile(r"\breasoning\b")  # vLLM's name of thoughts; messages have DeepSeek's, reasoning_content
 
 Messages = Sequence[Mapping[str, Any]]
 
@@ -42,6 +45,7 @@ class ChatTemplate:
         self._max_prompt_chars = max_prompt_chars
         self._special_tokens = dict(special_tokens)
         self._may_take_parts = any("type" in text for text in templates.values())
+        self._reads_reasoning = any(REASONING.search(text) for text in templates.values())
         try:
             self._templates = {name: self._environment.compile_bounded(text) for name, text in templates.items()}
         except jinja2.TemplateError as error:
@@ -56,7 +60,7 @@ class ChatTemplate:
         Where it refuses a late message of the system, or a second one of the user, the message before says the same.
         Raises InvalidRequest if the template refuses the messages, and GenerationFailed if it exceeds a limit.
         """
-        messages = chat.messages
+        messages = with_reasoning(chat.messages) if self._reads_reasoning else chat.messages
         if chat.continue_final_message:
             said = messages[-1]["content"]
             messages = [*messages[:-1], {**messages[-1], "content": said + ([END] if isinstance(said, list) else END)}]
@@ -140,6 +144,14 @@ class ChatTemplate:
                 raise OutOfRoom(f"the chat template wrote over {self._max_prompt_chars} characters")
             chunks.append(chunk)
         return "".join(chunks)
+
+
+def with_reasoning(messages: Messages) -> Messages:
+    """Return the messages with their thoughts under a second name."""
+    return [
+        {**message, "reasoning": message["reasoning_content"]} if "reasoning_content" in message else message
+        for message in messages
+    ]
 
 
 def are_in_turns(messages: Messages) -> bool:

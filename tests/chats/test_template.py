@@ -339,3 +339,20 @@ def test_images_stay_where_they_are_when_a_late_message_of_the_system_joins_them
     strict = "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no') }}{% endif %}{% endfor %}"
     messages = [{"role": "user", "content": ["a", IMAGE]}, {"role": "system", "content": "s"}]
     assert compiled(strict + OF_PARTS).render(Chat(messages=messages)) == "[a<i>s]"
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("reasoning_content", "hm|"), ("reasoning", "hm|"), ("reasoning_effort", "|")]
+)
+def test_thoughts_reach_a_template_under_the_name_that_it_reads(name: str, said: str) -> None:
+    past = {"role": "assistant", "content": "Yes", "reasoning_content": "hm"}
+    template = ChatTemplate({"default": f"{{% for message in messages %}}{{{{ message.{name} }}}}|{{% endfor %}}"}, {})
+
+    assert template.render(Chat(messages=[past])) == said
+
+
+def test_a_template_that_reads_no_thoughts_gets_no_second_name_of_them() -> None:
+    past = {"role": "assistant", "content": "Yes", "reasoning_content": "hm"}
+    template = ChatTemplate({"default": "{{ messages[0].keys() | list }}"}, {})
+
+    assert template.render(Chat(messages=[past])) == "['role', 'content', 'reasoning_content']"

@@ -103,10 +103,11 @@ CALL = struct("index", "id", "type", index=int, id=str, type={"const": "function
 SAID: dict[str, Form] = {
     "role": {"const": "assistant"},
     "content": str | None,
+    "reasoning": str,
     "reasoning_content": str,
     "tool_calls": [CALL],
 }
-MESSAGE = struct("reasoning_content", "tool_calls", **SAID, refusal=None)
+MESSAGE = struct("reasoning", "reasoning_content", "tool_calls", **SAID, refusal=None)
 REASON = ("stop", "length", "tool_calls")
 OF_PROMPT: dict[str, Form] = {"prompt_token_ids": or_null([int]), "prompt_logprobs": or_null([dict | None])}
 

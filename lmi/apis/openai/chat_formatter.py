@@ -3,7 +3,7 @@
 A stream of a chat sends the role first, then the text, then the finish reason in a separate delta, whose content is
 empty as in vLLM, because clients read it from every delta. Where an answer has calls and no text it is null in all of
 them, as at OpenAI: some clients make a text of an empty one. Sources: OpenAI's API reference; the fields that its
-client reads; `reasoning_content` is DeepSeek's.
+client reads; `reasoning_content` is DeepSeek's name of thoughts, `reasoning` that of vLLM since 0.16.
 """
 
 import uuid
@@ -91,7 +91,7 @@ class ChatStream(OpenAIStream):
             return {"tool_calls": [{"index": self._num_calls[index] - 1} | new_call(part.name)]}
         if isinstance(part, Arguments):
             return {"tool_calls": [{"index": self._num_calls[index] - 1, "function": {"arguments": part.text}}]}
-        return {"reasoning_content" if isinstance(part, Thought) else "content": part.text}
+        return _thought(part.text) if isinstance(part, Thought) else {"content": part.text}
 
     def _chunk(self, choice: dict[str, Any], beside: bytes = b"") -> bytes:
         """Return the record of a choice. The prompt's ids stand beside the choices, as in vLLM."""
@@ -126,8 +126,13 @@ def whole_message(parts: Iterable[AnswerPart], *, is_silent: bool = False) -> di
             said += part.text
     content = None if not said and (calls or thoughts or is_silent) else said
     message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
-    message |= {"reasoning_content": thoughts} if thoughts else {}
+    message |= _thought(thoughts) if thoughts else {}
     return message | ({"tool_calls": calls} if calls else {})
+
+
+def _thought(text: str) -> dict[str, str]:
+    """Return a text of thoughts under both names by which clients know it."""
+    return {"reasoning": text, "reasoning_content": text}
 
 
 def new_call(name: str) -> dict[str, Any]:

@@ -234,12 +234,31 @@ def _message(name: str, value: object) -> dict[str, Any]:
     is_needed, has_images = role != "assistant", role in ("user", "tool")
     said = content(f"{name}.content", fields.get("content"), is_needed=is_needed, has_images=has_images)
     known: dict[str, Any] = {"role": "system" if role == "developer" else role, "content": said}
-    for key in ("name", "tool_call_id", "reasoning_content"):  # passed to templates unchanged
-        if fields.get(key) is not None:
-            known[key] = text(f"{name}.{key}", fields[key])
+
+    # Passed to templates unchanged. What is empty is left out, as clients dump whole objects, and templates ask only
+    # whether a message has a field.
+    for key in ("name", "tool_call_id"):
+        if fields.get(key) is not None and text(f"{name}.{key}", fields[key]):
+            known[key] = fields[key]
+
+    if thought := _past_thought(name, fields):
+        known["reasoning_content"] = thought
+
     if fields.get("tool_calls") is not None:
-        known["tool_calls"] = _past_calls(f"{name}.tool_calls", fields["tool_calls"])
+        calls = _past_calls(f"{name}.tool_calls", fields["tool_calls"])
+        known |= {"tool_calls": calls} if calls else {}
+
     return known
+
+
+def _past_thought(name: str, fields: Mapping[str, object]) -> str:
+    """Return the thoughts of an earlier answer, which stand under either name, or under both if all are given back."""
+    thoughts = [
+        str(text(f"{name}.{key}", fields[key]))
+        for key in ("reasoning", "reasoning_content")
+        if fields.get(key) is not None
+    ]
+    return next(filter(None, thoughts), "")
 
 
 def content(name: str, value: object, *, is_needed: bool = True, has_images: bool = True) -> str | list[str | Image]:

@@ -208,7 +208,7 @@ def _message(place: str, item: dict[str, Any]) -> dict[str, Any]:
 def _thought(place: str, item: dict[str, Any]) -> dict[str, Any]:
     """Read thoughts as they were told, else their summary. What only another server can decrypt has no effect."""
     said = content(place, item.get("content") or item.get("summary"), is_needed=False, has_images=False)
-    return {"role": "assistant", "content": "", "reasoning_content": said}
+    return {"role": "assistant", "content": "", **({"reasoning_content": said} if said else {})}
 
 
 def _call(place: str, item: dict[str, Any]) -> dict[str, Any]:

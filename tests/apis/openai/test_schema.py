@@ -447,3 +447,50 @@ def test_any_json_is_a_request_or_a_clear_error(fields: dict[str, Any]) -> None:
             assert error.status in (400, 404) and str(error)
         else:
             assert all(isinstance(request, GenerationRequest) for request in parsed.requests)
+
+
+@pytest.mark.parametrize(
+    ("fields", "thought"),
+    [
+        ({"reasoning": "hm"}, "hm"),
+        ({"reasoning_content": "hm"}, "hm"),
+        ({"reasoning": "hm", "reasoning_content": "hm"}, "hm"),
+        ({"reasoning": "", "reasoning_content": "hm"}, "hm"),
+        ({"reasoning": "hm", "reasoning_content": None}, "hm"),
+        ({"reasoning": "", "reasoning_content": ""}, None),
+    ],
+)
+def test_the_thoughts_of_an_earlier_answer_have_either_name(fields: dict[str, Any], thought: str | None) -> None:
+    parsed = chat(messages=[{"role": "assistant", "content": "Yes", **fields}, USER])
+
+    assert parsed.request.chat is not None
+    assert parsed.request.chat.messages[0].get("reasoning_content") == thought
+    assert "reasoning" not in parsed.request.chat.messages[0]
+
+
+def test_thoughts_that_are_no_text_are_refused_by_their_name() -> None:
+    with pytest.raises(InvalidParameter, match=r"messages\[0\]\.reasoning"):
+        chat(messages=[{"role": "assistant", "content": "Yes", "reasoning": 1}, USER])
+
+
+@pytest.mark.parametrize(
+    "empty",
+    [
+        {"tool_calls": []},
+        {"tool_calls": None, "function_call": None, "refusal": None, "audio": None, "annotations": []},
+        {"name": "", "tool_call_id": "", "reasoning": "", "reasoning_content": ""},
+    ],
+)
+def test_what_is_empty_in_an_earlier_answer_does_not_reach_the_template(empty: dict[str, Any]) -> None:
+    parsed = chat(messages=[{"role": "assistant", "content": "Yes", **empty}, USER])
+
+    assert parsed.request.chat is not None
+    assert parsed.request.chat.messages[0] == {"role": "assistant", "content": "Yes"}
+
+
+@pytest.mark.parametrize("role", ["assistant", "user"])
+def test_an_empty_list_of_parts_is_an_empty_text(role: str) -> None:
+    parsed = chat(messages=[{"role": role, "content": []}, USER])
+
+    assert parsed.request.chat is not None
+    assert parsed.request.chat.messages[0] == {"role": role, "content": ""}
