@@ -25,7 +25,7 @@ ANNEXES = {
     "triton": ("lmi.apis.triton", "lmi.server.routes.kserve"),
     "batch": ("lmi.apis.batch",),
     "lines": ("lmi.server.lines",),
-    "chats": ("lmi.chats",),
+    "chats": ("lmi.chats", "lmi.settings.chat_templates"),
     "description": ("lmi.description",),
     "pages": ("lmi.server.routes.pages",),
     "metrics": ("lmi.server.metrics",),

@@ -5,19 +5,17 @@ marked before the template renders it: a character that no text should have brea
 contents spell together. The marks of the rendered text show the tokenizer which spellings it should encode as text.
 """
 
-import json
 import re
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
-from lmi.errors import BadConfiguration, ModelUnusable, cause_line
+from lmi.settings.chat_templates import find_templates
 from lmi.settings.config import ModelConfig
 from lmi.text.tokenizer import Tokenizer
 from lmi.types import Chat
 
-MAX_TEMPLATE_CHARS = 256 << 10
 MARK = "\ufdd0"  # one of Unicode's noncharacters; content that has it nevertheless has two for one while it is marked
 MARKS = re.compile(f"{MARK}{MARK}?")
 
@@ -28,59 +26,20 @@ class ChatPrompts:
     def __init__(self, templates: dict[str, str], source: str, model: ModelConfig, tokenizer: Tokenizer) -> None:
         from lmi.chats.template import ChatTemplate  # with Jinja, which a model without a template does not need
 
-        self._template = ChatTemplate(templates, tokenizer.special_tokens, source=source)
+        self._template = ChatTemplate(templates, tokenizer.special_tokens, source=source, tells_tools=model.tells_tools)
         specials = () if model.special_tokens_in_content else (text for text, _ in tokenizer.special_texts.values())
         self._forgery = Forgery(specials)
 
     @classmethod
     def of(cls, model: ModelConfig, tokenizer: Tokenizer) -> Self | None:
         """Return None for a model without a template. Raises ModelUnusable or BadConfiguration for a broken one."""
-        templates, source = _find_templates(Path(model.path), model.chat_template)
+        templates, source = find_templates(Path(model.path), model.chat_template)
         return cls(templates, source, model, tokenizer) if templates else None
 
     def render(self, chat: Chat, image_placeholder: str) -> tuple[str, list[int]]:
         """Return the prompt, and the places in it where content spells special tokens. It may take seconds."""
         said = {name: self._forgery.mark(getattr(chat, name)) for name in ("messages", "tools", "variables")}
         return self._forgery.unmark(self._template.render(replace(chat, **said), image_placeholder))
-
-
-def _find_templates(folder: Path, override: str | None) -> tuple[dict[str, str], str]:
-    """Return templates by name, and what an error calls their source.
-
-    `override` (a file, or the template itself) goes before chat_template.jinja, and that before tokenizer_config.json.
-    """
-    if override is not None:
-        if "{{" in override or "{%" in override or "\n" in override:
-            return {"default": override}, "option.chat_template"
-        file = next((file for file in (folder / override, Path(override)) if file.is_file()), None)
-        if file is None:
-            raise BadConfiguration(f"option.chat_template: neither a template nor a file: {override}")
-        return {"default": _read_text(file)}, str(file)
-    file = folder / "chat_template.jinja"
-    if file.is_file():
-        named = {extra.stem: _read_text(extra) for extra in sorted(folder.glob("additional_chat_templates/*.jinja"))}
-        return named | {"default": _read_text(file)}, str(file)
-    for file in (folder / "tokenizer_config.json", folder / "chat_template.json"):
-        try:
-            config = json.loads(file.read_bytes()) if file.is_file() else {}
-        except ValueError as error:
-            raise ModelUnusable(f"{file}: {cause_line(error)}") from error
-        value = config.get("chat_template") if isinstance(config, dict) else None
-        if isinstance(value, str):
-            return {"default": value}, str(file)
-        if isinstance(value, list) and value:
-            return {item["name"]: item["template"] for item in value}, str(file)
-    return {}, ""
-
-
-def _read_text(file: Path) -> str:
-    try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ModelUnusable(f"{file}: {cause_line(error)}") from error
-    if len(text) > MAX_TEMPLATE_CHARS:
-        raise ModelUnusable(f"{file}: over {MAX_TEMPLATE_CHARS} characters")
-    return text
 
 
 class Forgery:

@@ -19,8 +19,8 @@ from jinja2.parser import Parser
 
 from lmi.chats import limits
 from lmi.chats.limits import Budget, check_count, check_names, num_units
-from lmi.chats.prompts import MAX_TEMPLATE_CHARS
 from lmi.errors import GenerationFailed
+from lmi.settings.chat_templates import MAX_TEMPLATE_CHARS
 
 MAX_SHORT_CHARS = 1000  # of a form of dates, and of the message of an exception
 WITHOUT = ("pprint", "striptags", "urlize", "wordwrap", "xmlattr")  # filters that take long and no chat template uses

@@ -14,6 +14,7 @@ from typing import Any
 import jinja2
 
 from lmi import errors
+from lmi.chats import tools
 from lmi.chats.limits import Budget, OutOfRoom
 from lmi.chats.sandbox import TemplateEnvironment
 from lmi.types import Chat
@@ -30,7 +31,10 @@ Messages = Sequence[Mapping[str, Any]]
 
 
 class ChatTemplate:
-    """One or more templates of a model. With tools `tool_use` is rendered, else `default`."""
+    """One or more templates of a model. With tools `tool_use` is rendered, else `default`.
+
+    With `tells_tools` the messages tell of tools, because the templates do not.
+    """
 
     def __init__(
         self,
@@ -38,11 +42,13 @@ class ChatTemplate:
         special_tokens: Mapping[str, str],
         *,
         source: str = "chat template",
+        tells_tools: bool = False,
         max_render_s: float = MAX_RENDER_S,
         max_prompt_chars: int = MAX_PROMPT_CHARS,
     ) -> None:
         self._environment = TemplateEnvironment(max_render_s, max_prompt_chars)
         self._max_prompt_chars = max_prompt_chars
+        self._tells_tools = tells_tools
         self._special_tokens = dict(special_tokens)
         self._may_take_parts = any("type" in text for text in templates.values())
         self._reads_reasoning = any(REASONING.search(text) for text in templates.values())
@@ -60,6 +66,10 @@ class ChatTemplate:
         Where it refuses a late message of the system, or a second one of the user, the message before says the same.
         Raises InvalidRequest if the template refuses the messages, and GenerationFailed if it exceeds a limit.
         """
+        if chat.tools and self._tells_tools:
+            said = tools.in_words(chat.messages, chat.tools, takes_system=self._takes_system)
+            chat = replace(chat, messages=said, tools=None)
+
         messages = with_reasoning(chat.messages) if self._reads_reasoning else chat.messages
         if chat.continue_final_message:
             said = messages[-1]["content"]
@@ -98,6 +108,12 @@ class ChatTemplate:
             return PROBE in text and "'text'" not in text  # else it wrote the list itself
 
         return is_written(PROBE), is_written(parts(PROBE))
+
+    @cached_property
+    def _takes_system(self) -> bool:
+        """Whether the template writes what the system says at the beginning."""
+        messages = [{"role": "system", "content": PROBE}, {"role": "user", "content": "Hi"}]
+        return PROBE in (self._try(self._in_its_form(messages, "")) or "")
 
     @cached_property
     def _refused_late(self) -> set[str]:

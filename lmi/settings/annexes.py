@@ -208,10 +208,11 @@ def _form(words: Sequence[str], other_names: dict[str, str]) -> Kind:
 
 FORM_NAME = matching("a name", r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 # The further names are vLLM's names of the forms. Source: the parsers of vLLM 0.32.
-# lmi/apis/openai/parts.py has these, but text.
+# lmi/apis/openai/parts.py has these, but text, with which calls are part of the text, and none, with which a chat whose
+# tools the model may call freely is refused.
 TOOL_CALL_FORMS = (
-    "hermes json deepseek_v3 deepseek_v31 glm45 granite granite-20b-fc jamba kimi_k2 lfm2 minimax_m2 mistral openai "
-    "phi4_mini_json pythonic qwen3_xml seed_oss text"
+    "generic hermes json deepseek_v3 deepseek_v31 glm45 granite granite-20b-fc jamba kimi_k2 lfm2 minimax_m2 mistral "
+    "openai phi4_mini_json pythonic qwen3_xml seed_oss text none"
 ).split()
 TOOL_CALL_FORM = _form(
     TOOL_CALL_FORMS,
@@ -221,7 +222,7 @@ TOOL_CALL_FORM = _form(
         **{"qwen3_coder": "qwen3_xml", "glm47": "glm45", "llama4_pythonic": "pythonic"},
     },
 )
-REASONING_FORMS = ("think", "mistral", "openai", "seed_oss")
+REASONING_FORMS = ("think", "mistral", "openai", "seed_oss", "none")
 THINKING = "deepseek_r1 deepseek_v3 glm45 glm47 holo2 kimi_k2 minimax_m2 nemotron_v3 olmo3 qwen3".split()
 REASONING_FORM = _form(REASONING_FORMS, dict.fromkeys(THINKING, "think") | {"openai_gptoss": "openai"})
 
@@ -235,9 +236,9 @@ class PromptsConfig:
     special_tokens_in_content: bool = option(False)
     """special tokens that the content of a chat spells count as such, so that a user can write a system message"""
     tool_call_parser: str | None = option(None, TOOL_CALL_FORM)
-    """form of a model's tool calls in its answers"""
+    """form of a model's tool calls in its answers; nothing: found in the chat template"""
     reasoning_parser: str | None = option(None, REASONING_FORM)
-    """marks around a model's thoughts"""
+    """marks around a model's thoughts; nothing: found in the chat template"""
     prefix_cache_scope: str = option("server", choice("server", "request"))
     """whose prompts share cached keys and values: all of the server, or only those of one request"""
 

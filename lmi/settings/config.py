@@ -190,6 +190,7 @@ class ModelConfig(annexes.NamingConfig, FormsConfig, annexes.PromptsConfig, anne
     adapters: dict[str, str] = field(default_factory=dict)  # the folders of the LoRA adapters beside it, by name
     version: str = "1"
     dynamic_batch: bool = False  # option.rolling_batch=disable
+    tells_tools: bool = False  # the server tells the model of tools, since the chat template does not
     sampling_defaults: SamplingDefaults | None = None  # the engine's; None: greedy unless do_sample, without limits
     generation_defaults: GenerationDefaults = GenerationDefaults()  # the maker's, or the operator's
 

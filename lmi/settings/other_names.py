@@ -42,8 +42,8 @@ WITHOUT_EFFECT = {
     **dict.fromkeys(("fail_fast", "option.fail_fast"), "a start that fails always ends the server"),
     "max_input_length": OF_PROMPT,
     "option.batch_size": "option.max_rolling_batch_size bounds the sequences that run at once",
-    "option.enable_auto_tool_choice": "option.tool_call_parser switches it on",
-    "option.enable_reasoning": "option.reasoning_parser switches it on",
+    "option.enable_auto_tool_choice": "the chat template, or option.tool_call_parser, switches it on",
+    "option.enable_reasoning": "the chat template, or option.reasoning_parser, switches it on",
     **dict.fromkeys(
         ("option.allowed_media_domains", "option.allowed_local_media_path"),
         "clients send images, and nothing is fetched or opened for them",
@@ -171,7 +171,7 @@ def settle_forms(values: Values) -> None:
     ):
         name = values.given(key)
         if name is not None and name not in known:
-            read_here = ", ".join(one for one in known if one != instead)
+            read_here = ", ".join(one for one in known if one not in ("text", "none"))
             values.warn(f"{values.how_given(key).said}: this form stays plain text, read here are {read_here}")
             values.settle(key, instead, "not read here")
 

@@ -8,7 +8,7 @@ from typing import Self
 
 from lmi.adapters.files import with_adapters
 from lmi.errors import BadConfiguration
-from lmi.settings import engine_choice, generation, model_choice, other_names, ports, secure_mode
+from lmi.settings import chat_templates, engine_choice, generation, model_choice, other_names, ports, secure_mode
 from lmi.settings.config import Config, EngineConfig, GenerationDefaults, ModelConfig, ServerConfig
 from lmi.settings.handler import USER_CODE, announced
 from lmi.settings.model_choice import MODEL, Fetched, find_folder
@@ -142,8 +142,11 @@ def _with_one_model(values: Values, missing: tuple[str, ...]) -> Resolved:
     if str(path) not in missing:
         engine.handler.check_model(path)
     values.notes += unrun_code(path) if not values.final("option.trust_remote_code") else []
+    is_here = not is_code and str(path) not in missing
+    tells_tools = is_here and chat_templates.choose_forms(values, path)
     defaults = GenerationDefaults() if is_code else generation.choose_defaults(values, path)
     config = _config(values, engine, replace(engine_config, options=options), path, defaults)
+    config = replace(config, model=replace(config.model, tells_tools=tells_tools))
     config = ports.choose_gateway_port(config)
     if code is not None:
         code = with_properties(code, config, values, is_apart=path != values.folder)

@@ -19,7 +19,8 @@ from tests.system.container import wait_until, write_model
 pytestmark = pytest.mark.timeout(900)  # including the installation
 KEY = "a-key-of-my-own"  # of the page
 TASK = "Write what given.txt says in capitals to made.txt."
-# The echo engine says what the template writes. Like Qwen's, this one takes what the system says only at the beginning.
+# The echo engine says what the template writes, in which the server finds the forms of calls and thoughts. Like Qwen's,
+# this one takes what the system says only at the beginning.
 SCRIPT = """
 {%- for message in messages if message.role == 'system' and message is not sameas messages[0] %}
 {{- raise_exception('System message must be at the beginning.') }}
@@ -44,8 +45,7 @@ I look.
 @pytest.fixture(scope="module")
 def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("scripted") / "model"
-    options = {"model_name": "demo", "chat_template": "script.jinja", "tool_call_parser": "hermes", "echo_step_ms": 0}
-    options |= {"reasoning_parser": "think", "api_key": KEY}
+    options = {"model_name": "demo", "chat_template": "script.jinja", "echo_step_ms": 0, "api_key": KEY}
     write_model(folder, frontend_workers=1, **{f"option.{name}": value for name, value in options.items()})
     (folder / "script.jinja").write_text(SCRIPT)
     with launch(folder) as server:

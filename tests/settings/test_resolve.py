@@ -514,8 +514,8 @@ def test_vllms_names_of_a_form_that_we_read_mean_it(folder: Path, key: str, name
 @pytest.mark.parametrize(
     ("key", "name", "instead", "known"),
     [
-        ("tool_call_parser", "step3p5", "text", ", ".join(TOOL_CALL_FORMS[:-1])),
-        ("reasoning_parser", "granite", None, ", ".join(REASONING_FORMS)),
+        ("tool_call_parser", "step3p5", "text", ", ".join(TOOL_CALL_FORMS[:-2])),
+        ("reasoning_parser", "granite", None, ", ".join(REASONING_FORMS[:-1])),
     ],
 )
 def test_a_form_that_we_do_not_read_stays_text_with_a_warning(

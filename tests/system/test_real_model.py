@@ -101,3 +101,44 @@ def test_the_fortieth_stop_string_ends_an_answer(server: Server) -> None:
     answer = json.loads(server.post({**asked, "stop": stops}, "/v1/completions").body)
     assert answer["choices"][0]["finish_reason"] == "stop"
     assert answer["choices"][0]["text"] == text[: text.index(last_word)]
+
+
+def function(name: str, about: str, argument: str) -> dict[str, object]:
+    parameters = {
+        "type": "object",
+        "properties": {argument: {"type": "string"}},
+        "required": [argument],
+    }
+    return {"type": "function", "function": {"name": name, "description": about, "parameters": parameters}}
+
+
+TOOLS = [
+    function("calculate", "Compute an arithmetic expression", "expression"),
+    function("get_weather", "Get the current weather of a city", "city"),
+]
+
+
+def test_a_template_without_tools_is_told_of_them(server: Server) -> None:
+    """This model rarely calls by itself: it answers, and a forced call is of the function that the question wants."""
+    info = json.loads(server.request("GET", "/server_info").body)
+    of_model = info["models"]["smollm2"]["model"]
+    assert (of_model["tool_call_parser"], of_model["tells_tools"]) == ("generic", True)
+
+    body = {
+        "messages": [{"role": "user", "content": "Is it raining in Tokyo right now?"}],
+        "tools": TOOLS,
+        "max_tokens": 60,
+        "temperature": 0,
+    }
+    response = server.post(body, "/v1/chat/completions")
+    answer = json.loads(response.body)
+    assert response.status == 200, answer
+    assert answer["choices"][0]["message"]["content"]
+    num_prompt_tokens = answer["usage"]["prompt_tokens"]
+
+    response = server.post(body | {"tool_choice": "required", "parallel_tool_calls": False}, "/v1/chat/completions")
+    answer = json.loads(response.body)
+    [call] = answer["choices"][0]["message"]["tool_calls"]
+    assert call["function"]["name"] == "get_weather"
+    assert "Tokyo" in json.loads(call["function"]["arguments"])["city"]
+    assert answer["usage"]["prompt_tokens"] == num_prompt_tokens > 100

@@ -380,3 +380,4 @@ MARKS = {
 }
 PARSERS: dict[str, Read] = {name: partial(marked_calls, marks=marks) for name, marks in MARKS.items()}
 PARSERS["json"] = json_calls
+PARSERS["generic"] = PARSERS["hermes"]  # as lmi/chats/tools.py asks for it

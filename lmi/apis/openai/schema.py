@@ -182,7 +182,11 @@ COMPLETION = ParameterTable(
 
 
 def default_format(model: ModelConfig) -> OpenAIFormat:
-    return OpenAIFormat(model=model.name, tool_calls=model.tool_call_parser, reasoning=model.reasoning_parser)
+    return OpenAIFormat(
+        model=model.name,
+        tool_calls=None if model.tool_call_parser == "none" else model.tool_call_parser,
+        reasoning=None if model.reasoning_parser == "none" else model.reasoning_parser,
+    )
 
 
 def read(

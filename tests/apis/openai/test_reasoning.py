@@ -52,7 +52,8 @@ def test_an_answer_is_parted_whole_and_by_single_characters(name: str) -> None:
 def test_each_form_has_its_own_marks(form: str) -> None:
     opening, closing = THOUGHT_MARKS[form]
     assert reasoning(f"<|assistant|>{opening}", form).feed(f"a <b>{closing}c") == [Thought("a <b>"), Text("c")]
-    assert set(THOUGHT_MARKS) == set(REASONING_FORMS) - {"openai"}  # of which tests/apis/openai/test_harmony.py is
+    others = {"openai", "none"}  # of the former is tests/apis/openai/test_harmony.py
+    assert set(THOUGHT_MARKS) == set(REASONING_FORMS) - others
 
 
 @given(st.lists(st.sampled_from(["<think>", "</think>", "<", "/", "think>", " ", "\n", "a"])), st.booleans())

@@ -196,6 +196,7 @@ ANSWERS: dict[str, tuple[str, str, list[AnswerPart]]] = {
         [Text('{"name": "Bob", "arguments": {}}')],
     ),
     "hermes: a fence of code": ("hermes", '```json\n{"a": 1}\n```', [Text('```json\n{"a": 1}\n```')]),
+    "generic": ("generic", f"<tool_call>{CALL}</tool_call>", [*F]),
     "mistral: no mark": ("mistral", f"[{CALL}]", [*F]),
     "granite: no mark": ("granite", f"[{CALL}, {CALL}]", [*F, *F]),
     "a call whose arguments are no JSON": (
@@ -240,7 +241,7 @@ def test_an_answer_has_the_same_parts_whole_and_by_single_characters(name: str) 
 
 
 def test_each_form_of_the_option_has_a_parser_and_an_example() -> None:
-    others = {"text", "openai"}  # of the latter is tests/apis/openai/test_harmony.py
+    others = {"text", "none", "openai"}  # of the latter is tests/apis/openai/test_harmony.py
     assert set(PARSERS) == set(TOOL_CALL_FORMS) - others == {parser for parser, _, _ in ANSWERS.values()}
 
 
