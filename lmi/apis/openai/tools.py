@@ -104,7 +104,8 @@ def tool_call_form(choice: ToolChoice, parser: str | None) -> str | None:
     if choice.mode == "none" or choice.is_forced:
         return None
     if parser is None:
-        raise Unsupported("tools", "tool_choice auto needs option.tool_call_parser (hermes, json …) of the server")
+        needs = "tool_choice auto needs option.tool_call_parser (hermes, json, generic …) of the server"
+        raise Unsupported("tools", f"{needs}: the chat template tells no form that is known, or it is switched off")
     return None if parser == "text" else parser
 
 
