@@ -62,6 +62,13 @@ def test_the_byte_order_mark_of_windows_is_skipped_at_the_head_of_every_line(lmi
     assert answers(lmi, *lines) == [{"generated_text": "hi"}, {"generated_text": "ho"}]
 
 
+def test_options_of_a_stream_in_a_line_that_asks_for_none_are_refused(lmi: Host) -> None:
+    options = {"stream_options": {"include_usage": True}}
+    alone, beside = answers(lmi, {"prompt": "say hi", **options}, {"prompt": "say hi", "stream": True, **options})
+    assert alone["error"]["param"] == "stream_options" and alone["code"] == 400
+    assert beside["choices"][0]["text"] == "hi"
+
+
 def test_a_line_is_answered_as_it_would_be_alone(lmi: Host) -> None:
     requests = [
         {"inputs": "say hi", "parameters": {"details": True}},
