@@ -1,6 +1,7 @@
 """What asks a server through OpenAI's API: `lmi chat`, `lmi complete`, and `lmi run-batch` for a file of requests."""
 
 import asyncio
+import codecs
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -198,7 +199,7 @@ def _requests(source: BinaryIO) -> Iterator[dict[str, Any]]:
         if not line.strip():
             continue
         try:
-            asked = orjson.loads(line)
+            asked = orjson.loads(line.removeprefix(codecs.BOM_UTF8))  # as PowerShell writes it
             named = {name: asked[name] for name in ("custom_id", "url", "body")}
         except (ValueError, TypeError, KeyError) as error:
             raise click.ClickException(f"line {number}: not a request with custom_id, url and body: {error}") from None

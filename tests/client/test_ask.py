@@ -63,6 +63,15 @@ def test_a_batch_goes_on_after_the_page_of_a_proxy_and_after_a_date_at_which_to_
     assert answers["page"]["body"] == {"error": "<h1>Bad gateway</h1>"}
 
 
+def test_a_batch_of_windows_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    line = {"custom_id": "a", "url": "/v1/completions", "body": {"prompt": "x"}}
+    source.write_text(json.dumps(line) + "\r\n", encoding="utf-8-sig")
+    with scripted(whole(b'{"id": "1"}', 200, "Connection: close")) as server:
+        lmi("run-batch", "-i", str(source), "-o", str(target), "--url", server.url)
+    assert json.loads(target.read_text())["response"]["body"] == {"id": "1"}
+
+
 def test_a_server_that_fails_in_the_middle_of_an_answer_is_an_error_after_what_it_said() -> None:
     events = (b'data: {"choices": [{"text": "The"}]}\n\n', b'data: {"error": {"message": "it broke"}}\n\n')
     with scripted(chunked(*events)) as server:

@@ -136,8 +136,9 @@ def test_made_prompts_share_their_beginnings() -> None:
     assert len({tuple(ask.prompt.split()[:8]) for ask in asks}) == 2 and len({ask.prompt for ask in asks}) > 20
 
 
-def test_a_file_has_texts_and_objects_and_is_read_again_at_its_end(tmp_path: Path) -> None:
-    (tmp_path / "prompts").write_text('plain text\n\n{"prompt": "an object", "max_tokens": 3}\n')
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
+def test_a_file_has_texts_and_objects_and_is_read_again_at_its_end(tmp_path: Path, encoding: str) -> None:
+    (tmp_path / "prompts").write_text('plain text\n\n{"prompt": "an object", "max_tokens": 3}\n', encoding)
     asks = list(itertools.islice(of_file(tmp_path / "prompts", 7), 3))
     assert asks == [Ask("plain text", 7), Ask("an object", 3), Ask("plain text", 7)]
 

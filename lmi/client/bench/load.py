@@ -195,7 +195,7 @@ def of_file(path: Path, max_tokens: int) -> Iterator[Ask]:
 
     Raises ClickException for a file without prompts and for a line that begins as an object and is none.
     """
-    lines = [line for line in path.read_text().splitlines() if line.strip()]
+    lines = [line for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
     asks = [_ask_of(line, number, max_tokens) for number, line in enumerate(lines, 1)]
     if not asks:
         raise click.ClickException(f"{path}: no prompts")
