@@ -18,6 +18,7 @@ from lmi.settings.model_choice import facts, user_code_folders
 from lmi.settings.values import Values
 from lmi.sources.source import CONFIG
 from lmi.user_code.options import ENTRY_POINT, FORMATTER_WORDS, RequirementsConfig, UserCodeConfig, is_built_in
+from lmi.user_code.standards import refuse_unrun_handlers
 
 HANDLER = "handle"
 # Entry points that call the handler of a model.py first.
@@ -58,6 +59,9 @@ def _last_name(decorator: ast.expr) -> str:
 def choose_code(values: Values) -> UserCodeConfig | None:
     """Return the file of user code and its functions that are used, or None if nothing in it runs."""
     path = _find_file(values)
+    refuse_unrun_handlers(values, user_code_folders(values))
+    if values.unusable is not None:
+        return None
     if path is None:
         _named_formatters(values, set())
         return None

@@ -443,13 +443,13 @@ def test_other_variables_of_sagemaker_are_one_line_for_a_log_at_debug(folder: Pa
 
 def test_variables_of_other_images_are_one_warning_with_their_names_and_no_values(folder: Path) -> None:
     environ = {
-        **dict.fromkeys(("SM_VLLM_MAX_MODEL_LEN", "SM_LLAMA_CPP_CTX_SIZE", "CUSTOM_FASTAPI_PING_HANDLER"), "hf_secret"),
+        **dict.fromkeys(("SM_VLLM_MAX_MODEL_LEN", "SM_LLAMA_CPP_CTX_SIZE", "CUSTOM_SCRIPT_FILENAME"), "hf_secret"),
         **dict.fromkeys(("PROCESS_AUTO_RECOVERY", "SAGEMAKER_MODEL_PATH", "SUPERVISOR_PROGRAM_STARTSECS"), "hf_secret"),
         **{"PROCESS_MAX_START_RETRIES": "3", "SUPERVISOR_PROCESS_NAME": "lmi", "SM_NUM_GPUS": "1"},
     }
     resolved = settle(folder, environ=environ)
     assert [line for line in resolved.warnings if "images" in line] == [
-        "6 variables of AWS's other images not read yet: CUSTOM_FASTAPI_PING_HANDLER, PROCESS_AUTO_RECOVERY, "
+        "6 variables of AWS's other images not read yet: CUSTOM_SCRIPT_FILENAME, PROCESS_AUTO_RECOVERY, "
         "SAGEMAKER_MODEL_PATH, SM_LLAMA_CPP_CTX_SIZE, SM_VLLM_MAX_MODEL_LEN, SUPERVISOR_PROGRAM_STARTSECS"
     ]
     assert "hf_secret" not in str(resolved.warnings) and resolved.details == ()

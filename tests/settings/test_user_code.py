@@ -9,8 +9,9 @@ from msgspec.json import decode, encode
 
 from lmi.errors import ModelUnusable
 from lmi.settings.config import Config
+from lmi.supervisor.banner import hint
 from lmi.user_code.settings import outline
-from tests.settings.settling import ASYNC_SERVICE, settle
+from tests.settings.settling import ASYNC_SERVICE, faults, settle
 
 
 def test_an_entry_point_for_neuron_devices_is_told(folder: Path) -> None:
@@ -130,3 +131,83 @@ def test_a_file_that_is_not_python_is_told_with_its_line(tmp_path: Path, source:
     (tmp_path / "model.py").write_bytes(source)
     with pytest.raises(ModelUnusable, match=said):
         outline(tmp_path / "model.py")
+
+
+# Code for AWS's model-hosting-container-standards, which is not run.
+
+STANDARDS = {
+    "a decorator": """
+from fastapi import Request
+import model_hosting_container_standards.sagemaker as sagemaker_standards
+
+@sagemaker_standards.custom_invocation_handler
+async def invoke(request: Request):
+    return {}
+""",
+    "functions of the fixed names": """
+from fastapi import Request, Response
+
+async def custom_sagemaker_invocation_handler(request: Request) -> Response:
+    return Response()
+""",
+    "formatters of its own": """
+from fastapi import Request
+from model_hosting_container_standards.common.fastapi.middleware import input_formatter, output_formatter
+
+@input_formatter
+async def pre(request: Request) -> Request:
+    return request
+
+@output_formatter
+async def post(response):
+    return response
+""",
+    "an import inside a function": """
+def handle(inputs):
+    import model_hosting_container_standards
+""",
+}
+NOT_RUN = "handlers of model-hosting-container-standards are not run here"
+
+
+@pytest.mark.parametrize("name", STANDARDS)
+@pytest.mark.parametrize("place", ["model.py", "code/model.py"])
+def test_handlers_of_aws_s_standards_end_the_start_where_they_are_not_run(folder: Path, name: str, place: str) -> None:
+    file = folder / place
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(STANDARDS[name])
+    with pytest.raises(ModelUnusable, match=NOT_RUN) as caught:
+        settle(folder)
+    assert str(caught.value).startswith(f"{file}: line ")
+    assert hint("model_unusable", str(caught.value)) == ""
+
+
+def test_the_file_that_a_variable_names_is_looked_at(folder: Path) -> None:
+    (folder / "hooks.py").write_text(STANDARDS["a decorator"])
+    settle(folder)
+    with pytest.raises(ModelUnusable, match="hooks.py: line 3 imports"):
+        settle(folder, environ={"CUSTOM_SCRIPT_FILENAME": "hooks.py"})
+    with pytest.raises(ModelUnusable, match="hooks.py: line 3 imports"):
+        settle(
+            folder.parent,
+            environ={
+                "OPTION_MODEL_ID": str(folder),
+                "CUSTOM_SCRIPT_FILENAME": "hooks.py",
+                "SAGEMAKER_MODEL_PATH": str(folder),
+            },
+        )
+
+
+@pytest.mark.parametrize(
+    "name", ["CUSTOM_FASTAPI_PING_HANDLER", "CUSTOM_FASTAPI_INVOCATION_HANDLER", "CUSTOM_PRE_PROCESS"]
+)
+def test_a_variable_that_names_a_handler_ends_the_start(folder: Path, name: str) -> None:
+    (fault,) = faults(folder, environ={name: "model:check"})
+    assert fault.startswith(f"{name}='model:check': {NOT_RUN}")
+
+
+def test_other_code_beside_the_model_is_no_handler_of_the_standards(folder: Path) -> None:
+    (folder / "code").mkdir()
+    (folder / "code" / "model.py").write_text("import fastapi\n\ndef custom_sagemaker():\n    pass\n")
+    (folder / "code" / "inference.py").write_text(STANDARDS["a decorator"])
+    assert settle(folder).warnings == ()
