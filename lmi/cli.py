@@ -10,7 +10,7 @@ import click
 from lmi import __version__
 from lmi.commands import COMMANDS
 from lmi.errors import StartError
-from lmi.flags import OptionsCommand, text_of, unknown
+from lmi.flags import FLAGGED, OptionsCommand, text_of, unknown
 from lmi.settings.resolve import resolve_folder
 from lmi.shared import log, sink
 
@@ -42,7 +42,8 @@ def run(arguments: list[str]) -> int:
     except click.UsageError as error:
         where = error.ctx.command_path if error.ctx else "lmi"
         said = " ".join(error.format_message().split()).rstrip(".") + "."
-        said = unknown(error.option_name) if isinstance(error, click.NoSuchOption) else said
+        if isinstance(error, click.NoSuchOption):
+            said = _unknown(error)
         click.echo(f"{where}: {said} See {where} --help.", err=True)
         return error.exit_code
     except click.ClickException as error:
@@ -55,6 +56,22 @@ def run(arguments: list[str]) -> int:
         return 1
     except StartError as error:
         return _fail(error)
+
+
+def _unknown(error: click.NoSuchOption) -> str:
+    """Return the message about an unknown flag of any command: only some of them have a flag for each option."""
+    if error.ctx is None or isinstance(error.ctx.command, OptionsCommand):
+        return unknown(error.option_name)
+
+    flag = error.option_name
+    said = f"No such option {flag}."
+    option = FLAGGED.get("option_" + flag.lstrip("-").replace("-", "_"))
+    if option is not None and error.ctx.command is djl_serving:
+        prefix = "OPTION" if option.row.key.startswith("option.") else "SERVING"
+        variable = f"{prefix}_{flag.lstrip('-').replace('-', '_').upper()}"
+        return f"{said} These are djl-serving's own words: lmi serve takes {flag}, or {variable} sets it."
+    near = error.possibilities or ()
+    return said + (f" Did you mean {near[0]}?" if near else "")
 
 
 def _with_command(arguments: list[str]) -> list[str]:

@@ -455,3 +455,17 @@ def test_an_unknown_command_is_answered_with_those_that_there_are(word: str) -> 
     assert done.returncode == 2 and done.stdout == ""
     (line,) = done.stderr.splitlines()
     assert all(name in line for name in ("serve", "djl-serving", "config", "version", "no command means serve"))
+
+
+def test_a_flag_of_serve_after_the_start_word_of_djl_serving_is_told_where_it_belongs() -> None:
+    for flag, variable in (("--port", "SERVING_PORT"), ("--max-model-len", "OPTION_MAX_MODEL_LEN")):
+        done = started("djl-serving", flag, "1")
+        said = (
+            f"No such option {flag}. These are djl-serving's own words: lmi serve takes {flag}, or {variable} sets it."
+        )
+        assert (done.returncode, said in done.stderr) == (2, True), done.stderr
+
+
+def test_a_command_without_the_options_hints_at_its_own_flags() -> None:
+    assert "No such option --port. See lmi chat --help." in started("chat", "--port", "1").stderr
+    assert "No such option --mdel. Did you mean --model?" in started("chat", "--mdel", "1").stderr
