@@ -19,7 +19,10 @@ from tests.test_layout import ANNEX_FOLDERS, ROOT, imported_modules, module_name
 ANNEXES = {
     "openai": ("lmi.apis.openai", "lmi.server.routes.openai"),
     "anthropic": ("lmi.apis.anthropic", "lmi.server.routes.anthropic"),
-    "responses": ("lmi.apis.responses",),
+    "responses": (
+        "lmi.apis.responses",
+        "lmi.server.routes.responses",
+    ),
     "embeddings": ("lmi.apis.embeddings",),
     "tgi": ("lmi.apis.tgi", "lmi.server.routes.tgi"),
     "triton": ("lmi.apis.triton", "lmi.server.routes.kserve"),

@@ -26,7 +26,7 @@ from lmi.runtime import ServerRuntime
 from lmi.server import lines
 from lmi.server.access import PROBES, Access, CrossOrigin
 from lmi.server.front_end import FrontEnd
-from lmi.server.routes import anthropic, health, invocations, kserve, openai, pages, tgi
+from lmi.server.routes import anthropic, health, invocations, kserve, openai, pages, responses, tgi
 from lmi.server.service import Models, Service
 from lmi.sessions.http import kept_clean
 from lmi.user_code import routes as user_code
@@ -60,6 +60,7 @@ ROUTES: list[Row] = [
     *tgi.ROUTES,
     *openai.ROUTES,
     *anthropic.ROUTES,
+    *responses.ROUTES,
     *adapter_routes.ROUTES,
     *adapter_routes.LORA_ROUTES,
 ]

@@ -179,8 +179,11 @@ APIS = {
         responses.RESPONSES,
         partial(_openai, RESPONSES, {"input": "hi"}),
         {},
-        "temperature top_p top_k min_p repetition_penalty presence_penalty frequency_penalty cache_salt "
-        "max_output_tokens",
+        """
+        seed temperature top_p presence_penalty frequency_penalty stop stop_token_ids include_stop_str_in_output top_k
+        min_p repetition_penalty ignore_eos min_tokens skip_special_tokens spaces_between_special_tokens
+        logits_post_processor_name cache_salt max_output_tokens bad_words truncate_prompt_tokens
+        """,
     ),
     "embeddings": Asking(embeddings.PARAMETERS, partial(_openai, embeddings, {"input": "hi"}), {}, "cache_salt"),
     "anthropic": Asking(

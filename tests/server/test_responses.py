@@ -116,3 +116,40 @@ def test_a_refusal_has_openai_s_form(able: Host) -> None:
     ):
         given, answer = ask(able, "say Hello", **fields)
         assert (given, answer["error"]["param"], answer["error"]["code"]) == (status, param, code)
+
+
+INCLUDED = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
+
+
+@pytest.mark.parametrize("said", ["say Hello", "say <think>hm</think>Hello"])
+def test_texts_have_the_log_probs_of_their_tokens_where_a_client_includes_them(able: Host, said: str) -> None:
+    _, whole = ask(able, said, **INCLUDED)
+    _, stream = ask(able, said, stream=True, **INCLUDED)
+    check_growth(stream)
+    assert settled(stream[-1]["response"]) == settled(whole)
+
+    [part] = whole["output"][-1]["content"]
+    assert "".join(entry["token"] for entry in part["logprobs"]).startswith(part["text"])
+    for entry in part["logprobs"]:
+        assert set(entry) == {"token", "logprob", "bytes", "top_logprobs"} and len(entry["top_logprobs"]) <= 2
+    deltas = [each for each in stream if each["type"] == "response.output_text.delta"]
+    told = [entry for each in deltas for entry in each["logprobs"]]
+    assert part["logprobs"][: len(told)] == told and told
+    [done] = [each for each in stream if each["type"] == "response.output_text.done"]
+    assert done["logprobs"] == part["logprobs"]
+
+
+def test_texts_have_no_log_probs_otherwise(able: Host) -> None:
+    for fields in ({}, {"include": ["reasoning.encrypted_content"]}, {"top_logprobs": 0}):
+        _, whole = ask(able, "say Hello", **fields)
+        assert whole["output"][0]["content"][0]["logprobs"] == []
+
+
+def test_the_tokens_of_a_conversation_are_counted_as_an_answer_counts_them(able: Host) -> None:
+    num_before = len(able.executor.requests)
+    response, body = able.post({"input": "say Hello"}, f"{RESPONSES}/input_tokens")
+    assert (response.status, json.loads(body)) == (200, {"object": "response.input_tokens", "input_tokens": 9})
+    assert len(able.executor.requests) == num_before
+
+    response, body = able.post({"input": "say Hello", "previous_response_id": "resp_1"}, f"{RESPONSES}/input_tokens")
+    assert (response.status, json.loads(body)["error"]["param"]) == (400, "previous_response_id")

@@ -14,8 +14,10 @@ from lmi.apis.openai.api import CACHED, OPENAI_CHAT, OPENAI_CHAT_ERRORS
 from lmi.apis.openai.calls import AnswerPart, Arguments, Text, Thought, ToolCall
 from lmi.apis.openai.chat_formatter import BlockStream
 from lmi.apis.openai.chat_schema import parsed_arguments
+from lmi.apis.openai.formatter import log_prob_fields
 from lmi.apis.openai.schema import OpenAIFormat
 from lmi.apis.responses import schema
+from lmi.apis.responses.log_probs import TextLogProbs
 from lmi.apis.responses.schema import ResponseState
 from lmi.description.parts import (
     WAITING,
@@ -43,7 +45,6 @@ CONTENTS: dict[str, dict[str, Any]] = {
     "message": {"type": "output_text", "text": "", "annotations": [], "logprobs": []},
     "reasoning": {"type": "reasoning_text", "text": ""},
 }
-BESIDE: dict[str, dict[str, Any]] = {"message": {"logprobs": []}}  # a text
 
 
 class ItemsStream(BlockStream):
@@ -56,6 +57,14 @@ class ItemsStream(BlockStream):
         self._state: ResponseState = parsed.format.state
         self._state.id, self._state.created_s, self._state.model = self._id, self._created_s, parsed.format.model
         self._place: dict[str, Any] = {}  # of the open item
+        self._tokens = TextLogProbs()
+        self._log_probs: list[dict[str, Any]] = []  # of the open text
+
+    def feed(self, delta: Delta) -> list[bytes]:
+        if self._format.has_log_probs:
+            tokens = self._shown(delta)
+            self._tokens.add(tokens, log_prob_fields(tokens, self._format)["content"])
+        return super().feed(delta)
 
     def _begin(self) -> list[bytes]:
         begun = self._state.response("in_progress")
@@ -67,6 +76,7 @@ class ItemsStream(BlockStream):
 
     def _open(self, part: AnswerPart) -> list[bytes]:
         item, index = _item(part), len(self._state.output)
+        self._log_probs = []
         self._block, self._place = item, {"item_id": item["id"], "output_index": index}
         records = [self._event("response.output_item.added", output_index=index, item=item)]
         if item["type"] != "function_call":
@@ -77,7 +87,10 @@ class ItemsStream(BlockStream):
 
     def _grow(self, part: Text | Thought | Arguments) -> bytes:
         kind = self.block_types[type(part)]
-        return self._event(f"{EVENTS[kind]}.delta", **self._place, **BESIDE.get(kind, {}), delta=part.text)
+        log_probs = self._tokens.take(part.text, is_text=kind == "message")
+        self._log_probs += log_probs
+        beside = {"logprobs": log_probs} if kind == "message" else {}
+        return self._event(f"{EVENTS[kind]}.delta", **self._place, **beside, delta=part.text)
 
     def _close(self, status: str = "completed") -> list[bytes]:
         item, place, said = self._block, self._place, "".join(self._texts)
@@ -94,7 +107,9 @@ class ItemsStream(BlockStream):
         else:
             [part] = item["content"]
             part["text"] = said
-            records = [self._event(done, **place, **BESIDE.get(kind, {}), text=said)]
+            beside = {"logprobs": self._log_probs} if kind == "message" else {}
+            part |= beside
+            records = [self._event(done, **place, **beside, text=said)]
             records.append(self._event("response.content_part.done", **place, part=part))
         records.append(self._event("response.output_item.done", output_index=place["output_index"], item=item))
         self._state.output.append(item)
@@ -102,6 +117,7 @@ class ItemsStream(BlockStream):
 
     def _end(self, delta: Delta, reason: AnswerEnd) -> tuple[list[bytes], dict[str, Any]]:
         status = "incomplete" if reason is AnswerEnd.LENGTH else "completed"
+        self._log_probs += self._tokens.rest()
         records = self._close(status)
         details = {"reason": "max_output_tokens"} if status == "incomplete" else None
         response = self._state.response(status, incomplete_details=details, usage=self._usage())
@@ -208,4 +224,6 @@ def describe(config: Config) -> ApiDescription:
     api = ApiDescription("Responses", about, config.model, SCHEMAS, content("OpenAIError"), rules)
     ok = content("Response") | content("ResponseEvent", SSE)
     api.infer("/v1/responses", "Answer a conversation", ok, "ResponseRequest")
+    count = content(struct(object={"const": "response.input_tokens"}, input_tokens=int))
+    api.infer("/v1/responses/input_tokens", "Count the tokens of a conversation", count, "ResponseRequest")
     return api

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lmi.apis.base.parameters import ROWS, Given, Parameter, ParameterTable, named
-from lmi.apis.base.readers import Message, Parsed, choice, refused, text
+from lmi.apis.base.readers import Message, Parsed, choice, integer, takes, text
 from lmi.apis.guides import CONTRACT_NAME, AskedGuide, an_object, asked_guide, check_levels, guide_of_format
 from lmi.apis.openai.chat_formatter import named_event
 from lmi.apis.openai.chat_schema import CHAT, chat_request, content, fill_in, parsed_arguments
 from lmi.apis.openai.fields import CANNOT, WITHOUT_EFFECT, hidden
-from lmi.apis.openai.schema import TOOLS, OpenAIFormat, anything
+from lmi.apis.openai.schema import MAX_LOG_PROBS, TOOLS, OpenAIFormat, anything
 from lmi.apis.openai.tools import flat_tools, tool_choice
 from lmi.errors import InvalidParameter, Unsupported, shorten
 
@@ -39,7 +39,8 @@ CANNOT_RESPOND = CANNOT | {
     "context_management": "no conversation is shortened here",
 }
 SILENT = [name for name in WITHOUT_EFFECT if name not in ("store", "metadata")]
-SILENT += ["access_programs", "client_metadata", "include", "max_tool_calls", "stream_options"]
+SILENT += ["access_programs", "client_metadata", "max_tool_calls", "stream_options"]
+LOG_PROBS = "message.output_text.logprobs"
 # What chats read as well: how tokens are drawn, where an answer ends, what its text has, and what it must be.
 AS_CHATS = (
     "model stream temperature top_p presence_penalty frequency_penalty cache_salt priority "
@@ -102,6 +103,14 @@ class ResponseState:
         return named_event(kind, data)
 
 
+@takes({"type": "array", "items": {"type": "string"}})
+def _tells_log_probs(name: str, value: object) -> bool:
+    """Read what a response should have beside its items. Nothing here has what the other names ask for."""
+    if not isinstance(value, list) or not all(isinstance(part, str) for part in value):
+        raise InvalidParameter(name, "a list of strings", value)
+    return LOG_PROBS in value
+
+
 RESPONSES = ParameterTable(
     {name: CHAT[name] for name in AS_CHATS}
     | TOOLS
@@ -114,8 +123,18 @@ RESPONSES = ParameterTable(
         Parameter("metadata", an_object, "Given back as it is."),
         Parameter("text", an_object, "The `format` that the answer must have."),
         Parameter("truncation", choice(("disabled",)), "A conversation that is too long is refused."),
-        Parameter("top_logprobs", refused("/v1/chat/completions tells log-probs", 0), "Nothing but 0."),
-    ),
+        Parameter(
+            "top_logprobs",
+            integer(0, MAX_LOG_PROBS),
+            "How many alternatives to each token of a text are told, with log-probs.",
+            fields=("num_top_log_probs",),
+        ),
+    )
+    | {
+        "include": Parameter(
+            "logprobs", _tells_log_probs, f"With `{LOG_PROBS}` texts have log-probs.", (False,), ("return_log_probs",)
+        )
+    },
     hidden=hidden(CANNOT_RESPOND, SILENT),
 )
 
@@ -124,6 +143,7 @@ def parse(message: Message[OpenAIFormat]) -> Parsed[OpenAIFormat]:
     ignored: list[str] = []
     given = {"max_new_tokens": None} | RESPONSES.read(message.fields, ignored)
     RESPONSES.check_together(given)
+    given["logprobs"] = given.get("logprobs", False) or given.get("top_logprobs", 0) > 0
     messages = _messages(given)
     tools = flat_tools(given.get("tools"), kind="function", schema="parameters", ignored=ignored)
     choice = tool_choice(given.get("tool_choice"), tools, is_flat=True)

@@ -151,14 +151,16 @@ async def detokenize(exchange: Exchange, service: Service) -> None:
         await exchange.send_json({"prompt": await asyncio.to_thread(tokenizer.decode, ids)})
 
 
-async def count_tokens(exchange: Exchange, service: Service, *, api: AnyApi) -> None:
+async def count_tokens(exchange: Exchange, service: Service, *, api: AnyApi, kind: str | None = None) -> None:
+    """Answer how many tokens the prompt of a conversation has. `kind` is the `object` of the answer, if it has one."""
     assert service.pipeline is not None and service.engines is not None
     with closing(Inference(exchange, service, api)) as inference:
         request = (await inference.parse(await inference.read(await inference.receive()))).request
         info = await service.engines.ready(request.adapter)
         _check_countable(request)
         _, ids = await service.pipeline.encode(request, info)
-        await exchange.send_json({"input_tokens": len(ids)})
+        head = {} if kind is None else {"object": kind}
+        await exchange.send_json({**head, "input_tokens": len(ids)})
 
 
 def _api_of(body: bytes, content_type: str | None) -> AnyApi:

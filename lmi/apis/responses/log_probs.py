@@ -1,0 +1,55 @@
+"""Which tokens have written which part of an answer, for the log-probs of its texts.
+
+Between the parts stand marks that no part shows, as `</think>`, and a token may end one part and begin the next.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from lmi.types import Token
+
+
+class _Piece(NamedTuple):
+    text: str  # of a token, less what parts so far have shown
+    log_prob: dict[str, Any] | None  # None once a text has told it
+
+
+class TextLogProbs:
+    """Takes the tokens of an answer as they come, and gives each text the log-probs of those that wrote it."""
+
+    def __init__(self) -> None:
+        self._pieces: list[_Piece] = []
+
+    def add(self, tokens: Sequence[Token], log_probs: Sequence[dict[str, Any]]) -> None:
+        self._pieces += [_Piece(token.text, log_prob) for token, log_prob in zip(tokens, log_probs, strict=True)]
+
+    def take(self, said: str, *, is_text: bool) -> list[dict[str, Any]]:
+        """Return the log-probs of the tokens that wrote the next of an answer that is `said` in a part, in order.
+
+        What stands before it is forgotten. Only a text tells a log-prob; other parts leave it to a text that the same
+        token has begun. A part that is not found, because it is written anew, has none, and nor have the tokens so far.
+        """
+        begin = "".join(piece.text for piece in self._pieces).find(said)
+        if begin < 0:
+            self._pieces.clear()
+            return []
+
+        end = begin + len(said)
+        taken: list[dict[str, Any]] = []
+        left: list[_Piece] = []
+        place = 0
+        for piece in self._pieces:
+            first, place = place, place + len(piece.text)
+            is_inside = first < end and (place > begin or first >= begin)
+            if is_inside and is_text and piece.log_prob is not None:
+                taken.append(piece.log_prob)
+            if first >= end:
+                left.append(piece)
+            elif place > end:
+                left.append(_Piece(piece.text[end - first :], None if is_text else piece.log_prob))
+        self._pieces = left
+        return taken
+
+    def rest(self) -> list[dict[str, Any]]:
+        """Return the log-probs of tokens without a text behind the last part: those that end an answer."""
+        return [piece.log_prob for piece in self._pieces if not piece.text and piece.log_prob is not None]
