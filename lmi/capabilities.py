@@ -36,7 +36,9 @@ NEEDS = (
     ("external_draft_tokens_config", "", "no drafts but its own"),
     ("images", "max_images", "no vision"),
 )
+# The flag by the field of SamplingConfig that needs it.
 OF_SAMPLING = {path.partition(".")[2]: flag for path, flag, _ in NEEDS if path.startswith("sampling_config.")}
+OF_SAMPLING |= dict.fromkeys(("repetition_penalty", "presence_penalty", "frequency_penalty"), "penalties")
 ASKED = attrgetter(*(path for path, _, _ in NEEDS))
 PLAIN = ASKED(Request((0,), 1))
 

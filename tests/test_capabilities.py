@@ -41,7 +41,7 @@ CAN_ALL = Capabilities(
     max_images=2,
 )
 CAN_NOTHING = Capabilities(
-    min_p=False, seed=False, bad_words=False, stop_words=False, log_probs=False, prompt_log_probs=False
+    min_p=False, seed=False, penalties=False, bad_words=False, stop_words=False, log_probs=False, prompt_log_probs=False
 )
 NEEDS = dict(ASKING.values())  # the field that asks, and a request that does
 

@@ -127,6 +127,7 @@ class TrtllmExecutor(DrivenExecutor[TrtllmWork]):
                 why_no_guides=guides[1],
                 min_p=sampler.has_rules,
                 seed=sampler.has_rules,
+                penalties=sampler.has_rules,
                 no_repeat_ngram_size=sampler.has_rules,
                 embedding_bias=True,
                 max_top_log_probs=0 if sampler.is_cpp and has_no_beams else min(MAX_TOP_LOG_PROBS, sampler.vocab_size),

@@ -39,7 +39,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     it gets. With `batch_invariant` a request gets the same ids in every batch, and with
     `log_probs_invariant` the same log-probs too, bit for bit. `max_top_log_probs` bounds `num_top_log_probs` and
     `num_prompt_log_probs`, and `max_temperature` bounds `temperature`. `max_images` bounds the images of a prompt. A
-    model with `embeddings` does nothing else.
+    model with `embeddings` does nothing else. An engine without `penalties` says by itself why it refuses one.
     """
 
     max_beam_width: int = 1  # 1: no beam search
@@ -49,6 +49,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     typical_p: bool = False
     min_p: bool = True
     seed: bool = True
+    penalties: bool = True
     bad_words: bool = True
     stop_words: bool = True
     embedding_bias: bool = False

@@ -88,6 +88,7 @@ ELSEWHERE = {
         ("disable_log_requests", "disable_uvicorn_access_log"),
         "a request has one line in the log, without its prompt, and --log-level WARNING leaves it out",
     ),
+    "sampling_defaults": "option.generation_config says it: auto for the model's, lmi for OpenAI's",
     "root_path": "the proxy in front takes its prefix away, and the pages work below any",
     "uvicorn_log_level": "--log-level is for every process",
     "max_stop_sequences": "the limit is fixed, and /info tells it",

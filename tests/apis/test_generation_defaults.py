@@ -138,13 +138,12 @@ def test_a_model_that_is_greedy_or_draws_freely_says_so() -> None:
         assert parse(name, silent(name), free).requests == parse(name, silent(name), PLAIN).requests
 
 
-def test_a_search_has_only_the_defaults_that_count_in_it_and_nothing_is_told() -> None:
+def test_a_search_has_no_defaults_and_nothing_is_told() -> None:
     asked = {"prompt": "hi", "use_beam_search": True, "n": 2}
     parsed = parse("openai_completions", asked)
-    sampling = parsed.request.sampling
-    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (None, None, None, None)
-    assert (sampling.beam_width, sampling.repetition_penalty) == (2, 1.1)
+    assert parsed.requests == parse("openai_completions", asked, PLAIN).requests
     assert parsed.ignored == ()
+
     one_beam = parse("openai_completions", {"prompt": "hi", "use_beam_search": True}).request.sampling
     assert one_beam.temperature == 0
 

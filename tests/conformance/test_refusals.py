@@ -71,6 +71,7 @@ NOWHERE: list[tuple[str, dict[str, Any]]] = [
 def test_every_capability_has_a_request_that_needs_it() -> None:
     """All but those that bound a number or say why, in what or of what, and promises that no request asks for."""
     bounds = {"max_top_log_probs", "max_temperature", "why_no_guides", "logits_post_processor_arrays", "embeddings"}
+    bounds |= {"penalties"}  # an engine that lacks them says by itself why
     promises = {"log_probs_before_processors", "adapter_pins", "batch_invariant", "log_probs_invariant"}
     assert {name for name, _ in ASKING} | bounds | promises == set(Capabilities.__struct_fields__)
 

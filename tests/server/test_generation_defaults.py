@@ -14,8 +14,15 @@ from lmi.executor import SamplingConfig
 from lmi.settings.config import GenerationDefaults
 from tests.scripted import CAPABILITIES, Host, host
 
-DEFAULTS = GenerationDefaults(temperature=0.6, top_k=20, min_p=0.05, max_new_tokens=4, source="generation_config.json")
-OF_MAKER = SamplingConfig(temperature=0.6, top_k=20, min_p=0.05)
+DEFAULTS = GenerationDefaults(
+    temperature=0.6,
+    top_k=20,
+    min_p=0.05,
+    repetition_penalty=1.05,
+    max_new_tokens=4,
+    source="generation_config.json",
+)
+OF_MAKER = SamplingConfig(temperature=0.6, top_k=20, min_p=0.05, repetition_penalty=1.05)
 TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 SAID = "say Hello"
 CHAT = {"messages": [{"role": "user", "content": SAID}]}
@@ -58,8 +65,8 @@ def test_the_engine_gets_the_models_defaults_of_a_silent_request(lmi: Host, name
 @pytest.mark.parametrize("name", SILENT)
 def test_the_engine_gets_what_the_client_wrote(lmi: Host, name: str) -> None:
     path, body = SILENT[name]
-    assert asked(lmi, path, body | {"temperature": 1}) == SamplingConfig(top_k=20, min_p=0.05)
-    assert asked(lmi, path, body | {"temperature": 0}) == SamplingConfig(temperature=0.0)
+    assert asked(lmi, path, body | {"temperature": 1}) == SamplingConfig(top_k=20, min_p=0.05, repetition_penalty=1.05)
+    assert asked(lmi, path, body | {"temperature": 0}) == SamplingConfig(temperature=0.0, repetition_penalty=1.05)
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -82,7 +89,7 @@ def test_the_defaults_are_told_where_people_and_machines_look(lmi: Host) -> None
 
 
 def test_no_request_is_refused_for_a_default_that_the_engine_lacks(tmp_path: Path) -> None:
-    lacking = msgspec.structs.replace(CAPABILITIES, min_p=False, max_temperature=0.5)
+    lacking = msgspec.structs.replace(CAPABILITIES, min_p=False, penalties=False, max_temperature=0.5)
     model = {"generation_defaults": DEFAULTS, "chat_template": TEMPLATE}
     with host(tmp_path, model=model, capabilities=lacking) as lmi:
         path, body = SILENT["chat"]

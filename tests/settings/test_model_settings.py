@@ -55,6 +55,13 @@ def test_the_model_has_the_name_that_it_was_loaded_under_and_the_server_its_own_
     assert "option.model_name, option.model_alias, port, log_level, batch_transform: no effect" in note
 
 
+def test_each_of_several_models_has_the_defaults_of_its_own_maker_and_the_flags_of_the_server(store: Path) -> None:
+    (store / "h" / "model" / "generation_config.json").write_text('{"temperature": 0.6}')
+    assert settle(store).config.model.generation_defaults.values == {"temperature": 0.6}
+    flags = {"option.generation_config": "lmi", "option.override_generation_config": '{"top_k": 5}'}
+    assert settle(store, flags=flags).config.model.generation_defaults.values == {"top_k": 5}
+
+
 def test_its_file_counts_and_the_environment_and_the_command_line_too(store: Path) -> None:
     environ = {"OPTION_MAX_MODEL_LEN": "512", "OPTION_DTYPE": "bf16", "RETRY_WINDOW": "1"}
     config = settle(store, "option.dtype=fp32\nrequired_memory_mb=77", environ, {"retry_threshold": "5"}).config

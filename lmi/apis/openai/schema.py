@@ -313,14 +313,17 @@ def forget_unused(given: dict[str, Any], table: ParameterTable, format: OpenAIFo
 def fill_in(given: dict[str, Any], table: ParameterTable, message: Message[OpenAIFormat]) -> None:
     """Set in `given` the model's defaults of sampling that have an effect where the request is silent.
 
-    What the client wrote counts, also a value that means "off" and so is not in `given`.
+    What the client wrote counts, also a value that means "off" and so is not in `given`. A beam search has no defaults,
+    as with vLLM: nothing samples in it, and some engines refuse penalties there.
     """
+    if "beam_width" in given:
+        return
+
     chosen = table.written(message.fields) | given.keys()
-    without_effect = SAMPLING if "beam_width" in given else ()
     defaults = {
         name: value
         for name, value in message.generation_defaults.values.items()
-        if name in SAMPLING_FIELDS and name not in chosen and name not in without_effect and value not in ROWS[name].off
+        if name in SAMPLING_FIELDS and name not in chosen and value not in ROWS[name].off
     }
     given.update(defaults)
     given["defaulted"] = frozenset(defaults)
