@@ -62,13 +62,6 @@ def test_the_byte_order_mark_of_windows_is_skipped_at_the_head_of_every_line(lmi
     assert answers(lmi, *lines) == [{"generated_text": "hi"}, {"generated_text": "ho"}]
 
 
-def test_options_of_a_stream_in_a_line_that_asks_for_none_are_refused(lmi: Host) -> None:
-    options = {"stream_options": {"include_usage": True}}
-    alone, beside = answers(lmi, {"prompt": "say hi", **options}, {"prompt": "say hi", "stream": True, **options})
-    assert alone["error"]["param"] == "stream_options" and alone["code"] == 400
-    assert beside["choices"][0]["text"] == "hi"
-
-
 def test_a_line_is_answered_as_it_would_be_alone(lmi: Host) -> None:
     requests = [
         {"inputs": "say hi", "parameters": {"details": True}},
@@ -125,6 +118,13 @@ def test_a_stream_in_a_line_is_answered_whole_and_logged_once(lmi: Host, caplog:
     assert refused["code"] == 424
     warned = [record for record in caplog.records if "no effect in a body of lines" in record.getMessage()]
     assert [record.levelname for record in warned].count("WARNING") == 1
+
+
+def test_options_of_a_stream_in_a_line_that_asks_for_none_are_refused(lmi: Host) -> None:
+    options = {"stream_options": {"include_usage": True}}
+    alone, beside = answers(lmi, {"prompt": "say hi", **options}, {"prompt": "say hi", "stream": True, **options})
+    assert alone["error"]["param"] == "stream_options" and alone["code"] == 400
+    assert beside["choices"][0]["text"] == "hi"
 
 
 @pytest.mark.parametrize(
