@@ -241,3 +241,10 @@ def test_a_call_whose_arguments_come_between_tags_is_a_block_of_a_whole_message(
     answer = json.loads(body)
     assert [block["input"] for block in answer["content"]] == [{"a": 1}]
     assert answer["stop_reason"] == "tool_use"
+
+
+def test_a_thought_without_text_does_not_reach_the_template() -> None:
+    thought = {"type": "thinking", "thinking": "", "signature": ""}
+    messages = [USER, {"role": "assistant", "content": [thought, {"type": "text", "text": "Yes"}]}, USER]
+
+    assert chat(messages=messages).messages[1] == {"role": "assistant", "content": "Yes"}

@@ -175,3 +175,14 @@ def test_long_texts_of_results_are_no_reason_to_refuse_a_body() -> None:
     long = RESULT | {"output": "x" * MAX_VALUES_BYTES}
     assert chat(input=[USER, CALL, long], instructions="y" * MAX_VALUES_BYTES)
     assert chat(input="x" * MAX_VALUES_BYTES * 2)
+
+
+def test_a_thought_without_text_does_not_reach_the_template() -> None:
+    items = [
+        {"type": "reasoning", "id": "rs_1", "summary": [], "content": []},
+        {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "1", "output": "7"},
+    ]
+    called, _ = chat(input=items).messages
+
+    assert "reasoning_content" not in called and called["tool_calls"][0]["function"]["name"] == "f"
