@@ -133,3 +133,4 @@ def test_litellm(demo: Server, said: str) -> None:
     assert found["triton"] == {"plain": said, "streamed": said}
     assert found["sagemaker"] == {"plain": said}
     assert found["openai"]["plain"] and found["openai"]["plain"] == found["openai"]["streamed"]
+    assert found["too_long"] == "ContextWindowExceededError"

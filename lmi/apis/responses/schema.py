@@ -20,7 +20,7 @@ from lmi.apis.openai.schema import MAX_LOG_PROBS, TOOLS, OpenAIFormat, anything
 from lmi.apis.openai.tools import flat_tools, tool_choice
 from lmi.errors import InvalidParameter, Unsupported, shorten
 
-KEEPS_NOTHING = "nothing is kept here, so input holds the whole conversation"
+KEEPS_NOTHING = "nothing is kept here: send store: false, and the whole conversation in input"
 CANNOT_RESPOND = CANNOT | {
     "background_options": KEEPS_NOTHING,
     "enable_response_messages": "a response has items alone",

@@ -25,7 +25,18 @@ def streamed(place: str) -> str:
     return "".join(chunk.choices[0].delta.content or "" for chunk in ask(place, stream=True))
 
 
+def error_of_a_long_prompt() -> str:
+    """Return the error on which litellm asks a model with a longer context."""
+    messages = [{"role": "user", "content": "a word of many " * 2000}]
+    try:
+        litellm.completion(messages=messages, max_tokens=8, num_retries=0, **PLACES["openai"])
+    except litellm.BadRequestError as error:
+        return type(error).__name__
+    return "none"
+
+
 found = {place: {"plain": ask(place).choices[0].message.content} for place in PLACES}
 for place in ("triton", "openai"):  # SageMaker frames streams in its own way
     found[place]["streamed"] = streamed(place)
+found["too_long"] = error_of_a_long_prompt()
 print(json.dumps(found))
