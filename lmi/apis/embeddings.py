@@ -3,27 +3,46 @@
     {"object": "list", "data": [{"object": "embedding", "index": 0, "embedding": [0.5, …]}], "model": "m", "usage": {…}}
 
 Each text is a request of its own, so a body counts as many sequences as it has texts. The answer is in their order.
+
+At `/invocations` LMI's body `{"inputs": "Hello"}`, where inputs may be a list, is answered with a bare list of vectors,
+`[[0.5, …], …]`, also for one text. Source: vllm_async_service.py of the LMI handlers (v0.36).
 """
 
 import base64
+import math
 from array import array
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from orjson import Fragment, dumps
 
-from lmi.apis.base.api import JSON, Api
-from lmi.apis.base.parameters import Parameter, ParameterTable, named
-from lmi.apis.base.readers import Message, Parsed, check_values, choice, integer, refused
+from lmi.apis import lmi
+from lmi.apis.base import parameters, readers
+from lmi.apis.base.api import JSON, Api, ErrorFields, ErrorRules, Formatter, Row
+from lmi.apis.base.parameters import Parameter, ParameterTable, in_parameters, named
+from lmi.apis.base.readers import (
+    Message,
+    Parsed,
+    boolean,
+    check_types,
+    check_values,
+    choice,
+    integer,
+    read_inputs,
+    refused,
+)
 from lmi.apis.openai.api import OPENAI_CHAT, OPENAI_CHAT_ERRORS, PROMPT
 from lmi.apis.openai.fields import AS_THE_MODEL_SAYS, hidden
 from lmi.apis.openai.formatter import OpenAIFormatter
 from lmi.apis.openai.schema import SHARED, OpenAIFormat, anything, prompts_of, read
 from lmi.description.parts import ApiDescription, asked, content, either, struct, taken
+from lmi.errors import InvalidParameter, InvalidRequest, Unsupported
 from lmi.executor import PoolingParams, SamplingConfig
-from lmi.settings.config import Config
+from lmi.settings.config import Config, ModelConfig
 from lmi.types import Delta, GenerationRequest
 
+UNIT_ERROR = 1e-5  # of the length of a float32 vector that the engine has normalised
 MAX_INPUTS = 2048  # as of OpenAI; max_request_sequences of the server may be lower
 BASE64 = "base64"
 BY_MODEL = "the model says whether its embeddings are normalised"
@@ -102,6 +121,112 @@ EMBEDDINGS: Api[OpenAIFormat] = replace(
     parse=parse,
     formatter=EmbeddingsWhole,
     errors=replace(OPENAI_CHAT_ERRORS, names=PARAMETERS.wire_names(pooling_params="model")),
+)
+
+
+# LMI's schema.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VectorsFormat(OpenAIFormat):
+    is_normalised: bool  # each vector is divided by its length
+
+
+def _default_format(model: ModelConfig) -> VectorsFormat:
+    return VectorsFormat(model=model.name, is_normalised=model.normalize)
+
+
+def _read_inputs(body: bytes, content_type: str | None, model: ModelConfig) -> Message[VectorsFormat]:
+    fields = read_inputs(body, content_type, MAX_INPUTS)
+    check_types(fields)
+    format = _default_format(model)
+    adapter = readers.adapter("adapters", fields.get("adapters"))
+    if adapter is not None:
+        format = replace(format, model=adapter, adapter=adapter, is_adapter_named=True)
+    return Message(fields, format)
+
+
+LMI_PARAMETERS = ParameterTable(
+    named(
+        Parameter("normalize", boolean, "Whether each vector has the length 1."),
+        Parameter("dimensions", integer(1), "How many numbers a vector has, where the model was trained for fewer."),
+    ),
+    in_parameters,
+    hidden=hidden({"truncate": "an input that is too long is refused"}, ()),
+)
+
+
+def _parse_inputs(message: Message[VectorsFormat]) -> Parsed[VectorsFormat]:
+    fields, format = message.fields, message.format
+    ignored = parameters.unknown(fields, lmi.KNOWN_FIELDS)
+    given = LMI_PARAMETERS.read(fields.get("parameters") or {}, ignored)
+    if fields.get("stream"):
+        raise Unsupported("stream", "embeddings come whole")
+    inputs = fields.get("inputs")
+    texts: list[Any] = inputs if isinstance(inputs, list) else [inputs]
+    if not 1 <= len(texts) <= MAX_INPUTS or not all(isinstance(text, str) and text for text in texts):
+        raise InvalidParameter("inputs", f"a non-empty string or a list of 1 to {MAX_INPUTS} of them", inputs)
+
+    request = GenerationRequest(
+        max_new_tokens=1,  # a place in the queue for each
+        sampling=SamplingConfig(temperature=0.0),
+        pooling=PoolingParams(given.get("dimensions")),
+        adapter=format.adapter,
+    )
+    format = replace(format, is_normalised=given.get("normalize", format.is_normalised))
+    return Parsed(tuple(replace(request, prompt=text) for text in texts), format, ignored)
+
+
+class VectorsWhole(OpenAIFormatter):
+    """A list of vectors. Each is written when it comes, so that no turn of the event loop is long."""
+
+    media_type = JSON
+    is_streaming = False
+    kind, id_prefix = "list", ""
+
+    def __init__(self, parsed: Parsed[Any]) -> None:
+        super().__init__(parsed)
+        self._is_normalised = parsed.format.is_normalised
+        self._written: dict[int, Fragment] = {}  # by index
+
+    def feed(self, delta: Delta) -> list[bytes]:
+        self._count(delta)
+        assert delta.embedding is not None
+        numbers = array("f", delta.embedding.data).tolist()
+        if self._is_normalised:
+            numbers = _normalised(numbers)
+        self._written[delta.index] = Fragment(dumps(numbers))
+        if self._num_open:
+            return []
+        return [dumps([self._written[index] for index in range(len(self._written))])]
+
+
+def _formatter(parsed: Parsed[VectorsFormat]) -> Formatter[Any]:
+    return VectorsWhole(parsed)
+
+
+def _normalised(numbers: list[float]) -> list[float]:
+    length = math.sqrt(math.fsum(number * number for number in numbers))
+    is_done = abs(length - 1) < UNIT_ERROR
+    return numbers if is_done or not length else [number / length for number in numbers]
+
+
+def _write_error(error: ErrorFields, format: VectorsFormat, *, in_answer: bool) -> tuple[str, bytes]:
+    return JSON, b"{%b}" % lmi.error_fields(error._replace(kind=None))
+
+
+EMBEDDING_INPUTS: Api[VectorsFormat] = Api(
+    name="embedding_inputs",
+    default_format=_default_format,
+    read=_read_inputs,
+    parse=_parse_inputs,
+    formatter=_formatter,
+    errors=ErrorRules(
+        _write_error,
+        (Row(InvalidRequest, lmi.INVALID_STATUS),),
+        LMI_PARAMETERS.wire_names(lora_config="adapters", input_token_ids="inputs"),
+    ),
+    json_end=b"\n",
 )
 
 # The description, for /openapi.json.

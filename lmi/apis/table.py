@@ -5,7 +5,7 @@ from dataclasses import replace
 from lmi.apis.anthropic import ANTHROPIC
 from lmi.apis.base.api import AnyApi
 from lmi.apis.batch import DYNAMIC_BATCH
-from lmi.apis.embeddings import EMBEDDINGS
+from lmi.apis.embeddings import EMBEDDING_INPUTS, EMBEDDINGS
 from lmi.apis.lmi import LMI
 from lmi.apis.openai.api import OPENAI_CHAT, OPENAI_CHAT_LINES, OPENAI_COMPLETIONS, OPENAI_TEXT_LINES
 from lmi.apis.responses.api import RESPONSES
@@ -25,7 +25,10 @@ BY_FIELD = {api.body_field: api for api in ROWS if api.body_field}
 """Further APIs of /invocations. Their JSON ends with a newline, because clients read that path by lines."""
 
 
-def api_of_inputs(model: ModelConfig) -> AnyApi:
+def api_of_inputs(model: ModelConfig, *, gives_embeddings: bool = False) -> AnyApi:
+    """Return the API of bodies with `inputs`, which are texts to continue, or of an embedding model texts to embed."""
+    if gives_embeddings:
+        return EMBEDDING_INPUTS
     return DYNAMIC_BATCH if model.dynamic_batch else LMI
 
 

@@ -98,6 +98,12 @@ class Service:
         return sum(engine.max_num_sequences for engine in self.block.engines)
 
     @property
+    def gives_embeddings(self) -> bool:
+        """Whether this is an embedding model, as far as an engine has said so."""
+        infos = () if self.engines is None else [connection.info for connection in self.engines.open.values()]
+        return any(info is not None and info.capabilities.embeddings is not None for info in infos)
+
+    @property
     def max_in_flight(self) -> int:
         """The most sequences of this model that may run and wait."""
         return self.front_end.config.job_queue_size + sum(engine.max_num_sequences for engine in self.block.engines)

@@ -271,6 +271,14 @@ class GenerationConfig:
     folder's file, bounds every request"""
 
 
+@dataclass(frozen=True, kw_only=True)
+class EmbeddingsConfig:
+    """How an embedding model answers LMI's body."""
+
+    normalize: bool = option(True)
+    """vectors of LMI's embeddings at /invocations have the length 1; false: as the model gives them"""
+
+
 OUTPUT = matching("a name", r"([A-Za-z_][A-Za-z0-9_.]{0,127}(?::context)?)")
 OUTPUTS = several(
     "names with ; between, each once and perhaps with :context, as in logits;hidden_states:context",

@@ -182,7 +182,9 @@ GENERATION_NAMES = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelConfig(annexes.NamingConfig, FormsConfig, annexes.PromptsConfig, annexes.GenerationConfig):
+class ModelConfig(
+    annexes.NamingConfig, FormsConfig, annexes.PromptsConfig, annexes.GenerationConfig, annexes.EmbeddingsConfig
+):
     """The model as clients see it. `path` is a local folder."""
 
     path: str

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import struct
 from collections.abc import Iterator
 from http.client import HTTPConnection
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -103,7 +105,6 @@ def test_a_model_that_generates_refuses_embeddings(generating: Host) -> None:
 @pytest.mark.parametrize(
     ("path", "body", "status"),
     [
-        ("/invocations", {"inputs": "say a"}, 424),
         ("/v1/completions", {"prompt": "say a"}, 400),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "say a"}]}, 400),
         ("/generate", {"inputs": "say a"}, 422),
@@ -142,3 +143,65 @@ def metrics(server: Host) -> dict[str, float]:
     lines = server.send("GET", "/metrics")[1].decode().splitlines()
     pairs = [line.rpartition(" ") for line in lines if not line.startswith("#")]
     return {name.partition("{")[0]: float(value) for name, _, value in pairs}
+
+
+# LMI's schema.
+
+
+def invoke(server: Host, body: dict[str, object], path: str = "/invocations") -> tuple[int, Any]:
+    response, answer = server.post(body, path)
+    assert answer.endswith(b"\n")
+    return response.status, json.loads(answer)
+
+
+def unit(text: str) -> list[float]:
+    length = math.sqrt(sum(number**2 for number in numbers(text)))
+    return [number / length for number in numbers(text)]
+
+
+@pytest.mark.parametrize("path", ["/invocations", "/predictions/scripted", "/models/scripted/invoke"])
+@pytest.mark.parametrize("inputs", ["embed a", ["embed a"], ["embed a", "embed bc", "embed def"]])
+def test_lmi_s_body_is_answered_with_a_list_of_normalised_vectors(server: Host, path: str, inputs: Any) -> None:
+    texts = [inputs] if isinstance(inputs, str) else inputs
+    status, answer = invoke(server, {"inputs": inputs}, path)
+    assert (status, answer) == (200, [pytest.approx(unit(text)) for text in texts])
+
+
+def test_vectors_are_as_the_model_gives_them_where_the_option_or_the_request_says_so(
+    server: Host, tmp_path: Path
+) -> None:
+    body = {"inputs": "embed a", "parameters": {"normalize": False}}
+    assert invoke(server, body) == (200, [numbers("embed a")])
+    with host(tmp_path, model={"normalize": False}, capabilities=EMBEDDING) as raw:
+        assert invoke(raw, {"inputs": "embed a"}) == (200, [numbers("embed a")])
+        again = invoke(raw, {"inputs": "embed a", "parameters": {"normalize": True}})
+        assert again == (200, [pytest.approx(unit("embed a"))])
+
+
+def test_a_plain_text_and_lines_are_embedded_too(server: Host) -> None:
+    response, answer = server.send("POST", "/invocations", b"embed a", {"Content-Type": "text/plain"})
+    assert (response.status, json.loads(answer)) == (200, [pytest.approx(unit("embed a"))])
+    lines = b'{"inputs": "embed a"}\n{"inputs": ["embed bc", "embed a"]}'
+    response, answer = server.send("POST", "/invocations", lines, {"Content-Type": "application/jsonlines"})
+    assert [len(json.loads(line)) for line in answer.splitlines()] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({"inputs": ""}, "inputs must be a non-empty string or a list"),
+        ({"inputs": []}, "inputs must be a non-empty string or a list"),
+        ({"inputs": ["embed a", 5]}, "inputs must be a non-empty string or a list"),
+        ({"inputs": "embed a", "stream": True}, "stream is not supported here: embeddings come whole"),
+        ({"inputs": "embed a", "parameters": {"normalize": 1}}, "parameters.normalize must be true or false"),
+        ({"inputs": "embed a", "parameters": {"truncate": 5}}, "parameters.truncate is not supported here"),
+        ({"inputs": "embed a", "parameters": {"dimensions": 5}}, "parameters.dimensions must be at most 4"),
+        ({"inputs": "embed " + "a" * 200}, "inputs must be"),
+        ({"inputs": "embed a", "adapters": "poetic"}, "adapters is not supported here"),
+    ],
+)
+def test_a_refusal_of_lmi_s_body_names_the_field_in_lmi_s_form(
+    server: Host, body: dict[str, object], said: str
+) -> None:
+    status, answer = invoke(server, body)
+    assert (status, answer["code"], answer["error"].startswith(said)) == (424, 424, True), answer

@@ -44,7 +44,8 @@ async def invocations(exchange: Exchange, service: Service) -> None:
     route = exchange.attribute("route")
     has_lines = are_lines(exchange)
     accept = "" if has_lines else exchange.headers.get("accept", "")  # lines are never answered with events
-    api = api_of_inputs(service.config.model).for_accept(accept) if route is None else api_of_route(route)
+    usual = api_of_inputs(service.config.model, gives_embeddings=service.gives_embeddings)
+    api = usual.for_accept(accept) if route is None else api_of_route(route)
     choose: Choose = partial(api_of_body, usual=api, accept=accept) if route is None else lambda body, kind: api
     serve = serve_lines if has_lines else serve_request
     await serve(exchange, service, api, choose=choose)
