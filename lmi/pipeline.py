@@ -93,7 +93,7 @@ class Pipeline:
 
     async def _generate(self, sequences: Sequences, take: Take, streams: list[ResponseStream]) -> None:
         request, submitted = sequences.request, sequences.submitted
-        stream = self._engines.submit(submitted, request.session, request.origin)
+        stream = self._engines.submit(submitted, request.session, request.origin, request.prompt_cache_key)
         streams.append(stream)
 
         def take_result(result: Result) -> Awaitable[None] | None:

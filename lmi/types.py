@@ -125,8 +125,8 @@ class GenerationRequest:
     many tokens: the end at its `truncation_side`, left or right, is cut off. `token_biases` holds pairs of a token
     id and the bias that is added to its logit. All requests of a `session` go to one engine. Prompts with different
     values of `cache_salt` share nothing in an engine's cache, so no user can find out by its time what another one
-    asked. Without one they share whole blocks. With `pooling` the answer is the embedding of the prompt, and no
-    text.
+    asked. Without one they share whole blocks. Requests with one `prompt_cache_key` go to one engine where loads
+    allow it, since their prompts are alike. With `pooling` the answer is the embedding of the prompt, and no text.
 
     `defaulted` names the fields of `sampling` that the model's defaults have filled: an engine that lacks one does
     without.
@@ -158,6 +158,7 @@ class GenerationRequest:
     adapter: str | None = None
     session: str | None = None
     cache_salt: str | None = None
+    prompt_cache_key: str | None = None
     logits_post_processor_name: str | None = None
     priority: float = DEFAULT_PRIORITY  # the contract's: 1 is the most urgent
     origin: Origin = Origin()

@@ -6,7 +6,7 @@ that is closed before its end cancels its request.
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from hashlib import blake2b
 from itertools import count
@@ -203,18 +203,25 @@ class Engines(Connections[EngineConnection]):
         self._adapters: tuple[str, ...] = ()
         self._record = record
 
-    def submit(self, request: Request, session: str | None = None, origin: Origin = ANYBODY) -> ResponseStream:
+    def submit(
+        self,
+        request: Request,
+        session: str | None = None,
+        origin: Origin = ANYBODY,
+        prompt_cache_key: str | None = None,
+    ) -> ResponseStream:
         """Send a request to the engine of its session, else to the best one. Raises Unavailable without one.
 
-        It is the best one too where as many requests wait at the engine of the session as can run.
+        It is the best one too where as many requests wait at the engine of the session as can run. A `prompt_cache_key`
+        is a hint, which only engines that share prompts read.
         """
         candidates: BySlot = self._candidates(_adapter_of(request))
-        if session is not None:  # every front end chooses as these hashes say, also while other engines come and go
-            slot = max(candidates, key=lambda slot: blake2b(f"{session} {slot}".encode(), digest_size=8).digest())
+        if session is not None:
+            slot = slot_of(session, candidates)
             record = self.records[slot]
             if record.num_waiting < record.max_num_sequences or not record.max_num_sequences:
                 candidates = {slot: candidates[slot]}
-        return self._best(candidates, request).submit(request, origin)
+        return self._best(candidates, request, prompt_cache_key).submit(request, origin)
 
     def submit_elsewhere(self, stream: ResponseStream, request: Request, origin: Origin) -> ResponseStream | None:
         """Send the request of a stream to another engine, the best one. Returns None if no other is ready."""
@@ -225,7 +232,7 @@ class Engines(Connections[EngineConnection]):
             self._record.num_moved += 1
         return self._best(others, request).submit(request, origin)
 
-    def _best(self, engines: BySlot, request: Request) -> EngineConnection:
+    def _best(self, engines: BySlot, request: Request, prompt_cache_key: str | None = None) -> EngineConnection:
         return min(engines.values(), key=lambda connection: connection.num_outstanding_tokens)
 
     async def ready(self, adapter: str | None = None) -> EngineInfo:
@@ -261,6 +268,11 @@ class Engines(Connections[EngineConnection]):
         if not (ready := self.serving()):
             raise self.unavailable()
         return _with_adapter(ready, adapter) or ready
+
+
+def slot_of(name: str, slots: Iterable[int]) -> int:
+    """Return the slot of a name: every front end finds the same one, also while other engines come and go."""
+    return max(slots, key=lambda slot: blake2b(f"{name} {slot}".encode(), digest_size=8).digest())
 
 
 def _adapter_of(request: Request) -> str | None:

@@ -3,7 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from lmi.engine.client import BySlot, EngineConnection, Engines
+from lmi.engine.client import BySlot, EngineConnection, Engines, slot_of
 from lmi.executor import Request
 from lmi.shared.state import EngineRecord, FrontEndRecord
 
@@ -13,7 +13,10 @@ MAX_PROMPT_BLOCKS = 256  # what is behind them is not looked at
 
 
 class PrefixEngines(Engines):
-    """Engines of which one counts as having less to do by the tokens of the prompt that it has had."""
+    """Engines of which one counts as having less to do by the tokens of the prompt that it has had.
+
+    That of a `prompt_cache_key` counts as having had them all: other front ends may have sent it similar prompts.
+    """
 
     def __init__(
         self, sockets: Sequence[str], records: Sequence[EngineRecord], record: FrontEndRecord | None = None
@@ -21,9 +24,11 @@ class PrefixEngines(Engines):
         super().__init__(sockets, records, record)
         self._had: OrderedDict[int, int] = OrderedDict()  # bits of slots by the key of a block; the oldest first
 
-    def _best(self, engines: BySlot, request: Request) -> EngineConnection:
+    def _best(self, engines: BySlot, request: Request, prompt_cache_key: str | None = None) -> EngineConnection:
         keys = keys_of(request)
         num_known = self.num_known(keys)
+        if prompt_cache_key is not None:
+            num_known[slot_of(prompt_cache_key, engines)] = len(request.input_token_ids)
         slot = min(engines, key=lambda slot: engines[slot].num_outstanding_tokens - num_known[slot])
         for key in reversed(keys):  # so that the ends go first where one is forgotten for room
             self._had[key] = self._had.pop(key, 0) | 1 << slot

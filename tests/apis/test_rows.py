@@ -57,6 +57,7 @@ MEANINGS: dict[str, tuple[Any, list[Any]]] = {
     "num_prompt_log_probs": (3, ["x", True, -1, 1.5]),
     "adapter": ("fr", [5, True, ["a", "b"], {}]),
     "cache_salt": ("u-1", ["", 5, True, ["a", "b"], {}, "a@b", "a/b", "a\\b", "a\0", LONG]),
+    "prompt_cache_key": ("conversation-7", [5, True, ["a", "b"], {}]),
     "logits_post_processor_name": ("shout", [5, True, ["a", "b"], {}]),
     "priority": (None, ["x", 0.5, True, 2**19 + 1]),
     "do_sample": (None, ["true", 1, [], {}]),
@@ -167,13 +168,14 @@ APIS = {
         openai.COMPLETION,
         partial(_openai, openai, {"prompt": "hi"}),
         {"logprobs": 0, "max_tokens": 9},
-        SHARED + "best_of truncate_prompt_tokens truncation_side logprobs prompt_logprobs",
+        SHARED + "best_of truncate_prompt_tokens truncation_side logprobs prompt_logprobs prompt_cache_key",
     ),
     "chat": Asking(
         openai_chat.CHAT,
         partial(_openai, openai_chat, CHAT),
         {"logprobs": True},
-        SHARED + "truncate_prompt_tokens truncation_side top_logprobs max_completion_tokens prompt_logprobs",
+        SHARED
+        + "truncate_prompt_tokens truncation_side top_logprobs max_completion_tokens prompt_logprobs prompt_cache_key",
     ),
     "responses": Asking(
         responses.RESPONSES,

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from lmi.engine.client import ANYBODY, Engines, ResponseStream
+from lmi.engine.client import ANYBODY, Engines, ResponseStream, slot_of
 from lmi.engine.messages import Cancel, Ready, Refused, Responses, Submit, ToEngine, decode_to_engine, encode
 from lmi.engine.prefixes import PrefixEngines, keys_of
 from lmi.errors import (
@@ -284,6 +284,31 @@ def test_a_prompt_goes_to_the_engine_that_has_had_its_beginning_unless_that_has_
             await scripted[0].stop()
             await until(lambda: list(client.open) == [1])
             assert isinstance(client, PrefixEngines) and client.num_known(keys_of(first))[0] == 0
+
+    run(test)
+
+
+def test_requests_of_one_prompt_cache_key_go_to_one_engine_while_the_loads_allow_it(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with engines(tmp_path, num=3, kind=PrefixEngines) as (client, _, _):
+
+            def slot_of_next(first_token: int, key: str | None) -> int:
+                request = Request((first_token, *range(1000)), 16)
+                streams.append(client.submit(request, prompt_cache_key=key))
+                return next(slot for slot, one in client.open.items() if one is streams[-1].connection)
+
+            streams: list[ResponseStream] = []
+            for key in ("conversation-1", "conversation-2", "conversation-3", "conversation-4"):
+                own = slot_of(key, range(3))
+                for first_token in range(4):  # prompts that share nothing
+                    assert slot_of_next(first_token, key) == own
+                    streams.pop().close()
+
+                assert slot_of_next(5, key) == own
+                assert slot_of_next(6, key) != own, "others wait for nothing"
+                for stream in streams:
+                    stream.close()
+                streams.clear()
 
     run(test)
 

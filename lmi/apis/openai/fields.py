@@ -76,7 +76,6 @@ WITHOUT_EFFECT = (
     "mm_payload",  # the form of `return_mm_kwargs`, which is refused
     "moderation",
     "prediction",  # it makes an answer quicker, never another
-    "prompt_cache_key",
     "prompt_cache_options",
     "prompt_cache_retention",
     "request_id",  # a header names a request

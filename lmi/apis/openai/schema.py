@@ -152,6 +152,7 @@ SHARED |= {
     ),
 }
 SHARED |= named(
+    Parameter("prompt_cache_key", text, "Requests with the same key go to the same replica where loads allow it."),
     Parameter("priority", readers.priority, "A lower number is served earlier.", (DEFAULT_PRIORITY,)),
     Parameter("structured_outputs", structured_outputs, "The structure that the answer must have."),
     Parameter("output_formatter", readers.choice(list(OutputFormat)), "The form of the answer at `/invocations`."),

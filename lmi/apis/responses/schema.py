@@ -44,6 +44,7 @@ LOG_PROBS = "message.output_text.logprobs"
 # What chats read as well: how tokens are drawn, where an answer ends, what its text has, and what it must be.
 AS_CHATS = (
     "model stream temperature top_p presence_penalty frequency_penalty cache_salt priority "
+    "prompt_cache_key "
     "seed top_k min_p repetition_penalty logit_bias "
     "stop stop_token_ids include_stop_str_in_output no_stop_trim ignore_eos min_tokens bad_words "
     "skip_special_tokens spaces_between_special_tokens add_special_tokens truncate_prompt_tokens truncation_side "

@@ -44,7 +44,6 @@ def test_what_agents_send_beside_is_no_cause_of_a_warning() -> None:
     beside: dict[str, Any] = {
         "store": False,
         "include": ["reasoning.encrypted_content"],
-        "prompt_cache_key": "k",
         "stream_options": {"include_obfuscation": False},
         "background": False,
         "truncation": "disabled",
