@@ -2,9 +2,9 @@
 
 It serves load tests of everything before the engine, and tests of faults. It keeps the whole contract and ignores how a
 token should be chosen. Every log-prob is the same. Only what would forbid a token of the prompt, or needs logits, is
-refused. Its options are `echo_step_ms` (how long a step takes, 10), `echo_max_num_sequences` (64), and token ids that
-break it when a prompt holds them: `echo_fault_token` (the step raises), `echo_hang_token` (the step never ends),
-`echo_die_token` (the process exits).
+refused. Its options are `echo_step_ms` (how long a step takes, 10), `echo_prompt_s` (how long it computes a prompt
+before the first token, 0), `echo_max_num_sequences` (64), and token ids that break it when a prompt holds them:
+`echo_fault_token` (the step raises), `echo_hang_token` (the step never ends), `echo_die_token` (the process exits).
 """
 
 import json
@@ -40,6 +40,8 @@ class EchoExecutor(SteppedExecutor[TokenSequence]):
         super().__init__(TokenSequence, config.max_queue_size, num_request_stats=config.request_stats_max_iterations)
         options = config.options
         self._step_s = float(options.get("echo_step_ms", STEP_MS)) / 1000
+        self._prompt_s = float(options.get("echo_prompt_s", 0.0))
+        self._begun_s: dict[TokenSequence, float] = {}  # when each prompt that is computed was begun
         self._faults = {int(options[name]): act for name, act in FAULTS.items() if name in options}
         self._waiting: list[TokenSequence] = []
         self._running: list[TokenSequence] = []
@@ -55,6 +57,7 @@ class EchoExecutor(SteppedExecutor[TokenSequence]):
 
     def _remove(self, sequence: TokenSequence) -> None:
         (self._running if sequence in self._running else self._waiting).remove(sequence)
+        self._begun_s.pop(sequence, None)
 
     @property
     def _active(self) -> SequenceOf[TokenSequence]:
@@ -74,13 +77,28 @@ class EchoExecutor(SteppedExecutor[TokenSequence]):
             for token_id in self._faults.keys() & set(sequence.request.input_token_ids):
                 self._faults[token_id]()
             _note_prompt(sequence)
+            self._begun_s[sequence] = started
         for sequence in self._running:
-            _advance(sequence)
+            if self._has_prompt(sequence, started):
+                _advance(sequence)
         time.sleep(max(0.0, self._step_s - (time.perf_counter() - started)))
         num_context_tokens = sum(sequence.num_prompt_tokens for sequence in admitted)
         num_others = len(self._running) - len(admitted)
         stats = IterationStats(num_context_tokens=num_context_tokens, num_generation_tokens=num_others)
         return Step(list(self._running), stats)
+
+    def _has_prompt(self, sequence: TokenSequence, now: float) -> bool:
+        """Compute the part of a prompt that is due, and return whether it is all."""
+        begun_s = self._begun_s.get(sequence)
+        if begun_s is None:
+            return True
+
+        if now - begun_s < self._prompt_s:
+            sequence.num_computed = int(sequence.num_prompt_tokens * (now - begun_s) / self._prompt_s)
+            return False
+
+        del self._begun_s[sequence]
+        return True
 
 
 def _advance(sequence: TokenSequence) -> None:

@@ -18,7 +18,11 @@ import pytest
 from tests.clients.venvs import LOCKS, VENVS
 
 LOCK = LOCKS / "agents.json"  # npm's package-lock.json
-PROGRAMS = {"claude": "@anthropic-ai/claude-code-*/claude", "codex": "codex-*/vendor/*/bin/codex"}
+PROGRAMS = {
+    "claude": "@anthropic-ai/claude-code-*/claude",
+    "codex": "codex-*/vendor/*/bin/codex",
+    "opencode": "opencode-*/bin/opencode",
+}
 INSTALL_TIMEOUT_S, RUN_TIMEOUT_S = 300, 240
 
 
@@ -56,7 +60,14 @@ def _install(lock: str, folder: Path) -> None:
         _program(folder, name)
 
 
-def run(name: str, folder: Path, home: Path, environ: Mapping[str, str], *arguments: str) -> str:
+def run(
+    name: str,
+    folder: Path,
+    home: Path,
+    environ: Mapping[str, str],
+    *arguments: str,
+    timeout_s: float = RUN_TIMEOUT_S,
+) -> str:
     """Return what an agent prints, which knows nothing of this machine's user and asks nobody but 127.0.0.1."""
     kept = {each: os.environ[each] for each in ("PATH", "LANG") if each in os.environ}
     own = {"HOME": str(home), "TMPDIR": str(home), "NO_PROXY": "127.0.0.1", "SHELL": "/bin/bash"}
@@ -68,7 +79,7 @@ def run(name: str, folder: Path, home: Path, environ: Mapping[str, str], *argume
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=RUN_TIMEOUT_S,
+        timeout=timeout_s,
     )
     assert done.returncode == 0, f"{name}: {done.stdout[-2000:]}\n{done.stderr[-4000:]}"
     return done.stdout

@@ -19,6 +19,11 @@ from tests.system.container import wait_until, write_model
 pytestmark = pytest.mark.timeout(900)  # including the installation
 KEY = "a-key-of-my-own"  # of the page
 TASK = "Write what given.txt says in capitals to made.txt."
+HOW = {  # the words of each agent's command
+    "codex": ("exec", "--strict-config", "--skip-git-repo-check", "--sandbox", "danger-full-access", TASK),
+    "claude": ("-p", TASK, "--allowedTools", "Bash"),
+    "opencode": ("run", TASK),
+}
 # The echo engine says what the template writes, in which the server finds the forms of calls and thoughts. Like Qwen's,
 # this one takes what the system says only at the beginning.
 SCRIPT = """
@@ -32,9 +37,10 @@ The tool says: {{ messages[-1].content }}
 The file is needed.
 </think>
 I look.
-{%- for function in tools | map(attribute='function') if function.name in ('Bash', 'exec_command') %}
+{%- for function in tools | map(attribute='function') if function.name in ('Bash', 'bash', 'exec_command') %}
 <tool_call>
 {"name": "{{ function.name }}", "arguments": {
+  {%- if function.name == 'bash' %} "description": "Writes the file.", {% endif %}
   "{{ function.parameters.required[0] }}": "tr a-z A-Z < given.txt | tee made.txt"
 }}
 </tool_call>
@@ -76,19 +82,26 @@ def asking_nobody_else() -> Iterator[dict[str, str]]:
         assert not readable([proxy])
 
 
-def check_work(server: Server, path: str, tmp_path: Path, environ: dict[str, str], name: str, *arguments: str) -> None:
+def check_work(
+    server: Server,
+    path: str,
+    tmp_path: Path,
+    environ: dict[str, str],
+    name: str,
+    *arguments: str,
+    num_requests: int = 2,
+) -> None:
     """Let an agent work in a folder: it makes a file, and its last words are what the tool said of it."""
     folder, home = tmp_path / "work", tmp_path / "home"
     for each in (folder, home):
         each.mkdir(exist_ok=True)
     (folder / "given.txt").write_text("swordfish\n")
     before = len(requests(server))
-    with asking_nobody_else() as proxies:
-        said = run(name, folder, home, environ | proxies, *arguments).strip()
+    said = run(name, folder, home, environ, *arguments).strip()
     assert (folder / "made.txt").read_text() == "SWORDFISH\n"
     assert said.startswith("The tool says: ") and said.endswith("SWORDFISH")
-    wait_until(lambda: len(requests(server)) >= before + 2, "both requests are in the log")
-    assert requests(server)[before:] == [(f"POST {path}", 200)] * 2
+    wait_until(lambda: len(requests(server)) >= before + num_requests, "all requests are in the log")
+    assert requests(server)[before:] == [(f"POST {path}", 200)] * num_requests
 
 
 def requests(server: Server) -> list[tuple[str, int]]:
@@ -100,10 +113,20 @@ def test_codex_calls_a_tool_and_tells_what_it_said(scripted: Server, tmp_path: P
     config.parent.mkdir(parents=True)
     config.write_text(lines(scripted, "toml", "model_providers"))
     environ = exported(lines(scripted, "sh", "codex"))
-    how = ("--strict-config", "--skip-git-repo-check", "--sandbox", "danger-full-access")
-    check_work(scripted, "/v1/responses", tmp_path, environ, "codex", "exec", *how, TASK)
+    with asking_nobody_else() as proxies:
+        check_work(scripted, "/v1/responses", tmp_path, environ | proxies, "codex", *HOW["codex"])
 
 
 def test_claude_code_calls_a_tool_and_tells_what_it_said(scripted: Server, tmp_path: Path) -> None:
     environ = exported(lines(scripted, "sh", "claude"))
-    check_work(scripted, "/v1/messages", tmp_path, environ, "claude", "-p", TASK, "--allowedTools", "Bash")
+    with asking_nobody_else() as proxies:
+        check_work(scripted, "/v1/messages", tmp_path, environ | proxies, "claude", *HOW["claude"])
+
+
+def test_opencode_calls_a_tool_and_tells_what_it_said(scripted: Server, tmp_path: Path) -> None:
+    folder = tmp_path / "work"
+    folder.mkdir()
+    (folder / "opencode.json").write_text(lines(scripted, "json", "opencode.ai"))
+    environ = exported(lines(scripted, "sh", "opencode"))
+    path, arguments = "/v1/chat/completions", HOW["opencode"]
+    check_work(scripted, path, tmp_path, environ, "opencode", *arguments, num_requests=3)  # one is for a title
