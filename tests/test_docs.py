@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, chdir, contextmanager
+from contextlib import ExitStack, chdir, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -154,7 +154,8 @@ def check_lmi(words: list[str]) -> None:
     command: click.Command = lmi.commands[words[0]]
     if words[0] == "gateway":
         command = gateway
-    command.make_context(words[0], words[1:])
+    with suppress(click.exceptions.Exit):  # after its help
+        command.make_context(words[0], words[1:])
 
 
 def check_curl(words: list[str]) -> None:
