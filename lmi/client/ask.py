@@ -80,6 +80,8 @@ class Talk:
                 chunk = orjson.loads(line.removeprefix("data:"))
                 if "error" in chunk:
                     raise click.ClickException(_message(chunk))
+                if waiting := waiting_text(chunk):
+                    click.echo(waiting, err=True)
                 yield from chunk["choices"]
 
     def _asked(self, method: str, path: str, body: object = None) -> closing[httpx2.Response]:
@@ -91,6 +93,19 @@ class Talk:
         if response.status_code != 200:
             raise click.ClickException(f"{response.status_code}: {_message(_read(response.read()))}")
         return closing(response)
+
+
+def waiting_text(chunk: dict[str, Any]) -> str:
+    """Return what a chunk says of an answer that has no token yet, "" for any other chunk."""
+    status, progress = chunk.get("queue_status"), chunk.get("prompt_progress")
+    known = []
+    if status is not None and status["queue_position"] > 0:
+        known.append(f"place {status['queue_position']}")
+    elif progress is not None and progress["total"]:
+        known.append(f"{progress['processed'] / progress['total']:.0%} of the prompt")
+    if status is not None and status["estimated_wait_seconds"] is not None:
+        known.append(f"about {status['estimated_wait_seconds']:.0f} s")
+    return f"waiting: {', '.join(known)}" if known else ""
 
 
 def _advice(error: Exception) -> str:

@@ -79,6 +79,22 @@ def test_a_server_that_fails_in_the_middle_of_an_answer_is_an_error_after_what_i
     assert (done.returncode, done.stdout.strip()) == (1, "The") and "it broke" in done.stderr
 
 
+def test_a_person_sees_the_place_in_the_queue_the_progress_of_the_prompt_and_the_time() -> None:
+    progress = {"total": 200, "cache": 0, "processed": 90, "time_ms": 10_000}
+    queued = {"queue_position": 3, "estimated_wait_seconds": 19.6}
+    running = {"queue_position": 0, "estimated_wait_seconds": None}
+    chunks: list[dict[str, Any]] = [
+        {"choices": [], "prompt_progress": progress | {"processed": 0}, "queue_status": queued},
+        {"choices": [], "prompt_progress": progress, "queue_status": running},
+        {"choices": [{"delta": {"content": "yes"}}]},
+    ]
+    events = [b"data: %b\n\n" % json.dumps(chunk).encode() for chunk in chunks]
+    with scripted(chunked(*events)) as server:
+        done = lmi("chat", "--url", server.url, "--model", "any", "-q", "fox")
+    assert done.stdout.strip() == "yes"
+    assert done.stderr.splitlines() == ["waiting: place 3, about 20 s", "waiting: 45% of the prompt"]
+
+
 def typed(monkeypatch: pytest.MonkeyPatch, text: str, *words: str) -> tuple[Done, list[dict[str, Any]]]:
     """What a command prints for a typed text, and the bodies that it sends. The server says `yes` to everything."""
     bodies: list[dict[str, Any]] = []
