@@ -14,7 +14,7 @@ def are_disjoint(one: object, other: object, resolve: Resolve, level: int = 0) -
     """`resolve` gives the schema of a reference. False where it is not known."""
     if one is False or other is False:
         return True
-    parts, others = list(_conjuncts(one, resolve)), list(_conjuncts(other, resolve))
+    parts, others = list(conjuncts(one, resolve)), list(conjuncts(other, resolve))
     types = TYPES.intersection(*map(_types, parts + others))
     if not types:
         return True
@@ -28,23 +28,29 @@ def are_disjoint(one: object, other: object, resolve: Resolve, level: int = 0) -
 
 def required_of(schema: object, resolve: Resolve) -> set[str]:
     """The names that every value has; none where not every value is known to be an object."""
-    parts = list(_conjuncts(schema, resolve))
+    parts = list(conjuncts(schema, resolve))
     is_object = set(TYPES).intersection(*map(_types, parts)) == {"object"}
     return {name for part in parts for name in part.get("required", ())} if is_object else set()
 
 
-def _conjuncts(schema: object, resolve: Resolve, level: int = 0) -> Iterator[Mapping[str, Any]]:
+def conjuncts(schema: object, resolve: Resolve, level: int = 0) -> Iterator[Mapping[str, Any]]:
     """Schemas that a value must fit all."""
-    if isinstance(schema, dict) and level <= MAX_LEVELS:
-        yield schema
-        for part in schema.get("allOf", ()):
-            yield from _conjuncts(part, resolve, level + 1)
-        if isinstance(pointer := schema.get("$ref"), str):
-            yield from _conjuncts(resolve(pointer), resolve, level + 1)
+    if not isinstance(schema, dict) or level > MAX_LEVELS:
+        return
+
+    # In older drafts nothing beside a reference counts.
+    pointer = schema.get("$ref")
+    if isinstance(pointer, str):
+        yield from conjuncts(resolve(pointer), resolve, level + 1)
+        return
+
+    yield schema
+    for part in schema.get("allOf", ()):
+        yield from conjuncts(part, resolve, level + 1)
 
 
 def _have_other_values(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    values, others = _values(one), _values(other)
+    values, others = listed_values(one), listed_values(other)
     return values is not None and others is not None and not values & others
 
 
@@ -69,18 +75,18 @@ def _types(schema: Mapping[str, Any]) -> set[str]:
     return found if values is None else found & {KINDS.get(type(value), "null") for value in values}
 
 
-def _values(schema: Mapping[str, Any]) -> set[str] | None:
+def listed_values(schema: Mapping[str, Any]) -> set[str] | None:
     """The values that are listed, or None if any value may be."""
     values = [schema["const"]] if "const" in schema else schema.get("enum")
-    return None if values is None else {json.dumps(_plain(value), sort_keys=True) for value in values}
+    return None if values is None else {json.dumps(plain(value), sort_keys=True) for value in values}
 
 
-def _plain(value: object) -> object:
+def plain(value: object) -> object:
     """A value in which equal numbers are written alike."""
     if isinstance(value, list):
-        return [_plain(one) for one in value]
+        return [plain(one) for one in value]
     if isinstance(value, dict):
-        return {name: _plain(one) for name, one in value.items()}
+        return {name: plain(one) for name, one in value.items()}
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 

@@ -2,20 +2,25 @@
 
 Where no other schema says something of the same value, it is read narrowly: `properties` without `type` mean an object,
 `items` an array, and an object has only the properties that have a name, unless the schema says something of others. A
-`format` that llguidance does not know is dropped, as the specification allows.
+`format` that llguidance does not know is dropped, as the specification allows, and so is a word that is no keyword.
+
+What llguidance cannot leave out (`not`, `if`, a `oneOf` whose schemas share values) is left out by schemas of other
+values, from `negated_schemas.py`. Those are not all that there are: an answer is always valid, but some valid values
+cannot be written. The same holds of `contains` and `uniqueItems`, from `array_rules.py`.
 """
 
-import difflib
 import json
 import re
 from collections import Counter
 from fractions import Fraction
-from itertools import combinations
 from typing import Any
 from urllib.parse import unquote
 
-from handlers.guides.disjoint_schemas import are_disjoint, required_of
+from handlers.guides.array_rules import are_unique, containing, with_unique_items
+from handlers.guides.disjoint_schemas import TYPES as DISJOINT_TYPES, are_disjoint, conjuncts, listed_values
 from handlers.guides.lark import rust_regex
+from handlers.guides.negated_schemas import Negations, any_of
+from handlers.guides.string_rules import StringRules
 from lmi.errors import shorten
 from lmi.shared.json_references import with_pointers
 
@@ -27,26 +32,27 @@ MAX_MULTIPLE = 10_000
 MAX_PATTERN_PROPERTIES = 64
 MAX_PATTERNS_TOGETHER = 4
 MAX_OPTIONAL = 1_000
-MAX_COMPARED = 64  # branches of a oneOf
-LIKENESS = 0.88  # of a misspelt keyword
+MAX_COMPARED = 128  # branches of a oneOf
+MAX_CHOICES = 8  # of ways in which a branch of a oneOf may keep out of the others
+MAX_NAMES = 1_000  # that propertyNames lists
 TYPES = frozenset("null boolean object array number integer string".split())
 FORMATS = frozenset("date-time time date duration email hostname ipv4 ipv6 uuid uri".split())
 BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 SIZES = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
-NOT_FOLLOWED = "not contains $dynamicRef $recursiveRef disallow extends divisibleBy".split()
-RULES = frozenset(
-    "type enum const $ref anyOf oneOf allOf pattern format multipleOf uniqueItems properties patternProperties "
-    "additionalProperties propertyNames required dependentRequired dependentSchemas items prefixItems".split()
-).union(BOUNDS, SIZES, NOT_FOLLOWED)
+NOT_FOLLOWED = "$dynamicRef $recursiveRef disallow extends divisibleBy".split()
+NAME_RULES = ("pattern", "minLength", "maxLength")
+OLD_DRAFT = re.compile(r"draft-0[3-7]\b")
+CONDITIONS = ("if", "then", "else")
 NO_RULES = frozenset(
     "$schema $id id $anchor $dynamicAnchor $recursiveAnchor $vocabulary $comment $defs definitions title description "
-    "default example examples deprecated readOnly writeOnly contentEncoding contentMediaType contentSchema if then "
-    "else minContains maxContains dependencies nullable additionalItems unevaluatedItems unevaluatedProperties".split()
+    "default example examples deprecated readOnly writeOnly contentEncoding contentMediaType contentSchema then else "
+    "minContains maxContains nullable additionalItems unevaluatedItems unevaluatedProperties".split()
 )
 DEPENDENT = ("dependentRequired", "dependentSchemas", "dependencies")
 OBJECT = {"type": "object"}
 ANY_OBJECT = '{"type": "object"}'  # what JSON means
-COMBINED = ("$ref", "anyOf", "oneOf", "allOf", *DEPENDENT)
+COMBINED = ("$ref", "anyOf", "oneOf", "allOf", "if", *DEPENDENT)
+APPLIED = frozenset({*COMBINED, *CONDITIONS, "not"})
 MAPPINGS = ("properties", "patternProperties", *DEPENDENT)
 LISTS = ("enum", "prefixItems", "anyOf", "oneOf", "allOf")
 JSON_TYPES = {"pattern": str, **dict.fromkeys(LISTS, list), **dict.fromkeys(MAPPINGS, dict)}  # else: of any
@@ -72,6 +78,8 @@ class _SchemaReader:
         self._root = root
         self._names: dict[tuple[str, bool], str] = {}  # in `$defs`, of the schemas that are referred to
         self._pending: list[tuple[str, bool]] = []
+        self._negations = Negations(self._resolve)
+        self._strings = StringRules()
 
     def read(self) -> Schema:
         read = self._schema(self._root, "", is_alone=True)
@@ -100,8 +108,8 @@ class _SchemaReader:
             if schema.get("format") in FORMATS:
                 out["format"] = schema["format"]
             self._objects(schema, where, out, is_alone=is_alone)
-            self._arrays(schema, where, out)
-            self._combine(schema, where, out, is_alone=is_alone)
+            together = self._arrays(schema, where, out)
+            self._combine(schema, where, out, together, is_alone=is_alone)
             return out
         except _Fault as fault:
             place = f" in {where.removeprefix('#').strip('/')}" if where.strip("#/") else ""
@@ -117,14 +125,14 @@ class _SchemaReader:
         properties, patterns = schema.get("properties", {}), schema.get("patternProperties", {})
         more = _rest(schema, schema.get("additionalProperties"), "unevaluatedProperties")
         if "propertyNames" in schema:
-            patterns, more = _named(schema, patterns, more)
+            properties, patterns, more = self._named(schema, properties, patterns, more)
         for name in (*required, *properties):
             _check_value(name)
         if len(properties.keys() - set(required)) > MAX_OPTIONAL:
             raise _Fault(f"more than {MAX_OPTIONAL} properties that are not required")
         if len(patterns) > MAX_PATTERN_PROPERTIES:
             raise _Fault(f"patternProperties with more than {MAX_PATTERN_PROPERTIES} names")
-        is_all = "properties" in schema and is_alone and not schema.keys() & {*COMBINED, "patternProperties"}
+        is_all = is_alone and _has_all_names(schema)
         if more is None and is_all:
             more = False
             properties = {**properties, **{name: True for name in required if name not in properties}}
@@ -147,41 +155,126 @@ class _SchemaReader:
         if more is not None:
             out["additionalProperties"] = self._inner(more, where, "additionalProperties")
 
+    def _named(self, schema: Schema, properties: Schema, patterns: Schema, more: Any) -> tuple[Schema, Schema, Any]:
+        """`propertyNames` as other rules, where it lists the names, or is a pattern or sizes and all that is said."""
+        names = schema["propertyNames"]
+        if names is True or names == {}:
+            return properties, patterns, more
+        if names is False:
+            return dict.fromkeys(properties, False), {}, False
+
+        listed = self._listed_names(names)
+        if listed is not None and not patterns:
+            rest = True if more is None else more
+            taken = {name: inner if name in listed else False for name, inner in properties.items()}
+            return taken | {name: rest for name in sorted(listed) if name not in properties}, {}, False
+
+        is_pattern = isinstance(names, dict) and not names.keys() - NO_RULES - {"type", *NAME_RULES}
+        if not is_pattern or patterns or "properties" in schema or "required" in schema:
+            raise _Fault("propertyNames")
+        return {}, {_pattern_of_names(names): True if more is None else more}, False
+
+    def _listed_names(self, names: object) -> set[str] | None:
+        """The names that a schema lists, None if it says something else of them."""
+        if isinstance(names, dict) and not names.keys() - NO_RULES - {"anyOf", "oneOf"}:
+            choices = names.get("anyOf") or names.get("oneOf") or []
+            lists = [self._listed_names(choice) for choice in choices]
+            if not lists or names.keys() >= {"anyOf", "oneOf"} or None in lists:
+                return None
+            counts = Counter(name for part in lists if part is not None for name in part)
+            return {name for name, number in counts.items() if number == 1 or "anyOf" in names}
+
+        parts = list(conjuncts(names, self._resolve))
+        if any(part.keys() - NO_RULES - {"type", "enum", "const", "allOf"} for part in parts):
+            return None
+        values = [listed for part in parts if (listed := listed_values(part)) is not None]
+        if not values:
+            return None
+        read = [json.loads(text) for text in set.intersection(*values)]
+        if len(read) > MAX_NAMES:
+            raise _Fault(f"propertyNames with more than {MAX_NAMES} names")
+        return {name for name in read if isinstance(name, str)}
+
     # Rules of arrays.
 
-    def _arrays(self, schema: Schema, where: str, out: Schema) -> None:
+    def _arrays(self, schema: Schema, where: str, out: Schema) -> list[Schema | bool]:
+        """The rules that a value must fit besides."""
+        together: list[Schema | bool] = []
         first, rest = schema.get("prefixItems"), schema.get("items")
         if isinstance(rest, list):  # of older drafts
             first, rest = rest, schema.get("additionalItems")
         rest = _rest(schema, rest, "unevaluatedItems")
+
         if schema.get("uniqueItems") not in (None, False) and out.get("maxItems", 2) > 1:
-            raise _Fault("uniqueItems")
+            unique = self._unique(schema, first or [], rest, out)
+            if "enum" in unique:
+                together.append({"anyOf": [{"type": sorted(DISJOINT_TYPES - {"array"})}, unique]})
+            else:
+                out |= unique
+
+        if "contains" in schema:
+            together += self._contains(schema, where)
+
         if first is not None:
             out["prefixItems"] = [self._inner(one, where, "prefixItems", number) for number, one in enumerate(first)]
         if rest is not None:
             out["items"] = self._inner(rest, where, "items")
+        return together
+
+    def _unique(self, schema: Schema, first: list[Any], rest: object, out: Schema) -> Schema:
+        """A rule of arrays whose items are not equal."""
+        if listed_values(schema) is not None:
+            values = [schema["const"]] if "const" in schema else schema["enum"]
+            return {"enum": [value for value in values if are_unique(value)]}
+
+        try:
+            return with_unique_items(first, rest, out.get("minItems", 0), out.get("maxItems"), self._resolve)
+        except ValueError as error:
+            raise _Fault(str(error)) from None
+
+    def _contains(self, schema: Schema, where: str) -> list[Schema | bool]:
+        """Rules of arrays with the items that `contains` wants."""
+        is_old = bool(OLD_DRAFT.search(str(self._root.get("$schema", "")))) if isinstance(self._root, dict) else False
+        least, most = (1, None) if is_old else _contained(schema)
+        if least == 0 and most is None:
+            return []
+
+        wanted = schema["contains"]
+        negations = self._negations.of(wanted, {})
+        others = any_of(negations) if negations else None
+        try:
+            arrays = containing(wanted, others, least, most)
+        except ValueError as error:
+            raise _Fault(str(error)) from None
+
+        no_array = {"type": sorted(DISJOINT_TYPES - {"array"})}
+        choices = [self._schema(array, f"{where}/contains", is_alone=False) for array in arrays]
+        return [{"anyOf": [no_array, *choices]}]
 
     # Rules that combine schemas.
 
-    def _combine(self, schema: Schema, where: str, out: Schema, *, is_alone: bool) -> None:
-        together: list[Schema | bool] = []
+    def _combine(
+        self, schema: Schema, where: str, out: Schema, together: list[Schema | bool], *, is_alone: bool
+    ) -> None:
+        """Add the rules that combine schemas to `out`, and those in `together`."""
         typed = {"type"} if schema.get("type") == "object" else set()
+        is_outer_alone = is_alone
         is_alone = is_alone and len(schema.keys() - NO_RULES - typed) == 1
         for name in ("allOf", "anyOf", "oneOf"):
             if name not in schema:
                 continue
             if not (given := schema[name]):
                 raise _Fault(f"{name} of a wrong type")
-            given = _without_common_types(given) if name == "oneOf" else given
+            if name == "oneOf":
+                together.append({"anyOf": self._one_of(schema, where, is_alone=is_alone)})
+                continue
             is_single = name != "allOf" or len(given) == 1
             parts = [
                 self._schema(one, f"{where}/{name}/{number}", is_alone=is_alone and is_single)
                 for number, one in enumerate(given)
             ]
-            if name == "oneOf":
-                absent = self._absent(given, out, is_alone=is_alone)
-                parts = [_without(names, part) for names, part in zip(absent, parts, strict=True)]
             together += parts if name == "allOf" else [{"anyOf": parts}]
+
         for keyword in DEPENDENT:
             for name, needed in schema.get(keyword, {}).items():
                 needs: Schema | bool
@@ -192,6 +285,11 @@ class _SchemaReader:
                 _check_value(name)
                 has_it = {"allOf": [{"required": [name]}, needs]}
                 together.append({"anyOf": [{"properties": {name: False}}, has_it]})
+
+        if "if" in schema and schema.keys() & {"then", "else"}:
+            together.append(self._condition(schema, where))
+        if "not" in schema:
+            together.append(self._negated(schema, where, is_alone=is_outer_alone))
         if together:
             out["allOf"] = together
         if _num_patterns(out) > MAX_PATTERNS_TOGETHER:
@@ -199,26 +297,99 @@ class _SchemaReader:
         if "$ref" in schema:
             out["$ref"] = f"#/$defs/{self._name(schema['$ref'], is_alone=is_alone)}"
 
-    def _absent(self, branches: list[Any], out: Schema, *, is_alone: bool) -> list[set[str]]:
-        """The names that a value of each branch must not have, so that it fits no other, which requires them.
+    def _negated(self, schema: Schema, where: str, *, is_alone: bool) -> Schema:
+        """Schemas of values that do not fit `not`, of which a value must fit one."""
+        context = {name: rule for name, rule in schema.items() if name not in APPLIED}
+        if is_alone and _has_all_names(schema):
+            context = _closed(context)
+        negations = self._negations.of(schema["not"], context)
+        if not negations:
+            raise _Fault("not")
+        return self._any(negations, f"{where}/not")
 
-        `out` is what is known of the value. Raises ValueError if a value might fit two branches nevertheless.
+    def _condition(self, schema: Schema, where: str) -> Schema:
+        """The schemas of `then` and `else`, each with what the value must be like for it."""
+        context = {name: rule for name, rule in schema.items() if name not in APPLIED}
+        condition = schema["if"]
+        choices: list[Schema] = []
+        if not are_disjoint(condition, context, self._resolve):
+            choices.append({"allOf": [condition, schema.get("then", True)]})
+        for negation in self._negations.of(condition, context):
+            choices.append({"allOf": [negation, schema.get("else", True)]})
+        return self._any(choices, f"{where}/if")
+
+    def _any(self, schemas: list[Schema], where: str) -> Schema:
+        return {"anyOf": [self._schema(schema, where, is_alone=False) for schema in schemas]}
+
+    def _one_of(self, schema: Schema, where: str, *, is_alone: bool) -> list[Schema | bool]:
+        """The branches of a oneOf, each without what fits another."""
+        branches = _without_common_types(schema["oneOf"])
+        written = [
+            {**_types(branch, is_alone=is_alone), **branch} if isinstance(branch, dict) else branch
+            for branch in branches
+        ]
+        context = {name: rule for name, rule in schema.items() if name not in APPLIED}
+        overlapping = self._overlapping(written, branches, context)
+        parts: list[Schema | bool] = []
+        for number, branch in enumerate(written):
+            place = f"{where}/oneOf/{number}"
+            others = [branches[other] for other in overlapping[number]]
+            if others:
+                parts.append(self._without_others(branch, others, context, place, is_alone=is_alone))
+            else:
+                parts.append(self._schema(branch, place, is_alone=is_alone))
+
+        if all(part is False for part in parts) and any(overlapping):
+            raise _Fault("oneOf of schemas that one value might fit together")
+        return parts
+
+    def _overlapping(self, written: list[Any], branches: list[Any], context: Schema) -> list[list[int]]:
+        """For each branch, the numbers of the others that might fit the same value.
+
+        `written` are the branches as they are written, perhaps narrowly: what fits the others fits all of `branches`.
         """
-        types = [_types(one, is_alone=is_alone) for one in branches if isinstance(one, dict)]
-        if types == [OBJECT] * len(branches):
-            out = OBJECT
-        known = {"type": out["type"]} if "type" in out else {}
-        typed = [{"allOf": [known, one]} if isinstance(one, dict) else one for one in branches]
-        absent: list[set[str]] = [set() for _ in branches]
-        for (place, one), (other_place, other) in combinations(enumerate(typed), 2):
-            if len(branches) <= MAX_COMPARED and are_disjoint(one, other, self._resolve):
+        overlapping: list[list[int]] = [[] for _ in branches]
+        listed = [listed_values(branch) if isinstance(branch, dict) else None for branch in branches]
+        are_listed = all(values is not None for values in listed)
+        if len(branches) > MAX_COMPARED and not are_listed:
+            raise _Fault(f"oneOf of more than {MAX_COMPARED} schemas")
+
+        for number, branch in enumerate(written):
+            within = {"allOf": [context, branch]} if isinstance(branch, dict) else branch
+            for other_number, other in enumerate(branches):
+                values, other_values = listed[number], listed[other_number]
+                are_apart = values is not None and other_values is not None and not values & other_values
+                if other_number == number or are_apart:
+                    continue
+                if not self._share_none(within, other):
+                    overlapping[number].append(other_number)
+        return overlapping
+
+    def _share_none(self, schema: object, other: object) -> bool:
+        """Whether no value fits both schemas. False where it is not known."""
+        if are_disjoint(schema, other, self._resolve):
+            return True
+        parts = [*conjuncts(schema, self._resolve), *conjuncts(other, self._resolve)]
+        are_strings = any(part.get("type") == "string" for part in parts)
+        return are_strings and self._strings.share_none(parts)
+
+    def _without_others(
+        self, branch: Any, others: list[Any], context: Schema, where: str, *, is_alone: bool
+    ) -> Schema | bool:
+        """A branch of a oneOf without the values that fit others, False if nothing is known to be left."""
+        num_choices = max(1, int(MAX_CHOICES ** (1 / len(others))))
+        readings = [(_closed(branch), True)] if is_alone and _has_all_names(branch) else []
+        for reading, is_read_alone in [*readings, (branch, False)]:
+            known = {"allOf": [context, reading]}
+            negations = [self._negations.of(other, known)[:num_choices] for other in others]
+            if not all(negations):
                 continue
-            names, others = required_of(one, self._resolve), required_of(other, self._resolve)
-            if len(branches) > MAX_COMPARED or names <= others or others <= names:
-                raise _Fault("oneOf of schemas that one value might fit together")
-            absent[place].add(min(others - names))
-            absent[other_place].add(min(names - others))
-        return absent
+            parts = [
+                self._schema(reading, where, is_alone=is_read_alone),
+                *(self._any(choices, where) for choices in negations),
+            ]
+            return {"allOf": parts}
+        return False
 
     def _name(self, pointer: object, *, is_alone: bool) -> str:
         if not isinstance(pointer, str) or not (pointer == "#" or pointer.startswith("#/")):
@@ -244,22 +415,26 @@ class _SchemaReader:
         return found
 
 
-def _without(names: set[str], schema: Schema | bool) -> Schema | bool:
-    """A schema of objects that have no property of these names."""
-    return {"allOf": [schema, {"properties": dict.fromkeys(sorted(names), False)}]} if names else schema
-
-
 def _check_names(schema: Schema) -> None:
     for name in schema:
-        if name in NOT_FOLLOWED or (name == "nullable" and schema[name]):
+        if name in NOT_FOLLOWED:
             raise _Fault(name)
-        is_known = name in RULES or name in NO_RULES or name.startswith("_")  # which nobody writes by mistake
-        if not is_known and (like := difflib.get_close_matches(name, RULES, 1, LIKENESS)):
-            raise _Fault(f"{name} (perhaps {like[0]})")
         if not isinstance(schema[name], JSON_TYPES.get(name, object)):
             raise _Fault(f"{name} of a wrong type")
-    if "if" in schema and schema.keys() & {"then", "else"}:
-        raise _Fault("if")
+
+
+def _has_all_names(schema: object) -> bool:
+    """Whether an object has only the properties that a schema names, if no other one says something of it."""
+    if not isinstance(schema, dict) or "properties" not in schema:
+        return False
+    return not schema.keys() & {*COMBINED, "patternProperties", "additionalProperties", "unevaluatedProperties"}
+
+
+def _closed(schema: Schema) -> Schema:
+    """A schema of objects that have only the properties that it names."""
+    names = schema.get("required", [])
+    required = dict.fromkeys(names, True) if isinstance(names, list) else {}
+    return {**schema, "properties": {**required, **schema.get("properties", {})}, "additionalProperties": False}
 
 
 def _types(schema: Schema, *, is_alone: bool) -> Schema:
@@ -267,7 +442,7 @@ def _types(schema: Schema, *, is_alone: bool) -> Schema:
         if is_alone and not schema.keys() & {*COMBINED, "enum", "const"}:
             if schema.keys() & {"properties", "patternProperties", "additionalProperties", "propertyNames"}:
                 return OBJECT
-            if schema.keys() & {"items", "prefixItems"}:
+            if schema.keys() & {"items", "prefixItems", "contains"}:
                 return {"type": "array"}
         return {}
     given = schema["type"]
@@ -334,15 +509,26 @@ def _names(given: object, keyword: str) -> list[str]:
     return list(dict.fromkeys(given))
 
 
-def _named(schema: Schema, patterns: Schema, more: object) -> tuple[Schema, object]:
-    """`propertyNames` as patternProperties, where it is a pattern and all that an object says of names."""
-    names = schema["propertyNames"]
-    if names is True or names == {}:
-        return patterns, more
-    pattern = names.get("pattern") if isinstance(names, dict) and names.keys() <= {"pattern", "type"} else None
-    if not isinstance(pattern, str) or patterns or "properties" in schema or "required" in schema:
-        raise _Fault("propertyNames")
-    return {pattern: True if more is None else more}, False
+def _pattern_of_names(names: Schema) -> str:
+    """A pattern of names from a pattern or from their length."""
+    if "pattern" in names:
+        if not isinstance(names["pattern"], str) or names.keys() & {"minLength", "maxLength"}:
+            raise _Fault("propertyNames")
+        return names["pattern"]
+    sizes = _numbers({name: names[name] for name in ("minLength", "maxLength") if name in names})
+    return f"^[\\s\\S]{{{sizes.get('minLength', 0)},{sizes.get('maxLength', '')}}}$"
+
+
+def _contained(schema: Schema) -> tuple[int, int | None]:
+    """How many items fit `contains`: at least and at most."""
+    sizes: list[int | None] = []
+    for name, default in (("minContains", 1), ("maxContains", None)):
+        size = schema.get(name, default)
+        is_number = isinstance(size, int | float) and not isinstance(size, bool)
+        if size is not None and not (is_number and size >= 0 and size == int(size)):
+            raise _Fault(f"{name} of a wrong type")
+        sizes.append(None if size is None else int(size))
+    return sizes[0] or 0, sizes[1]
 
 
 def _rest(schema: Schema, given: object, keyword: str) -> object:

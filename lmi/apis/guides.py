@@ -4,9 +4,11 @@ A JSON schema that refers to another document is refused, because nothing is fet
 without structure.
 """
 
+import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from difflib import get_close_matches
 from typing import Any
 from urllib.parse import unquote
 
@@ -14,9 +16,9 @@ import orjson
 
 from lmi.apis.base.parameters import Parameter, named
 from lmi.apis.base.readers import MAX_WORDS, Reader, boolean, checked, choice, strings, takes, text
-from lmi.errors import InvalidParameter, Unsupported
+from lmi.errors import InvalidParameter, Unsupported, shorten
 from lmi.executor import GuidedDecodingParams, GuideType
-from lmi.shared.json_references import with_pointers
+from lmi.shared.json_references import inner_schemas, with_pointers
 
 SPECIAL = re.compile(r"([\\.^$*+?{}\[\]|()])")
 MAX_REFERENCES_IN_A_ROW = 100
@@ -28,6 +30,19 @@ read_grammar = choice(GRAMMARS)
 read_format_type = choice(("text", "json_object", "json_schema"))
 CONTRACT_NAME = "guided_decoding_params"
 DATA = ("const", "enum", "default", "examples")
+log = logging.getLogger(__name__)
+MAX_MISSPELT = 4
+MAX_LETTERS = 40
+LIKENESS = 0.88  # of a misspelt keyword
+KEYWORDS = frozenset(
+    "$schema $id id $anchor $ref $dynamicRef $dynamicAnchor $recursiveRef $recursiveAnchor $vocabulary $comment $defs "
+    "definitions title description default example examples deprecated readOnly writeOnly contentEncoding "
+    "contentMediaType contentSchema type enum const anyOf oneOf allOf not if then else pattern format minLength "
+    "maxLength multipleOf minimum maximum exclusiveMinimum exclusiveMaximum items prefixItems additionalItems contains "
+    "minContains maxContains uniqueItems minItems maxItems unevaluatedItems properties patternProperties "
+    "additionalProperties propertyNames required minProperties maxProperties dependencies dependentRequired "
+    "dependentSchemas unevaluatedProperties nullable".split()
+)
 AskedGuide = tuple[GuidedDecodingParams | None, dict[str, str]]
 """A guide, and a map from its name in the contract to the field that asked for it."""
 an_object = checked({"type": "object"}, lambda value: "" if isinstance(value, dict) else "an object")
@@ -42,8 +57,27 @@ def json_schema(name: str, value: object) -> GuidedDecodingParams:
         raise InvalidParameter(name, "a JSON schema", value)
     check_levels(name, value)
     schema = checked_references(name, value)
+    if likely := misspelt_words(schema):
+        pairs = ", ".join(f"{shorten(word)} (perhaps {keyword})" for word, keyword in likely.items())
+        log.info("%s: words that are no keywords of JSON Schema have no effect: %s", name, pairs)
     guide = check_levels(name, schema)
     return GuidedDecodingParams(GuideType.JSON_SCHEMA, guide.decode())
+
+
+def misspelt_words(schema: dict[str, Any]) -> dict[str, str]:
+    """The first words of a schema that are no keywords but nearly so, each with the keyword that it is like."""
+    words: dict[str, str] = {}
+    pending: list[Any] = [schema]
+    while pending and len(words) < MAX_MISSPELT:
+        inner = pending.pop()
+        if not isinstance(inner, dict):
+            continue
+
+        pending += (part for _, part in inner_schemas(inner))
+        for word in inner.keys() - KEYWORDS:
+            if len(word) <= MAX_LETTERS and (like := get_close_matches(word, KEYWORDS, 1, LIKENESS)):
+                words[word] = like[0]
+    return words
 
 
 def check_levels(name: str, value: dict[str, Any]) -> bytes:

@@ -85,7 +85,7 @@ class _Document:
                 key = inner_base, name
                 self._anchors[key] = None if key in self._anchors else path
 
-        for names_of_inner, inner in _inner_schemas(schema):
+        for names_of_inner, inner in inner_schemas(schema):
             self._name(inner, path + names_of_inner, inner_base)
 
     def _written(self, value: Any, base: str, *, is_schema: bool = True) -> Any:
@@ -137,7 +137,7 @@ class _Document:
         return "#" + "".join(f"/{quote(part, safe=SAFE)}" for part in parts)
 
 
-def _inner_schemas(schema: Mapping[str, Any]) -> Iterator[tuple[Path, object]]:
+def inner_schemas(schema: Mapping[str, Any]) -> Iterator[tuple[Path, object]]:
     """The schemas in a schema, each with the names that lead to it."""
     for keyword, value in schema.items():
         if keyword in OF_NAMES and isinstance(value, dict):

@@ -95,6 +95,22 @@ def test_an_engine_gets_pointers_in_place_of_the_names_in_a_schema() -> None:
     assert json.loads(json_schema("field", schema).guide or "") == {"items": {"$ref": "#/$defs/a"}, "$defs": {"a": {}}}
 
 
+def test_a_word_that_looks_like_a_keyword_is_told_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    schema = {
+        "properties": {"minium": {"minium": 5, "x-order": 1}, "a": {"markdownDescription": "b"}},
+        "additonalProperties": False,
+    }
+    with caplog.at_level("INFO"):
+        assert json.loads(json_schema("field", schema).guide or "") == schema
+    (line,) = (record.getMessage() for record in caplog.records)
+    assert line.startswith("field: words that are no keywords of JSON Schema have no effect: ")
+    assert "'additonalProperties' (perhaps additionalProperties)" in line and "'minium' (perhaps minimum)" in line
+
+    caplog.clear()
+    json_schema("field", {"x-order": 1, "nullable": True, "markdownDescription": "b"})
+    assert caplog.records == []
+
+
 @pytest.mark.parametrize(("api", "body", "field"), EVERYWHERE)
 def test_every_field_that_carries_a_schema_is_looked_through(api: Any, body: dict[str, Any], field: str) -> None:
     message = api.read(json.dumps(body).encode(), None, MODEL)

@@ -17,7 +17,8 @@ DEMO, VOCAB_SIZE = "handlers/lmi_dist/demo", 1024
 def test_schemas_that_are_refused_and_values_that_are_wrong_are_counted(tmp_path: Path) -> None:
     compiler = GuideCompiler(lambda: read_config(DEMO), Start(VOCAB_SIZE))
     found = Found()
-    for name, schema in {"followed": {"type": "integer"}, "refused": {"type": "array", "uniqueItems": True}}.items():
+    schemas = {"followed": {"type": "integer"}, "refused": {"type": "object", "extends": {}}}
+    for name, schema in schemas.items():
         path, tests = tmp_path / "data" / "Set" / f"{name}.json", tmp_path / "maskbench" / "data" / f"Set---{name}.json"
         for file, content in (
             (path, schema),
@@ -31,6 +32,6 @@ def test_schemas_that_are_refused_and_values_that_are_wrong_are_counted(tmp_path
     assert (
         len(found.compiles_s) == 1
         and found.masks_s
-        and list(found.refusals) == ["must be a structure that lmi can follow: uniqueItems cannot be followed"]
+        and list(found.refusals) == ["must be a structure that lmi can follow: extends cannot be followed"]
     )
     assert found.figures()["accepted"] == 0.5

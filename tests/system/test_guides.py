@@ -137,9 +137,9 @@ def test_a_structure_that_cannot_be_followed_is_the_client_s_fault(server: Serve
     error = json.loads(answer.body)["error"]
     assert (answer.status, error["type"], error["param"]) == (400, "invalid_request_error", "guided_regex")
     assert error["message"].startswith("guided_regex must be a structure that lmi can follow: ")
-    answer = server.post({"inputs": "Say", "parameters": {"guided_json": {"type": "array", "uniqueItems": True}}})
+    answer = server.post({"inputs": "Say", "parameters": {"guided_json": {"not": {"multipleOf": 2}}}})
     assert answer.status == 424, answer.body
-    assert "parameters.guided_json must be a structure that lmi can follow: uniqueItems" in answer.body.decode()
+    assert "parameters.guided_json must be a structure that lmi can follow: not" in answer.body.decode()
 
 
 # With a short limit of a step. A wait for a guide is no step, and never ends the engine.

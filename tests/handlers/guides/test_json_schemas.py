@@ -7,10 +7,12 @@ https://github.com/json-schema-org/JSON-Schema-Test-Suite/blob/main/LICENSE
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import random
 import re
+import time
 from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
@@ -24,7 +26,7 @@ from lmi.executor import GuideType
 from tests.handlers.guides.walks import accepts, matcher, matcher_of_schema, walk
 
 SUITE = Path(__file__).parent / "json_schema_test_suite.json"
-NUM_FOLLOWED = {"draft2020-12": 240, "draft7": 190}  # at least
+NUM_FOLLOWED = {"draft2020-12": 275, "draft7": 215}  # at least
 MAX_ORDERS = 24
 
 
@@ -211,14 +213,11 @@ def test_a_rule_is_followed(schema: dict[str, Any], right: list[str], wrong: lis
 @pytest.mark.parametrize(
     ("schema", "reason"),
     [
-        ({"type": "array", "uniqueItems": True}, "uniqueItems cannot be followed"),
-        ({"properties": {"a": {"items": {"not": {"type": "null"}}}}}, "not in properties/a/items cannot be followed"),
-        ({"if": {}, "then": {"type": "string"}}, "if cannot be followed"),
-        ({"contains": {}}, "contains cannot be followed"),
+        ({"type": "array", "uniqueItems": True, "minItems": 2}, "uniqueItems with several items that have no list"),
+        ({"contains": {}, "minContains": 17}, "contains with more than 16 items cannot be followed"),
+        ({"properties": {"a": {"items": {"not": {"multipleOf": 2}}}}}, "not in properties/a/items cannot be followed"),
         ({"disallow": "string"}, "disallow cannot be followed"),
         ({"type": "integer", "divisibleBy": 2}, "divisibleBy cannot be followed"),
-        ({"type": "string", "nullable": True}, "nullable cannot be followed"),
-        ({"type": "string", "minlength": 2}, r"minlength \(perhaps minLength\) cannot be followed"),
         ({"const": 2**53 + 1}, "the number 9007199254740993, larger than 9007199254740992, cannot be followed"),
         ({"enum": [{"a": [2**60]}]}, "the number 1152921504606846976"),
         ({"const": 10**400}, "the number 1000"),
@@ -236,10 +235,6 @@ def test_a_rule_is_followed(schema: dict[str, Any], right: list[str], wrong: lis
         ({"properties": {str(number): {} for number in range(1001)}}, "more than 1000 properties"),
         ({"type": "object", "minProperties": 2}, "minProperties 2 with properties that have no name of their own"),
         ({"oneOf": [{"type": "number"}, {"type": "integer"}]}, "oneOf of schemas that one value might fit together"),
-        ({"oneOf": [{"properties": {"a": {}}}, {"type": "number"}]}, "oneOf of schemas"),
-        ({"oneOf": [{"const": 1}, {"enum": [1.0, 2]}]}, "oneOf of schemas"),
-        ({"oneOf": [{"required": ["a"]}, {"required": ["b"]}]}, "oneOf of schemas"),
-        ({"type": "object", "oneOf": [{"required": ["a"]}, {"required": ["a", "b"]}]}, "oneOf of schemas"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_followed_is_refused_by_its_name(schema: dict[str, Any], reason: str) -> None:
@@ -269,6 +264,236 @@ def test_a_one_of_whose_schemas_share_no_value_is_followed(branches: list[dict[s
     answers = {walk(matcher_of_schema(schema), choice) for _ in range(20)} - {None}
     for answer in answers:
         jsonschema.Draft202012Validator(schema).validate(json.loads(str(answer)))
+
+
+CASES: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
+    "oneOf of types": ({"oneOf": [{"type": "number"}, {"enum": [1, "a"]}]}, ['"a"', "2"], ["1", "1.0", "null"]),
+    "oneOf with a schema without a type": (
+        {"oneOf": [{"properties": {"a": {}}}, {"type": "array"}]},
+        ['{"a":1}'],
+        ["[]"],
+    ),
+    "oneOf of values": ({"oneOf": [{"const": 1}, {"enum": [1.0, 2]}]}, ["2"], ["1"]),
+    "oneOf of names": (
+        {"type": "object", "oneOf": [{"required": ["a"]}, {"required": ["a", "b"]}]},
+        ['{"a":1}'],
+        ['{"a":1,"b":1}', '{"b":1}', "{}"],
+    ),
+    "oneOf of closed objects": (
+        {"oneOf": [{"properties": {name: {}}, "additionalProperties": False} for name in "ab"]},
+        ['{"a":1}', '{"b":1}'],
+        ["{}"],
+    ),
+    "oneOf of arrays": (
+        {"oneOf": [{"type": "array", "items": {"type": kind}} for kind in ("string", "number")]},
+        ['["a"]', "[1,2]"],
+        ["[]", '[1,"a"]'],
+    ),
+    "oneOf of patterns": (
+        {"oneOf": [{"type": "string", "pattern": "^[a-f]+$"}, {"type": "string", "maxLength": 0}, {"type": "null"}]},
+        ['"ab"', '""', "null"],
+        ['"x"'],
+    ),
+    "oneOf beside what is required": (
+        {
+            "type": "object",
+            "required": ["kind"],
+            "properties": {"kind": {}, "size": {}},
+            "oneOf": [{"properties": {"kind": {"const": kind}, "size": {"type": "integer"}}} for kind in "ab"],
+        },
+        ['{"kind":"a","size":1}', '{"kind":"b"}'],
+        ['{"size":1}', '{"kind":"c"}'],
+    ),
+    "oneOf within oneOf": (
+        {"oneOf": [{"oneOf": [{"const": 1}, {"enum": [1, 2]}]}, {"enum": [2, 3]}]},
+        ["3"],
+        ["1", "2"],
+    ),
+    "if of a value": (
+        {
+            "type": "object",
+            "properties": {"kind": {"enum": ["box", "ball"]}, "side": {"type": "integer"}},
+            "required": ["kind"],
+            "if": {"properties": {"kind": {"const": "box"}}},
+            "then": {"required": ["side"]},
+            "else": {"properties": {"side": False}},
+        },
+        ['{"kind":"box","side":1}', '{"kind":"ball"}'],
+        ['{"kind":"box"}', '{"kind":"ball","side":1}', "{}"],
+    ),
+    "if of a bound": (
+        {"type": "integer", "if": {"maximum": 5}, "then": {"minimum": 4}, "else": {"minimum": 9}},
+        ["4", "5", "9"],
+        ["3", "6", "8"],
+    ),
+    "if that leaves no choice": ({"if": {}, "then": {"type": "string"}}, ['"a"'], ["1"]),
+    "not of a type": ({"not": {"type": ["object", "array"]}}, ['"a"', "1", "null", "true"], ["{}", "[]"]),
+    "not of texts": (
+        {"type": "string", "not": {"enum": ["ab", "a", "q]\\"]}},
+        ['""', '"b"', '"abc"', '"q"', '"\\n"'],
+        ['"ab"', '"a"', '"q]\\\\"'],
+    ),
+    "not of numbers": ({"type": "integer", "not": {"enum": [1, 3]}}, ["0", "2", "4"], ["1", "3"]),
+    "not of names": (
+        {"type": "object", "properties": {"a": {}, "b": {}}, "not": {"required": ["a", "b"]}},
+        ['{"a":1}', '{"b":1}', "{}"],
+        ['{"a":1,"b":1}'],
+    ),
+    "not of a reference": (
+        {"not": {"$ref": "#/$defs/s"}, "type": ["string", "null"], "$defs": {"s": {"minLength": 2, "type": "string"}}},
+        ['"a"', "null"],
+        ['"ab"'],
+    ),
+    "not of not": ({"not": {"not": {"const": 1}}}, ["1"], ["2"]),
+    "contains": ({"type": "array", "contains": {"const": 1}}, ["[1]", "[2,1]", "[1,1]"], ["[]", "[2]"]),
+    "contains by numbers": (
+        {"items": {"enum": [1, 2]}, "contains": {"const": 1}, "minContains": 1, "maxContains": 2},
+        ["[1]", "[1,1]", "[1,1,2]"],
+        ["[]", "[2]", "[1,1,1]"],
+    ),
+    "contains at most none": (
+        {"contains": {"type": "null"}, "minContains": 0, "maxContains": 0},
+        ["[]", "[1]"],
+        ["[null]"],
+    ),
+    "contains that cannot be": (
+        {"contains": {}, "minContains": 2, "maxContains": 1, "type": ["array", "null"]},
+        ["null"],
+        ["[1,2]"],
+    ),
+    "uniqueItems of values": (
+        {"items": {"enum": ["a", "b", "c"]}, "uniqueItems": True, "minItems": 2, "type": "array"},
+        ['["a","b"]', '["c","a"]', '["b","c","a"]'],
+        ['["a"]', '["a","a"]', '["a","b","a"]'],
+    ),
+    "uniqueItems of many values": (
+        {"items": {"enum": list(range(40))}, "uniqueItems": True, "type": "array"},
+        ["[]", "[39]"],
+        ["[1,1]"],
+    ),
+    "uniqueItems of booleans": ({"items": {"type": "boolean"}, "uniqueItems": True}, ["[true,false]"], ["[true,true]"]),
+    "uniqueItems of other schemas": (
+        {"type": "array", "prefixItems": [{"type": "string"}, {"type": "null"}], "items": False, "uniqueItems": True},
+        ['["a",null]'],
+        ['["a","a"]'],
+    ),
+    "uniqueItems of anything": ({"type": "array", "uniqueItems": True}, ["[]", "[1]"], ["[1,1]"]),
+    "uniqueItems of given arrays": ({"enum": [[1, 1.0], [1, 2]], "uniqueItems": True}, ["[1,2]"], ["[1,1.0]"]),
+    "propertyNames of values": (
+        {"propertyNames": {"enum": ["a", "b"]}, "additionalProperties": {"type": "integer"}},
+        ['{"a":1}', '{"a":1,"b":2}'],
+        ['{"c":1}', '{"a":"x"}'],
+    ),
+    "propertyNames beside properties": (
+        {"propertyNames": {"oneOf": [{"enum": ["a", "b"]}, {"const": "b"}]}, "properties": {"a": {}, "b": {}}},
+        ['{"a":1}', "{}"],
+        ['{"b":1}'],
+    ),
+    "propertyNames of a length": ({"propertyNames": {"maxLength": 2}}, ['{"ab":1}', "{}"], ['{"abc":1}']),
+    "no propertyNames": ({"propertyNames": False, "properties": {"a": {}}}, ["{}"], ['{"a":1}']),
+    "words that are no keywords": (
+        {"type": "string", "minlength": 2, "nullable": True, "additonalProperties": False, "minium": 5},
+        ['"a"'],
+        ["null"],
+    ),
+    "a bundled schema": (
+        {
+            "$id": "https://example.com/root",
+            "properties": {"a": {"$ref": "leaf"}, "b": {"$ref": "#text"}},
+            "$defs": {"x": {"$id": "leaf", "type": "null"}, "y": {"$anchor": "text", "type": "string"}},
+        },
+        ['{"a":null,"b":"x"}'],
+        ['{"a":1}', '{"b":null}'],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_llguidance_cannot_leave_out_is_left_out(name: str) -> None:
+    schema, right, wrong = CASES[name]
+    follower = matcher_of_schema(schema)
+    assert [text for text in right if not accepts(follower, text)] == []
+    assert [text for text in wrong if accepts(follower, text)] == []
+
+    validator = jsonschema.Draft202012Validator(schema)
+    assert [text for text in right if not validator.is_valid(json.loads(text))] == []
+    for seed in range(10):
+        answer = walk(follower, random.Random(seed))
+        assert answer is None or validator.is_valid(json.loads(answer)), answer
+
+
+KEYWORDS: list[dict[str, Any]] = [
+    {"type": "integer"},
+    {"type": ["string", "null"]},
+    {"type": "object", "required": ["a"]},
+    {"type": "object", "required": ["b"], "properties": {"a": {"type": "string"}}},
+    {"properties": {"a": {"enum": ["x", "y"]}, "b": {}}, "additionalProperties": False},
+    {"type": "array", "items": {"type": "integer"}},
+    {"type": "array", "minItems": 1, "maxItems": 2},
+    {"enum": ["x", 1, None, [1]]},
+    {"const": "x"},
+    {"minimum": 2, "exclusiveMaximum": 9},
+    {"type": "string", "minLength": 1, "maxLength": 3},
+    {"type": "string", "pattern": "^[xy]+$"},
+    {"type": "array", "contains": {"const": 1}},
+    {"$ref": "#/$defs/r"},
+]
+
+
+def random_rule(choice: random.Random, level: int) -> dict[str, Any]:
+    """A schema of the rules that leave out what fits other schemas, one in another."""
+    if level == 0 or choice.random() < 0.2:
+        return choice.choice(KEYWORDS)
+    parts = [random_rule(choice, level - 1) for _ in range(3)]
+    beside = choice.choice([{}, {}, choice.choice(KEYWORDS)])
+    rules: list[dict[str, Any]] = [
+        {"oneOf": parts},
+        {"not": parts[0]},
+        {"if": parts[0], "then": parts[1], "else": parts[2]},
+        {"if": parts[0], "then": parts[1]},
+        {"type": "array", "contains": parts[0], "maxContains": 2},
+        {"type": "array", "items": parts[0], "uniqueItems": True},
+        {"allOf": parts[:2]},
+        {"anyOf": parts},
+    ]
+    return {**beside, **choice.choice(rules)}
+
+
+def test_answers_of_rules_that_leave_out_others_are_valid() -> None:
+    num_answers = 0
+    for seed in range(300):
+        choice = random.Random(seed)
+        schema = {**random_rule(choice, 3), "$defs": {"r": random_rule(choice, 1)}}
+        if '"$ref"' in json.dumps(schema["$defs"]):
+            continue
+        try:
+            follower = matcher_of_schema(schema)
+        except ValueError:
+            continue
+        for answer in (walk(follower, choice), walk(follower, choice)):
+            if answer is not None:
+                num_answers += 1
+                jsonschema.Draft202012Validator(schema).validate(json.loads(answer))
+    assert num_answers > 100
+
+
+def nested(keyword: str, level: int) -> dict[str, Any]:
+    """A schema in which a keyword holds several others of the same kind, down to a level."""
+    if level == 0:
+        return {"required": ["a"]}
+    inner = nested(keyword, level - 1)
+    names = {f"n{level}": inner}
+    if keyword == "if":
+        return {"if": {"properties": names}, "then": inner, "else": {"properties": names}}
+    return {keyword: [{"properties": names}, inner, {"required": [f"n{level}"], "properties": names}]}
+
+
+@pytest.mark.parametrize("keyword", ["oneOf", "if"])
+def test_rules_that_hold_many_others_are_bounded(keyword: str) -> None:
+    started_s = time.thread_time()
+    with contextlib.suppress(ValueError):
+        read_schema(json.dumps(nested(keyword, 6)))
+    assert time.thread_time() - started_s < 20
 
 
 def test_json_is_compact_and_an_option_gives_a_bounded_number_of_spaces() -> None:

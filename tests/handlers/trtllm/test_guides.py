@@ -30,7 +30,7 @@ GOOD = [
 BAD = [
     GuidedDecodingParams(GuideType.JSON_SCHEMA, '{"type": 4}'),
     GuidedDecodingParams(GuideType.JSON_SCHEMA, "{"),
-    GuidedDecodingParams(GuideType.JSON_SCHEMA, '{"not": {"type": "string"}}'),
+    GuidedDecodingParams(GuideType.JSON_SCHEMA, '{"not": {"multipleOf": 2}}'),
     GuidedDecodingParams(GuideType.REGEX, "(a"),
     GuidedDecodingParams(GuideType.EBNF_GRAMMAR, "root ::= other"),
 ]

@@ -1,0 +1,282 @@
+"""What a value must be like so that it does not fit a JSON schema, written as schemas."""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import combinations
+from typing import Any
+
+from handlers.guides.disjoint_schemas import KINDS, TYPES, Resolve, are_disjoint, conjuncts, listed_values, plain
+
+Schema = dict[str, Any]
+Schemas = list[Schema]
+
+MAX_STEPS = 4_000  # for the whole of a client's schema
+MAX_LEVELS = 8
+MAX_LETTERS = 1_000  # of the strings that a pattern leaves out
+MAX_NUMBERS = 16  # that intervals leave out
+MAX_PAIRS = 6  # of schemas of a oneOf that both fit
+CLOSED = {"type": "object", "additionalProperties": False}
+ANY_LETTER = r"[\s\S]"
+
+
+class Negations:
+    """Makes negations for one schema, whose references `resolve` follows."""
+
+    def __init__(self, resolve: Resolve) -> None:
+        self._resolve = resolve
+        self._num_steps = 0
+        self._rules: dict[str, Callable[[Schema, Schema, int], Iterable[Schema]]] = {
+            "type": _of_type,
+            "enum": _of_values,
+            "const": _of_values,
+            "minimum": _of_bounds,
+            "maximum": _of_bounds,
+            "exclusiveMinimum": _of_bounds,
+            "exclusiveMaximum": _of_bounds,
+            "minLength": _of_sizes,
+            "maxLength": _of_sizes,
+            "minItems": _of_sizes,
+            "maxItems": _of_sizes,
+            "minProperties": _of_min_properties,
+            "required": _of_required,
+            "dependentRequired": _of_dependent_required,
+            "not": _of_not,
+            "allOf": self._of_all,
+            "anyOf": self._of_any,
+            "oneOf": self._of_one,
+            "if": self._of_condition,
+            "$ref": self._of_reference,
+            "properties": self._of_properties,
+            "additionalProperties": self._of_more_properties,
+            "prefixItems": self._of_items,
+            "items": self._of_items,
+            "contains": self._of_contains,
+        }
+
+    def of(self, schema: object, context: Schema, level: int = 0) -> Schemas:
+        """Schemas of values that do not fit the given one. They may leave out some of those values, perhaps all.
+
+        `context` is a schema that the values fit anyway: what no such value fits is left out. Raises ValueError if it
+        takes too many steps.
+        """
+        self._num_steps += 1
+        if self._num_steps > MAX_STEPS:
+            raise ValueError("so many schemas that a value must not fit cannot be followed")
+        if schema is False:
+            return [{}]
+        if not isinstance(schema, dict) or level > MAX_LEVELS:
+            return []
+
+        # In older drafts nothing beside a reference counts.
+        keywords = {"$ref"} if "$ref" in schema else self._rules.keys() & schema.keys()
+        negations: dict[str, Schema] = {}
+        for keyword in keywords:
+            for negation in self._rules[keyword](schema, context, level):
+                negations[json.dumps(negation, sort_keys=True)] = negation
+        possible = [negation for negation in negations.values() if not are_disjoint(negation, context, self._resolve)]
+        return sorted(possible, key=_size)
+
+    def _of_all(self, schema: Schema, context: Schema, level: int) -> Iterator[Schema]:
+        for part in schema["allOf"]:
+            yield from self.of(part, context, level + 1)
+
+    def _of_any(self, schema: Schema, context: Schema, level: int) -> Iterator[Schema]:
+        yield from self._of_none(schema["anyOf"], context, level)
+
+    def _of_one(self, schema: Schema, context: Schema, level: int) -> Iterator[Schema]:
+        parts = schema["oneOf"]
+        yield from self._of_none(parts, context, level)
+        if len(parts) <= MAX_PAIRS:
+            for part, other in combinations(parts, 2):
+                yield {"allOf": [part, other]}
+
+    def _of_none(self, parts: Sequence[object], context: Schema, level: int) -> Iterator[Schema]:
+        """A value that fits none of several schemas."""
+        negations = [self.of(part, context, level + 1) for part in parts if not self._are_apart(part, context)]
+        if not negations:
+            yield {}
+        elif all(negations):
+            yield together([any_of(choices) for choices in negations])
+
+    def _are_apart(self, schema: object, context: Schema) -> bool:
+        """Not for the context of a whole, about which nothing is known."""
+        return bool(context) and are_disjoint(schema, context, self._resolve)
+
+    def _of_condition(self, schema: Schema, context: Schema, level: int) -> Iterator[Schema]:
+        condition = schema["if"]
+        if breaks := self.of(schema.get("then", True), context, level + 1):
+            yield together([condition, any_of(breaks)])
+
+        breaks = self.of(schema.get("else", True), context, level + 1)
+        if breaks and (others := self.of(condition, context, level + 1)):
+            yield together([any_of(others), any_of(breaks)])
+
+    def _of_reference(self, schema: Schema, context: Schema, level: int) -> Iterator[Schema]:
+        if isinstance(schema["$ref"], str):
+            yield from self.of(self._resolve(schema["$ref"]), context, level + 1)
+
+    def _of_properties(self, schema: Schema, context: Schema, level: int) -> Iterator[Schema]:
+        for name, inner in schema["properties"].items():
+            yield from self._of_property(name, inner, context, level)
+
+    def _of_more_properties(self, schema: Schema, context: Schema, level: int) -> Iterator[Schema]:
+        """Other properties that the context knows by name."""
+        if schema.keys() & {"patternProperties"}:
+            return
+        for part in conjuncts(context, self._resolve):
+            for name in part.get("properties", ()):
+                if name not in schema.get("properties", {}):
+                    yield from self._of_property(name, schema["additionalProperties"], context, level)
+
+    def _of_property(self, name: str, inner: object, context: Schema, level: int) -> Iterator[Schema]:
+        known = [part.get("properties", {}) for part in conjuncts(context, self._resolve)]
+        inner_context: Schema = {"allOf": [properties[name] for properties in known if name in properties]}
+        if negations := self.of(inner, inner_context, level + 1):
+            yield {"type": "object", "required": [name], "properties": {name: any_of(negations)}}
+
+    def _of_items(self, schema: Schema, context: Schema, level: int) -> Iterator[Schema]:
+        first, rest = schema.get("prefixItems", []), schema.get("items", True)
+        if isinstance(rest, list):
+            first, rest = rest, schema.get("additionalItems", True)
+        for place, inner in enumerate([*first, rest]):
+            if negations := self.of(inner, {}, level + 1):
+                items = [*[True] * place, any_of(negations)]
+                yield {"type": "array", "minItems": place + 1, "prefixItems": items}
+
+    def _of_contains(self, schema: Schema, context: Schema, level: int) -> Iterator[Schema]:
+        if schema.get("minContains") != 0:
+            negations = self.of(schema["contains"], {}, level + 1)
+            yield {"type": "array", "items": any_of(negations)} if negations else {"type": "array", "maxItems": 0}
+
+
+def any_of(schemas: Sequence[Any]) -> Any:
+    return schemas[0] if len(schemas) == 1 else {"anyOf": list(schemas)}
+
+
+def together(schemas: Sequence[Any]) -> Schema:
+    return {"allOf": list(schemas)}
+
+
+def _of_type(schema: Schema, context: Schema, level: int) -> Iterator[Schema]:
+    given = schema["type"]
+    names = {given} if isinstance(given, str) else set(given)
+    if "integer" in names:
+        names = names | {"number"}  # of which no schema leaves out the integers
+    if others := TYPES - names:
+        yield {"type": sorted(others)}
+
+
+def _of_values(schema: Schema, context: Schema, level: int) -> Iterator[Schema]:
+    values = [schema["const"]] if "const" in schema else schema["enum"]
+    for part in conjuncts(context, _of_nothing):
+        known = listed_values(part)
+        if known is not None:
+            left_out = {json.dumps(plain(value), sort_keys=True) for value in values}
+            if rest := [json.loads(text) for text in sorted(known - left_out)]:
+                yield {"enum": rest}
+            return
+
+    kinds = {KINDS.get(type(value), "null") for value in values}
+    if others := TYPES - kinds:
+        yield {"type": sorted(others)}
+    if kinds & {"boolean"} and (rest := [value for value in (True, False) if not any(value is one for one in values)]):
+        yield {"enum": rest}
+    if "string" in kinds:
+        yield from _other_strings([value for value in values if isinstance(value, str)])
+    if "number" in kinds:
+        yield from _other_numbers([value for value in values if KINDS.get(type(value)) == "number"])
+    if "array" in kinds:
+        yield {"type": "array", "minItems": 1 + max(len(value) for value in values if isinstance(value, list))}
+
+
+def _other_strings(values: Iterable[str]) -> Iterator[Schema]:
+    """The strings that are none of some, by a pattern."""
+    if sum(map(len, values)) > MAX_LETTERS:
+        yield {"type": "string", "minLength": 1 + max(map(len, values))}
+    else:
+        yield {"type": "string", "pattern": f"^{_none_of(sorted(set(values)))}$"}
+
+
+def _none_of(endings: Sequence[str]) -> str:
+    """A pattern of what is none of some texts."""
+    by_letter: dict[str, list[str]] = {}
+    for ending in endings:
+        if ending:
+            by_letter.setdefault(ending[0], []).append(ending[1:])
+
+    choices = [] if "" in endings else [""]
+    letters = "".join(map(_in_set, by_letter))
+    choices.append(f"[^{letters}]{ANY_LETTER}*" if letters else f"{ANY_LETTER}+")
+    choices += (f"[{_in_set(letter)}]{_none_of(rest)}" for letter, rest in by_letter.items())
+    return f"(?:{'|'.join(choices)})"
+
+
+def _in_set(letter: str) -> str:
+    return f"\\{letter}" if letter in "\\]^-[" else letter
+
+
+def _other_numbers(values: Iterable[float]) -> Iterator[Schema]:
+    numbers = sorted(set(values))
+    if len(numbers) > MAX_NUMBERS:
+        numbers = [numbers[0], numbers[-1]]
+        between: list[tuple[float, float]] = []
+    else:
+        between = list(zip(numbers, numbers[1:], strict=False))
+
+    yield {"type": "number", "exclusiveMinimum": numbers[-1]}
+    yield {"type": "number", "exclusiveMaximum": numbers[0]}
+    for least, most in between:
+        yield {"type": "number", "exclusiveMinimum": least, "exclusiveMaximum": most}
+
+
+def _of_bounds(schema: Schema, context: Schema, level: int) -> Iterator[Schema]:
+    """Of drafts 4 and newer: an exclusive bound may be a number, or true beside the bound."""
+    sides = (("minimum", "exclusiveMinimum", "maximum"), ("maximum", "exclusiveMaximum", "minimum"))
+    for inclusive, exclusive, beyond in sides:
+        exclusive_beyond = "exclusive" + beyond.capitalize()
+        if inclusive in schema:
+            is_exclusive = schema.get(exclusive) is True
+            yield {"type": "number", beyond if is_exclusive else exclusive_beyond: schema[inclusive]}
+        if exclusive in schema and not isinstance(schema[exclusive], bool):
+            yield {"type": "number", beyond: schema[exclusive]}
+
+
+def _of_sizes(schema: Schema, context: Schema, level: int) -> Iterator[Schema]:
+    for kind, noun in (("string", "Length"), ("array", "Items")):
+        least, most = schema.get(f"min{noun}"), schema.get(f"max{noun}")
+        if isinstance(least, int | float) and least >= 1:
+            yield {"type": kind, f"max{noun}": int(least) - 1}
+        if isinstance(most, int | float):
+            yield {"type": kind, f"min{noun}": int(most) + 1}
+
+
+def _of_min_properties(schema: Schema, context: Schema, level: int) -> Iterator[Schema]:
+    if isinstance(schema["minProperties"], int | float) and schema["minProperties"] >= 1:
+        yield CLOSED
+
+
+def _of_required(schema: Schema, context: Schema, level: int) -> Iterator[Schema]:
+    if isinstance(schema["required"], list):
+        for name in schema["required"]:
+            yield {"type": "object", "properties": {name: False}}
+
+
+def _of_dependent_required(schema: Schema, context: Schema, level: int) -> Iterator[Schema]:
+    for name, needed in schema["dependentRequired"].items():
+        for other in needed:
+            yield {"type": "object", "required": [name], "properties": {other: False}}
+
+
+def _of_not(schema: Schema, context: Schema, level: int) -> Iterator[Schema]:
+    inner = schema["not"]
+    if isinstance(inner, bool):
+        inner = {} if inner else {"enum": []}
+    yield inner
+
+
+def _of_nothing(pointer: str) -> object:
+    return None
+
+
+def _size(schema: Mapping[str, Any]) -> int:
+    return len(json.dumps(schema))
