@@ -510,13 +510,21 @@ def test_every_link_of_a_page_leads_somewhere(page: str) -> None:
         assert not anchor or anchor in anchors_of(target), link
 
 
-def test_each_promise_of_reliability_names_tests_that_are_there() -> None:
+def rows_of(page: str) -> dict[str, str]:
+    """The rows of all tables of two columns that begin with what happens."""
+    rows = re.findall(r"^\| (?!what happens)(.+?) \| (.+) \|$", page, re.MULTILINE)
+    return dict(rows)
+
+
+def test_each_promise_of_reliability_has_tests_that_are_there() -> None:
     sources = (path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
     there = {name for source in sources for name in re.findall(r"\bdef (test_\w+)", source)}
-    rows = re.findall(r"^\| (?!what happens).+$", PAGES["reliability"].read_text(), re.MULTILINE)
-    for row in rows:
-        named = re.findall(r"`(test_\w+)`", row)
-        assert named, f"no test holds it: {row}"
+    tests = rows_of((ROOT / "tests" / "promises.md").read_text())
+
+    assert list(rows_of(PAGES["reliability"].read_text())) == list(tests)
+    for promise, names in tests.items():
+        named = re.findall(r"`(test_\w+)`", names)
+        assert named, f"no test holds it: {promise}"
         assert set(named) <= there, set(named) - there
 
 
