@@ -19,6 +19,7 @@ import msgspec
 from lmi import errors
 from lmi.capabilities import check_request, fitted
 from lmi.engine.client import Engines, ResponseStream
+from lmi.engine.misses import BeginningWatch
 from lmi.executor import EngineInfo, FinishReason, LoraConfig, OutputConfig, Request, Result
 from lmi.settings.config import ModelConfig
 from lmi.text.answer import AnswerText, prompt_tokens
@@ -40,14 +41,21 @@ REASONS = {
 class Pipeline:
     """Turns requests into Deltas, for every API and every engine."""
 
-    def __init__(self, tokenizer: Tokenizer, engines: Engines, model: ModelConfig) -> None:
-        """Make the pipeline of a model as it is set. Raises ModelUnusable or BadConfiguration for its template."""
+    def __init__(
+        self, tokenizer: Tokenizer, engines: Engines, model: ModelConfig, *, shares_prompts: bool = True
+    ) -> None:
+        """Make the pipeline of a model as it is set. Raises ModelUnusable or BadConfiguration for its template.
+
+        `shares_prompts`: whether engines cache prompts.
+        """
+
         from lmi.chats.prompts import ChatPrompts
 
         self.tokenizer = tokenizer
         self._engines = engines
         self.chats = ChatPrompts.of(model, tokenizer)
         self._prefix_cache_scope = model.prefix_cache_scope
+        self._beginnings = BeginningWatch() if shares_prompts else None
         self._max_new_tokens = model.generation_defaults.server_max_new_tokens
 
     async def generate(
@@ -98,6 +106,8 @@ class Pipeline:
 
         def take_result(result: Result) -> Awaitable[None] | None:
             delta = sequences.read(result)
+            if delta is not None and delta.num_prompt_tokens and self._beginnings is not None:
+                self._beginnings.note(submitted, delta.num_cached_tokens)
             if not sequences.open_texts:
                 stream.close()
             return None if delta is None else take(delta)

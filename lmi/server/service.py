@@ -59,11 +59,12 @@ class Service:
             service.user_code = UserCodeWorkers(*zip(*ends(runtime.path, block), strict=True))
         if not config.is_user_code:
             sockets = [runtime.engine_socket(slot) for slot in range(len(block.engines))]
-            knows_prefixes = config.engine.enable_prefix_caching is not False and len(sockets) > 1
-            kind = PrefixEngines if knows_prefixes else Engines
+            shares_prompts = config.engine.enable_prefix_caching is not False
+            kind = PrefixEngines if shares_prompts and len(sockets) > 1 else Engines
             engines = service.engines = kind(sockets, block.engines, service.record)
             limits = config.server.max_adapters, config.engine.model_loading_timeout_s
-            service.pipeline = Pipeline(Tokenizer.load(config.model.path), engines, config.model)
+            tokenizer = Tokenizer.load(config.model.path)
+            service.pipeline = Pipeline(tokenizer, engines, config.model, shares_prompts=shares_prompts)
             service.adapters = AdapterRegistry(engines, adapters_of(runtime), *limits)
         service.sessions = Sessions.of(runtime)
         return service

@@ -142,3 +142,15 @@ def test_a_template_without_tools_is_told_of_them(server: Server) -> None:
     assert call["function"]["name"] == "get_weather"
     assert "Tokyo" in json.loads(call["function"]["arguments"])["city"]
     assert answer["usage"]["prompt_tokens"] == num_prompt_tokens > 100
+
+
+def test_a_changing_word_in_front_of_long_prompts_is_told_once(server: Server) -> None:
+    """As Claude Code's billing header is one: nothing behind it is cached."""
+    system = " ".join(f"Rule {number}: be brief." for number in range(180))
+    for header in ("c40", "a1f", "b77"):
+        messages = [{"role": "system", "content": f"version {header}\n{system}"}, {"role": "user", "content": "Hi"}]
+        response = server.post({"messages": messages, "max_tokens": 1}, "/v1/chat/completions")
+        assert json.loads(response.body)["usage"]["prompt_tokens"] > 1000
+
+    told = [line for line in server.log_lines() if line.get("logger") == "lmi.engine.misses"]
+    assert len(told) == 1
