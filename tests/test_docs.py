@@ -130,6 +130,12 @@ def test_what_troubleshooting_quotes_is_said_somewhere() -> None:
     assert len(said) > 20 and [part for part in said if part not in known] == []
 
 
+def test_the_page_of_int8_says_how_fast_it_was_measured() -> None:
+    performance = PAGES["performance"].read_text()
+    [measured] = re.findall(r"^\| int8 over float32, .*? times faster \| ([\d.]+) \|", performance, re.MULTILINE)
+    assert re.findall(r"\[([\d.]+) times as fast as float32\]", PAGES["quantisation"].read_text()) == [measured]
+
+
 def test_what_readme_calls_not_yet_there_is_not_there() -> None:
     rows = re.findall(r"^\| (?:Not yet|\[Left out\].*?) \| (.*) \|$", (ROOT / "README.md").read_text(), re.MULTILINE)
     assert len(rows) == 2
