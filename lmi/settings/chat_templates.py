@@ -50,7 +50,8 @@ REASONING_MARKS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("think", ("</think>",)),
 )
 BRACKETS = re.compile(r"(\{\{|\{%|\{#|\}\}|%\}|#\})")  # around the code of a template
-STRINGS = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", re.DOTALL)
+# Possessive, and one without an end matches too: so a hostile text costs no more than its length.
+STRINGS = re.compile(r"'(?:[^'\\]|\\.)*+'?|\"(?:[^\"\\]|\\.)*+\"?", re.DOTALL)
 TOOLS = re.compile(r"(?<![.\w])tools\b")
 
 

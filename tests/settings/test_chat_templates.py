@@ -182,3 +182,10 @@ def test_a_strange_template_takes_no_long_look(piece: str) -> None:
 
     assert forms == (None, None, False)
     assert time.process_time() - begin_s < 2
+
+
+def test_a_hostile_template_is_looked_at_in_a_moment() -> None:
+    """A string that never ends, of escaped quotes alone: each of them could be the beginning of another."""
+    began_s = time.process_time()
+    assert not reads_tools("{{ '" + r"\'" * (MAX_TEMPLATE_CHARS // 2))
+    assert time.process_time() - began_s < 5
