@@ -58,7 +58,7 @@ REFUSED = {
     "embeddings": embeddings.CANNOT_EMBED,
 }
 HARMLESS = {
-    "chats": fields.WITHOUT_EFFECT,
+    "chats": chat_schema.SILENT,
     "completions": fields.WITHOUT_EFFECT,
     "responses": responses.SILENT,
     "messages": SILENT,

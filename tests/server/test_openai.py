@@ -450,6 +450,23 @@ def test_a_thought_stands_apart_from_the_answer(able: Host) -> None:
     assert ("".join(thoughts), text_of(chunks)) == ("hm", "Yes")
 
 
+def test_thoughts_are_left_out_or_stay_in_the_text_where_a_client_says_so(able: Host) -> None:
+    said = "say <think>\nhm\n</think>\n\nYes"
+
+    for fields, content in (
+        ({"include_reasoning": False}, "Yes"),
+        ({"separate_reasoning": False}, said.removeprefix("say ")),
+    ):
+        _, answer = chat(able, said, **fields)
+        message = answer["choices"][0]["message"]
+        assert (message.get("reasoning_content"), message["content"]) == (None, content)
+
+        _, chunks = chat(able, said, stream=True, **fields)
+        deltas = [choice["delta"] for chunk in chunks for choice in chunk["choices"]]
+        assert not any("reasoning_content" in delta for delta in deltas)
+        assert text_of(chunks) == content
+
+
 def test_an_error_before_the_first_token_has_a_status(able: Host) -> None:
     for is_streaming in (False, True):
         status, answer = complete(able, "fail", stream=is_streaming)

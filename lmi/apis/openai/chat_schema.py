@@ -18,7 +18,7 @@ from lmi.apis.base.parameters import Given, Parameter, ParameterTable, named
 from lmi.apis.base.readers import Message, Parsed, boolean, check_size, choice, integer, refused, takes, text
 from lmi.apis.guides import CONTRACT_NAME, AskedGuide, an_object, asked_guide, check_levels
 from lmi.apis.openai import schema
-from lmi.apis.openai.fields import CANNOT, hidden
+from lmi.apis.openai.fields import CANNOT, WITHOUT_EFFECT, hidden
 from lmi.apis.openai.schema import HARMONY, OpenAIFormat, anything
 from lmi.apis.openai.tools import ToolChoice, Tools, call_guide, nested_tools, tool_call_form, tool_choice
 from lmi.errors import InvalidParameter, Unsupported, shorten
@@ -61,6 +61,8 @@ CANNOT_CHAT = CANNOT | {
     "chat_template": "the server has its own (option.chat_template)",
     "documents": "templates are given messages and tools alone",
 }
+OF_THOUGHTS = ("include_reasoning", "separate_reasoning")  # of no effect where an API has no thoughts
+SILENT = [name for name in WITHOUT_EFFECT if name not in OF_THOUGHTS]
 CHAT = ParameterTable(
     schema.SHARED
     | schema.TOOLS
@@ -85,12 +87,15 @@ CHAT = ParameterTable(
         Parameter("add_generation_prompt", boolean, "Whether the template opens the answer's message."),
         Parameter("continue_final_message", boolean, "Whether the answer goes on with the last message.", (False,)),
         Parameter("chat_template_kwargs", an_object, "Variables of the chat template."),
+        Parameter("include_reasoning", boolean, "Whether the answer has the model's thoughts.", (True,)),
+        # SGLang's
+        Parameter("separate_reasoning", boolean, "Whether thoughts stand apart from the text.", (True,)),
     )
     | {
         "enable_thinking": Parameter("thinking", boolean, "Whether the chat template lets the model think."),
         "reasoning": Parameter("reasoning_effort", read_effort, "Its `effort` is a variable of the chat template."),
     },
-    hidden=hidden(CANNOT_CHAT),
+    hidden=hidden(CANNOT_CHAT, SILENT),
 )
 
 
@@ -111,6 +116,13 @@ class _Outline(msgspec.Struct):
     system: msgspec.Raw = msgspec.Raw()
     instructions: msgspec.Raw = msgspec.Raw()
     input: msgspec.Raw = msgspec.Raw()
+
+
+def _reasoning(given: Given, format: OpenAIFormat) -> str | None:
+    """Return the form of thoughts that are told apart from the text, None if they stay in it."""
+    if format.tool_calls == HARMONY:
+        return HARMONY
+    return format.reasoning if given.get("separate_reasoning", True) else None
 
 
 def _num_texts_bytes(body: bytes) -> int:
@@ -188,7 +200,8 @@ def chat_request(
         function=choice.function,
         is_forced=choice.is_forced,
         tool_calls=tool_call_form(choice, format.tool_calls),
-        reasoning=HARMONY if format.tool_calls == HARMONY else format.reasoning,
+        reasoning=_reasoning(given, format),
+        has_thoughts=given.get("include_reasoning", True),
         tools=tools,
     )
     guide, field_names = asked

@@ -30,13 +30,15 @@ PYTHON_START, PYTHON_END = "<|python_start|>", "<|python_end|>"  # of Llama 4
 class AnswerParts:
     """The parts of one sequence, in order, as its text arrives."""
 
-    def __init__(self, read: Read, tools: Mapping[str, Any]) -> None:
+    def __init__(self, read: Read, tools: Mapping[str, Any], *, has_thoughts: bool = True) -> None:
         self._held = Held(tools)
+        self._has_thoughts = has_thoughts
         self._reading = read(self._held)
 
     @classmethod
     def of(cls, format: OpenAIFormat, prompt: str) -> Self:
-        return cls(partial(read_answer, format=format, prompt=prompt), format.tools)
+        read = partial(read_answer, format=format, prompt=prompt)
+        return cls(read, format.tools, has_thoughts=format.has_thoughts)
 
     @property
     def has_lost_markup(self) -> bool:
@@ -51,7 +53,8 @@ class AnswerParts:
 
         parts: list[AnswerPart] = []
         while (part := next(self._reading, None)) is not None:
-            parts.append(part)
+            if self._has_thoughts or not isinstance(part, Thought):
+                parts.append(part)
 
         return parts
 

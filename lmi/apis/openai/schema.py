@@ -71,6 +71,7 @@ class OpenAIFormat(AnswerFormat):
     is_forced: bool = False
     tool_calls: str | None = None
     reasoning: str | None = None
+    has_thoughts: bool = True  # False: they are told apart, and left out
     is_base64: bool = False  # of embeddings: the bytes of float32, little-endian, in place of numbers
     tools: Tools = field(default_factory=dict, compare=False, repr=False)  # by their names, for the types of arguments
     state: Any = field(default=None, compare=False)  # of a response: it changes, so an error knows how much is written
