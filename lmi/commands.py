@@ -5,7 +5,7 @@ import platform
 import re
 import subprocess
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -92,7 +92,8 @@ def chat(system_prompt: str | None, quick: str | None, **talk: Any) -> None:
     """Talk to a server in the terminal."""
     from lmi.client.ask import Talk
 
-    Talk(**talk).chat(system_prompt, quick)
+    with closing(Talk(**talk)) as server:
+        server.chat(system_prompt, quick)
 
 
 @click.command()
@@ -105,7 +106,8 @@ def complete(quick: str | None, **talk: Any) -> None:
     """Let a server continue texts in the terminal."""
     from lmi.client.ask import Talk
 
-    Talk(**talk).complete(quick)
+    with closing(Talk(**talk)) as server:
+        server.complete(quick)
 
 
 @click.command("run-batch")

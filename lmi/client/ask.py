@@ -50,6 +50,9 @@ class Talk:
             with self._asked("GET", "models") as response:
                 self._model = str(orjson.loads(response.read())["data"][0]["id"])
 
+    def close(self) -> None:
+        self._client.close()
+
     def chat(self, system_prompt: str | None, quick: str | None) -> None:
         """Answer each line that is typed, or only `quick`, with all that was said before."""
         messages = [{"role": "system", "content": system_prompt}] if system_prompt else []

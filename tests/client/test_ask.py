@@ -95,6 +95,10 @@ def test_a_person_sees_the_place_in_the_queue_the_progress_of_the_prompt_and_the
     assert done.stderr.splitlines() == ["waiting: place 3, about 20 s", "waiting: 45% of the prompt"]
 
 
+# The server takes one request on a connection, and a client that kept it would meet its end.
+CLOSING = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Type: text/event-stream\r\n\r\n"
+
+
 def typed(monkeypatch: pytest.MonkeyPatch, text: str, *words: str) -> tuple[Done, list[dict[str, Any]]]:
     """What a command prints for a typed text, and the bodies that it sends. The server says `yes` to everything."""
     bodies: list[dict[str, Any]] = []
@@ -102,7 +106,7 @@ def typed(monkeypatch: pytest.MonkeyPatch, text: str, *words: str) -> tuple[Done
     def answer(talk: Talk) -> None:
         bodies.append(json.loads(talk.seen.body))
         event = {"choices": [{"delta": {"content": "yes"}, "text": "yes"}]}
-        chunked(b"data: %b\n\n" % json.dumps(event).encode())(talk)
+        talk.send(CLOSING + b"data: %b\n\n" % json.dumps(event).encode())
 
     monkeypatch.setattr("sys.stdin", io.StringIO(text))
     with scripted(answer) as server:
