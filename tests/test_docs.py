@@ -338,8 +338,9 @@ CHECKS: dict[str, Callable[[list[str]], None]] = {
     "mkdir": lambda words: None,
     "cp": check_copied,
     "python": check_program,
-    "codex": check_alone,  # tests/clients/test_agents.py runs both with the lines of the page
+    "codex": check_alone,  # tests/clients/test_agents.py runs them with the lines of the page
     "claude": check_alone,
+    "opencode": check_alone,
 }
 
 
@@ -358,7 +359,7 @@ def rest_of(words: list[str], flags: dict[str, int]) -> list[str]:
 
 
 def test_every_block_says_what_it_is() -> None:
-    assert {block.language for block in BLOCKS} <= {"sh", "python", "text", "toml", "py"}  # py: a file
+    assert {block.language for block in BLOCKS} <= {"sh", "python", "text", "toml", "json", "py"}  # py: a file
 
 
 # A page is followed from top to bottom.

@@ -218,7 +218,9 @@ class OneEngine:
     async def ready(self, adapter: str | None) -> EngineInfo:
         return self._executor.info
 
-    def submit(self, request: Request, session: str | None, origin: Origin) -> Stream:
+    def submit(
+        self, request: Request, session: str | None, origin: Origin, prompt_cache_key: str | None = None
+    ) -> Stream:
         self.asked = request
         return Stream(self._executor, request)
 

@@ -295,7 +295,7 @@ NO_NUMBER: tuple[Any, ...] = ("1", True, [1], {})
 NO_INT: tuple[Any, ...] = ("5", 2.5, True, [1], 2**70)
 WRONG: dict[str, tuple[Any, ...]] = {
     "do_sample": NO_BOOL,
-    "seed": (*NO_INT, -1),
+    "seed": (*NO_INT, -2),  # -1 draws one
     "temperature": (*NO_NUMBER, -1),
     "repetition_penalty": (*NO_NUMBER, 0, -1),
     "top_k": (*NO_INT, -2),
