@@ -197,6 +197,10 @@ def test_each_process_has_its_memory_its_time_and_its_files(tmp_path: Path) -> N
     with subprocess.Popen(["sleep", "60"]) as process:
         model.engines[0].pid = process.pid
         model.engines[1].pid = 2**22 + 1  # beyond all that a kernel gives: a process that has ended
+
+        # the kernel counts the pages of a new process late
+        statm = Path(f"/proc/{process.pid}/statm")
+        wait_until(lambda: int(statm.read_text().split()[1]) > 0)
         samples = scrape(block, model)
         process.kill()
     ours, other = "{process=front 1}", "{model=demo}{process=engine 0}"
