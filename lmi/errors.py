@@ -212,13 +212,15 @@ def _lacks_memory(error: BaseException | None) -> bool:
 
 
 def cause_line(error: BaseException, max_chars: int = 300) -> str:
-    """Return the text of a library's error on one line.
+    """Return the text of a library's error on one line."""
+    return one_line(str(error), max_chars) or type(error).__name__
 
-    A long text keeps its beginning and its end, because either may name the cause.
-    """
-    text = " ".join(str(error).split()) or type(error).__name__
+
+def one_line(text: str, max_chars: int = 300) -> str:
+    """Return a text of others on one line. A long one keeps its beginning and its end: either may name the cause."""
+    line = " ".join(text.split())
     half = max_chars // 2 - 2
-    return text if len(text) <= max_chars else f"{text[:half]} … {text[-half:]}"
+    return line if len(line) <= max_chars else f"{line[:half]} … {line[-half:]}"
 
 
 def writable(text: str) -> str:

@@ -126,7 +126,7 @@ MAX_LINES = {
     "lmi/sessions": 410,
     "lmi/settings": 3470,
     "lmi/shared": 1510,
-    "lmi/sources": 1780,
+    "lmi/sources": 2520,
     "lmi/supervisor": 1920,
     "lmi/text": 660,
     "lmi/user_code": 2690,

@@ -92,6 +92,8 @@ def _counts(given: Given) -> bool:
 def _of_server(server: ServerConfig) -> dict[str, str]:
     """Return the server's settings that decide about a model's files and ports, as the command line gives them."""
     given = {"download_dir": server.download_dir} if server.download_dir else {}
+    if server.download_hosts:
+        given["download_hosts"] = ",".join(server.download_hosts)
     if server.secure_mode:
         given |= {SWITCH: "true", CONTROLS_KEY: ",".join(server.security_controls)}
     if server.safe_port_range is not None:

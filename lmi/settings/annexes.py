@@ -146,10 +146,20 @@ class SecureModeConfig:
     """folders in which secure_mode looks for pickles and chat templates, with , between; nothing: the model's"""
 
 
+DOWNLOAD_HOST = matching("a host", r"(?:\*|(?:\*\.)?[\w.-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?")
+DOWNLOAD_HOSTS = several(
+    "HOST or HOST:PORT, several with , between; HOST is a name, *.DOMAIN, an address or *",
+    DOWNLOAD_HOST,
+    re.compile(r"[^;,\s]+").findall,
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class SourcesConfig:
-    """Where what is fetched goes."""
+    """Where what is fetched comes from and goes."""
 
+    download_hosts: tuple[str, ...] = option((), DOWNLOAD_HOSTS, is_for_operator=True)
+    """hosts to which a hub may redirect, beside its own and, over https, those of the public internet; * opens all"""
     download_dir: str = option("", is_for_operator=True)
     """folder for models from S3 and for what requirements.txt installs; nothing: lmi/models in the user's cache"""
 

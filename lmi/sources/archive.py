@@ -14,6 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Self
 
 from lmi.errors import ModelUnusable, SecurityRefused, cause_line
+from lmi.sources.source import check_path, shown
 
 MAX_MEMBERS = 100_000
 COUNTED_BYTES = 256 << 20  # of the unpacked archive, whose members are counted before the first is written
@@ -95,12 +96,14 @@ def unpack(
         for member in _counted(tar, subject, max_members):
             path = PurePosixPath(member.name)
             if path.is_absolute() or ".." in path.parts:
-                raise SecurityRefused(f"{subject}: the member {member.name} leaves the archive's folder")
+                raise SecurityRefused(f"{subject}: the member {shown(member.name)} leaves the archive's folder")
+            if path.parts:  # else the folder itself, as ./
+                check_path(subject, str(path))
             check_room(member.size)
             try:  # the filter refuses links that lead outward and devices, and drops owners and modes
                 tar.extract(member, folder, filter="data")
             except tarfile.FilterError as error:
-                reason = f"the member {member.name} is refused: {cause_line(error)}"
+                reason = f"the member {shown(member.name)} is refused: {cause_line(error)}"
                 raise SecurityRefused(f"{subject}: {reason}") from error
         stream.finish()
 

@@ -26,7 +26,10 @@ from lmi.settings.config import Config
 from lmi.shared.linux import write_whole
 
 REQUEST, PROGRESS, RESULT, FAILURE = "request.json", "progress.json", "result.json", "failure.json"
+DOWNLOAD = "download"  # the stage in which bytes come
 SPARE_BYTES = 1 << 30  # that stay free beside what is fetched
+SLOW_BYTES_PER_S = 100_000
+SOON_S = 60.0  # a download that ends so soon is not slow
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENAMETOOLONG)
 
@@ -44,6 +47,7 @@ class WantedSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     trust_remote_code: bool = False
     download_dir: str  # where sources of S3 go; those of a hub go to its client's cache
     is_adapter: bool = False
+    opened_hosts: tuple[str, ...] = ()  # to which a hub may redirect, beside its own and public ones
 
     @classmethod
     def of(cls, source: str, config: Config, *, is_adapter: bool = False) -> Self:
@@ -55,6 +59,7 @@ class WantedSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             trust_remote_code=config.engine.trust_remote_code,
             download_dir=config.server.download_dir,
             is_adapter=is_adapter,
+            opened_hosts=config.server.download_hosts,
         )
 
 
@@ -66,7 +71,7 @@ class FetchRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 class FetchReport(msgspec.Struct, kw_only=True):
     """How far a fetch is."""
 
-    stage: str = "download"  # or "unpack"
+    stage: str = DOWNLOAD  # or "unpack"
     source: str = ""
     share: float = 0.0  # of the bytes, 0 to 1
     num_bytes: int = 0  # that arrived, of `total_bytes`
@@ -77,11 +82,26 @@ class FetchReport(msgspec.Struct, kw_only=True):
 
     def __str__(self) -> str:
         if not self.total_files:
-            return f"{self.stage} of {self.source}: waits for the list of its files"
+            come = f", {readable(self.num_bytes)} of it came, {readable(self.bytes_per_s)}/s" if self.num_bytes else ""
+            return f"{self.stage} of {self.source}: waits for the list of its files{come}"
         amount = f"{readable(self.num_bytes)} of {readable(self.total_bytes)}, {readable(self.bytes_per_s)}/s"
         return (
             f"{self.stage} of {self.source}: {self.share:.0%}, {amount}, {self.num_files} of {self.total_files} files"
         )
+
+    @property
+    def slow(self) -> str | None:
+        """What to say of a download that is slow enough to look like one that hangs, or None."""
+        left_bytes = self.total_bytes - self.num_bytes
+        if self.stage != DOWNLOAD or left_bytes <= 0 or self.bytes_per_s >= SLOW_BYTES_PER_S:
+            return None
+        if self.bytes_per_s == 0:
+            return f"{self.stage} of {self.source}: no byte came lately, {readable(left_bytes)} are missing"
+        left_s = left_bytes / self.bytes_per_s
+        if left_s < SOON_S:
+            return None
+        rest = f"{readable_s(left_s)} for the {readable(left_bytes)} that are missing"
+        return f"{self.stage} of {self.source} is slow: {readable(self.bytes_per_s)}/s, {rest}"
 
 
 def write(path: Path, value: object) -> None:
@@ -115,6 +135,14 @@ def readable(num_bytes: float) -> str:
             return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
         num_bytes /= 1000
     return f"{num_bytes:.1f} TB"
+
+
+def readable_s(seconds: float) -> str:
+    """Return a time for people, in the largest unit that it has two of."""
+    for unit, length_s in (("days", 86_400), ("hours", 3_600), ("minutes", 60)):
+        if seconds >= 2 * length_s:
+            return f"{seconds / length_s:.0f} {unit}"
+    return f"{seconds:.0f} s"
 
 
 def default_download_dir(environ: Mapping[str, str]) -> Path:

@@ -2,77 +2,55 @@
 
     models--OWNER--NAME/blobs/ID                    the bytes of a file
     models--OWNER--NAME/snapshots/COMMIT/PATH       a link to them
-    models--OWNER--NAME/refs/main                   the commit of a revision, written when its snapshot is whole
+    models--OWNER--NAME/trees/COMMIT.json           the listing of a commit, written when its snapshot is whole
+    models--OWNER--NAME/refs/main                   the commit of a revision, written then too
     .locks/models--OWNER--NAME/lmi.lock             one process fetches at a time
 
 The files come by `Download`, because the hub's client neither compares hashes nor resumes the file of a process that
 was killed. What arrived of one stays beside the blobs, and the next try or process asks only for the rest. Links come
-after them, the configuration last, so that a start without a network finds only whole snapshots. Sources: the
-documentation of the hub's cache, and huggingface_hub 2.4.
+after them, the configuration last, so that a start without a network finds only whole snapshots. A small file is
+compared with its id at each start, so that a wrong one in the cache is fetched anew. Sources: the documentation of the
+hub's cache, and huggingface_hub 2.4.
 """
 
-import glob
-import hashlib
 import logging
 import os
-import re
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from io import BufferedWriter
 from pathlib import Path
-from typing import NamedTuple, Self
 
 import httpx2
 import huggingface_hub as client
 from huggingface_hub import constants
-from huggingface_hub.errors import CachedRepoTreeNotFoundError, GatedRepoError, HfHubHTTPError, RevisionNotFoundError
-from huggingface_hub.utils import (  # type: ignore[attr-defined]
-    build_hf_headers,
-    disable_progress_bars,
-    parse_ratelimit_headers,
-)
+from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
 from lmi import __version__
 from lmi.errors import ModelUnusable, SourceUnreachable, StartError, cause_line, shorten
 from lmi.shared.linux import write_whole
 from lmi.sources.fetches import Place, link, size_of
-from lmi.sources.job import NO_BYTE_S, PASSING_STATUSES, Damaged, FetchJob, MayPass, Progress, attempt, run_all
+from lmi.sources.hub_client import HubClient, HubRefusal, NoHub, pieces, raise_for_status
+from lmi.sources.hub_listing import COMMIT, READ_BYTES, Digest, HubApi, HubFile, KeptListing, files_by_blobs
+from lmi.sources.job import PASSING_STATUSES, Damaged, FetchJob, MayPass, Progress, attempt, run_all
+from lmi.sources.reach import Reach
 from lmi.sources.source import ADAPTER_CONFIG, CONFIG, HubModel, chosen, fault, taken
 
 NO_CONNECTION = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.ProxyError)
 OFFLINE_VARIABLES = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
-COMMIT = re.compile(r"[0-9a-f]{40}")
-ID = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+GATED, NO_REVISION = "GatedRepo", "RevisionNotFound"  # the hub's words for these errors
 PART = ".lmi.incomplete"  # its end is that of the parts of the hub's client, which lists them for who cleans the cache
 RANGE_BYTES = 40_000_000_000  # of one answer, because some hosts of a hub's files send no more at once
-READ_BYTES = 1 << 20
 
 log = logging.getLogger(__name__)
-
-
-class HubFile(NamedTuple):
-    """A file as the hub's listing describes it."""
-
-    path: str
-    size: int
-    id: str  # of its bytes, which names its blob: their SHA-256, or the id that git gives them
-    sha256: str | None = None  # of its bytes, if the listing has it
-
-    @classmethod
-    def of(cls, file: client.RepoFile) -> Self:
-        sha256 = file.lfs.sha256 if file.lfs is not None else None
-        id = sha256 or file.blob_id
-        if not ID.fullmatch(id):  # it becomes the name of a file
-            raise ValueError(f"it lists {shorten(file.path)} with the id {shorten(id)}")
-        return cls(file.path, file.size, id, sha256)
 
 
 @dataclass
 class Download:
     """One file on its way into the folder of blobs."""
 
+    hub: HubClient
     file: HubFile
     url: str
     headers: dict[str, str]
@@ -84,7 +62,7 @@ class Download:
 
     def __post_init__(self) -> None:
         self.whole, self.part = self.folder / self.file.id, self.folder / f"{self.file.id}{PART}"
-        self._hash = hashlib.sha256()
+        self._digest = Digest(self.file)
 
     def bring(self) -> None:
         """Fetch what is missing. What arrived stays if the client raises an error. Raises Damaged or Stopped too."""
@@ -94,9 +72,8 @@ class Download:
                     self._take_up(out)
                 while self._num_bytes < self.file.size:
                     self._read(out)
-            found = self._hash.hexdigest()
-            if self.file.sha256 not in (None, found):
-                raise Damaged(wanted=f"SHA-256 {self.file.sha256}", found=found)
+            if not self._digest.is_right:
+                raise Damaged(wanted=self._digest.wanted, found=self._digest)
         except Damaged:
             self._forget()
             self.part.unlink(missing_ok=True)
@@ -120,7 +97,7 @@ class Download:
         if first or end < self.file.size:
             headers["Range"] = f"bytes={first}-{'' if end == self.file.size else end - 1}"
         limit_s = constants.HF_HUB_DOWNLOAD_TIMEOUT
-        with client.get_session().stream("GET", self.url, headers=headers, timeout=limit_s) as response:
+        with self.hub.get(self.url, headers, silence_s=limit_s) as response:
             status, begins = response.status_code, response.headers.get("Content-Range", "")
             is_further = begins.startswith(f"bytes {first}-") if status == 206 else status not in (200, 416)
             if first and not is_further:  # another error says nothing about the bytes
@@ -128,8 +105,8 @@ class Download:
                 out.truncate(0)
                 if status != 200:
                     return
-            client.hf_raise_for_status(response)
-            for data in response.iter_bytes():
+            raise_for_status(response)
+            for data in pieces(response):
                 if self._num_bytes + len(data) > self.file.size:
                     raise Damaged(wanted=f"{self.file.size} bytes", found="more")
                 out.write(data)
@@ -139,19 +116,20 @@ class Download:
 
     def _count(self, data: bytes) -> None:
         self.progress.add(len(data))
-        self._hash.update(data)
+        self._digest.update(data)
         self._num_bytes += len(data)
         self.furthest = max(self.furthest, self._num_bytes)
 
     def _forget(self) -> None:
         self.progress.add(-self._num_bytes)
-        self._hash, self._num_bytes = hashlib.sha256(), 0
+        self._digest, self._num_bytes = Digest(self.file), 0
 
 
 class HubCache:
     def __init__(self, folder: Path, id: str, revision: str) -> None:
         storage = folder / f"models--{id.replace('/', '--')}"
         self.folder = folder
+        self.storage = storage
         self.blobs, self.snapshots = storage / "blobs", storage / "snapshots"
         self.lock = folder / ".locks" / storage.name / "lmi.lock"
         self._revision = revision
@@ -182,82 +160,103 @@ class HubFetch:
         self._cache = HubCache(Path(constants.HF_HUB_CACHE), model.id, self._revision)
         variable = "HF_HUB_CACHE" if "HF_HUB_CACHE" in os.environ else "HF_HOME"
         self._place = Place(self._cache.folder, variable, model, job.spare_bytes)
-        self._api = client.HfApi(library_name="lmi", library_version=__version__)
+        self._headers = build_hf_headers(library_name="lmi", library_version=__version__)
+        self._hub = HubClient(model, _reach(model, job.wanted.opened_hosts))
+        self._api = HubApi(self._hub, constants.ENDPOINT, model.id, self._headers, job.progress.add)
         self._tries_to_connect = False  # an id may be a mistyped path until the hub answers
 
     def fetch(self) -> Path:
         """Return the snapshot's folder: as the hub has it now, or the cached one if no hub can be reached."""
         commit = self._cache.commit()
-        cached = commit if commit is not None and self._lack(commit) is None else None
+        lack = None if commit is None else self._lack(commit)
+        cached = commit if lack is None else None
         is_offline, is_pinned = constants.is_offline_mode(), COMMIT.fullmatch(self._revision) is not None
         if cached is not None and (is_offline or is_pinned):
             return self._cache.snapshots / cached
         if is_offline:
-            raise self._offline(commit)
-        # The client's own HTTP client has no time limit for some requests.
-        hooks = {"request": [_limit_silence]}
-        client.set_client_factory(lambda: httpx2.Client(event_hooks=hooks, follow_redirects=True))
-        disable_progress_bars()
+            raise self._offline(commit, lack)
         self._tries_to_connect = cached is not None
+        with closing(self._hub):
+            return self._cache.snapshots / self._updated(cached)
+
+    def _updated(self, cached: str | None) -> str:
+        """Return the commit whose snapshot is now whole: the hub's, or the cached one if no hub can be reached."""
         try:
             # With a commit in the cache one try is enough.
             commit, listed = attempt(self._explained()(self._list), self._model, () if cached else self._job.delays_s)
-            files = [listed[name] for name in taken(self._model, listed, self._job.wanted)]
+            files = self._taken(listed)
             if self._missing(commit, files):
                 with self._place.only_one(self._cache.lock):
                     self._bring(commit, files)
+            kept = KeptListing(self._cache.storage, commit)
+            if kept.read() != listed:
+                kept.write(listed)
             self._cache.name_revision(commit)
         except SourceUnreachable as error:
             if cached is None:
                 raise
-            commit, cause = cached, error.__cause__
+            cause = error.__cause__
             log.warning("%s: the hub cannot be reached (%s), the cached commit %s is used", self._model, cause, cached)
-        return self._cache.snapshots / commit
+            return cached
+        return commit
 
     def _lack(self, commit: str) -> str | None:
-        """Return what keeps a cached snapshot from being whole, or None."""
-        folder, wanted, names = self._cache.snapshots / commit, self._job.wanted, []
+        """Return what keeps a cached snapshot from being whole and right, or None."""
+        folder, wanted = self._cache.snapshots / commit, self._job.wanted
         if (found := fault(folder, is_adapter=wanted.is_adapter)) is not None:
             return found
-        with suppress(CachedRepoTreeNotFoundError):  # another client may have filled the cache
-            listed = (file.path for file in client.get_cached_repo_tree(self._model.id, revision=commit))
-            names = chosen(listed, allow_pickle=wanted.allow_pickle, trust_remote_code=wanted.trust_remote_code)
-        return next((f"has no {name}" for name in names if not (folder / name).is_file()), None)
+        files = KeptListing(self._cache.storage, commit).read()
+        if files is None:  # another client may have filled the cache
+            files = files_by_blobs(folder)
+        by_path = {file.path: file for file in files}
+        names = chosen(by_path, allow_pickle=wanted.allow_pickle, trust_remote_code=wanted.trust_remote_code)
+        faults = (by_path[name].fault_of(folder / name) for name in names)
+        return next((found for found in faults if found is not None), None)
 
-    def _list(self) -> tuple[str, dict[str, HubFile]]:
-        """Return the commit of the revision, and its files by path."""
-        info = self._api.model_info(self._model.id, revision=self._revision, timeout=NO_BYTE_S)
+    def _list(self) -> tuple[str, list[HubFile]]:
+        """Return the commit of the revision, and its files."""
+        commit = self._api.commit_of(self._revision)
         self._tries_to_connect = True
-        commit = str(info.sha)
-        if not COMMIT.fullmatch(commit):
-            raise ValueError(f"it names the commit {shorten(commit)}")
         log.info("%s: revision %s is commit %s", self._model, self._revision, commit)
-        try:
-            files = client.get_cached_repo_tree(self._model.id, revision=commit)
-        except CachedRepoTreeNotFoundError:
-            tree = self._api.list_repo_tree(self._model.id, recursive=True, revision=commit)
-            files = [file for file in tree if isinstance(file, client.RepoFile)]
-        return commit, {file.path: HubFile.of(file) for file in files}
+        kept = KeptListing(self._cache.storage, commit).read()
+        if kept is not None and not self._missing(commit, self._taken(kept)):
+            return commit, kept
+        return commit, self._api.files_of(commit)  # also where the kept one may be what is wrong
+
+    def _taken(self, listed: list[HubFile]) -> list[HubFile]:
+        by_path = {file.path: file for file in listed}
+        return [by_path[name] for name in taken(self._model, by_path, self._job.wanted)]
 
     def _missing(self, commit: str, files: list[HubFile]) -> list[HubFile]:
+        """Return the files of a snapshot that are not there, or whose bytes are not those of the hub."""
         folder = self._cache.snapshots / commit
-        return [file for file in files if size_of(folder / file.path) != file.size]
+        return [file for file in files if file.fault_of(folder / file.path) is not None]
 
     def _bring(self, commit: str, files: list[HubFile]) -> None:
         missing = self._missing(commit, files)
-        headers = build_hf_headers(library_name="lmi", library_version=__version__)
-        of_all = headers, self._cache.blobs, self._job.progress
-        by_id = {file.id: file for file in missing if size_of(self._cache.blobs / file.id) != file.size}
+        blobs = self._cache.blobs
+        for file in missing:
+            fault_of_blob = file.fault_of(blobs / file.id)
+            if fault_of_blob is not None and (blobs / file.id).exists():
+                log.warning("%s: the cache %s; it is fetched anew", self._model, fault_of_blob)
+        by_id = {file.id: file for file in missing if file.fault_of(blobs / file.id) is not None}
         downloads = [
-            Download(file, client.hf_hub_url(self._model.id, file.path, revision=commit), *of_all)
+            Download(
+                self._hub,
+                file,
+                self._api.url_of(commit, file),
+                self._headers,
+                blobs,
+                self._job.progress,
+            )
             for file in sorted(by_id.values(), key=lambda file: file.size)  # small ones first
         ]
         needed_bytes = sum(each.file.size - (size_of(each.part) or 0) for each in downloads)
         self._place.check_room(needed_bytes)
         self._job.progress.begin(self._model, sum(each.file.size for each in downloads), len(downloads))
         with self._place.writing(needed_bytes):
-            self._cache.blobs.mkdir(parents=True, exist_ok=True)
-            for part in {*self._cache.blobs.glob(f"*{PART}")} - {each.part for each in downloads}:
+            blobs.mkdir(parents=True, exist_ok=True)
+            for part in {*blobs.glob(f"*{PART}")} - {each.part for each in downloads}:
                 part.unlink()  # of a file that has changed
             try:
                 run_all([partial(self._fetch_file, each) for each in downloads], self._job.progress)
@@ -266,11 +265,7 @@ class HubFetch:
                     each.part.unlink(missing_ok=True)
                 raise
             for file in sorted(missing, key=lambda file: file.path in (CONFIG, ADAPTER_CONFIG)):
-                link(self._cache.blobs / file.id, self._cache.snapshots / commit / file.path)
-        with suppress(HfHubHTTPError, httpx2.HTTPError, OSError):
-            # The client finds all files in its cache, and notes their names for a start without a network.
-            patterns = [glob.escape(file.path) for file in files]
-            client.snapshot_download(self._model.id, revision=commit, allow_patterns=patterns)
+                link(blobs / file.id, self._cache.snapshots / commit / file.path)
 
     def _fetch_file(self, download: Download) -> None:
         attempt(
@@ -283,35 +278,33 @@ class HubFetch:
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
-        """Turn the errors of the client into MayPass or an error that says what is wrong for good."""
+        """Turn what goes wrong with a hub into MayPass or an error that says what is wrong for good."""
         try:
             yield
-        except HfHubHTTPError as error:
+        except HubRefusal as error:
             raise self._of_answer(error) from error
-        except (httpx2.HTTPError, ConnectionError, TimeoutError) as error:
+        except httpx2.HTTPError as error:
             said = f"{constants.ENDPOINT}: {type(error).__name__}: {cause_line(error)}"
             if isinstance(error, NO_CONNECTION) and not self._tries_to_connect:
                 raise SourceUnreachable(f"{self._subject} it cannot be reached: {said}") from error
             raise MayPass(said) from error
-        except (OSError, ValueError) as error:
-            if isinstance(error, OSError) and error.errno is not None:  # of the disk
-                raise
+        except (NoHub, httpx2.InvalidURL) as error:
             said = f"{constants.ENDPOINT} does not answer as a hub: {cause_line(error)}"
             raise ModelUnusable(f"{self._model}: {said}") from error
 
-    def _of_answer(self, error: HfHubHTTPError) -> Exception:
-        status, self._tries_to_connect = error.response.status_code, True
-        said = f"{constants.ENDPOINT} answers {status}: {cause_line(error)}"
+    def _of_answer(self, refusal: HubRefusal) -> Exception:
+        status, self._tries_to_connect = refusal.status, True
+        said = f"{constants.ENDPOINT} answers {status}: {refusal}"
         token = f"HF_TOKEN is {'set' if client.get_token() else 'not set'}"
-        if isinstance(error, GatedRepoError):
+        if refusal.code == GATED:
             page = f"{constants.ENDPOINT}/{self._model}"
             said = f"is gated: accept its licence at {page} with the account of the token; {token}"
-        elif isinstance(error, RevisionNotFoundError):
+        elif refusal.code == NO_REVISION:
             said = f"has no revision {self._revision} at {constants.ENDPOINT}"
         elif status in (401, 403, 404):
             return ModelUnusable(f"{self._subject} there is no such model, or it is private: {said}; {token}")
         elif status in PASSING_STATUSES:
-            return MayPass(said, _asked_wait_s(error.response.headers))
+            return MayPass(said, refusal.wait_s)
         return ModelUnusable(f"{self._model}: {said}")
 
     @property
@@ -321,23 +314,21 @@ class HubFetch:
             return f"{self._model}: no such folder below the model's; as an id of a hub"
         return f"no folder {self._model} here; as an id of a hub"
 
-    def _offline(self, commit: str | None) -> StartError:
+    def _offline(self, commit: str | None, lack: str | None) -> StartError:
         [variable, *_] = [*filter(os.environ.get, OFFLINE_VARIABLES), OFFLINE_VARIABLES[0]]
-        lack = f"it is not in the cache {self._cache.folder}"
+        where = f"it is not in the cache {self._cache.folder}"
         if commit is not None:
-            lack = f"its snapshot {self._cache.snapshots / commit} {self._lack(commit)}"
+            where = f"its snapshot {self._cache.snapshots / commit} {lack}"
         asked = f"{variable}={os.environ.get(variable, '')} forbids to ask the hub for revision {self._revision}"
-        return ModelUnusable(f"{self._subject} {lack}, and {asked}")
+        return ModelUnusable(f"{self._subject} {where}, and {asked}")
 
 
-def _limit_silence(request: httpx2.Request) -> None:
-    limits: dict[str, float | None] = request.extensions.get("timeout") or {}
-    names = ("connect", "read", "write", "pool")
-    request.extensions["timeout"] = {name: limits.get(name) or NO_BYTE_S for name in names}
-
-
-def _asked_wait_s(headers: httpx2.Headers) -> float:
-    limit, seconds = parse_ratelimit_headers(headers), headers.get("Retry-After", "")
-    if limit is not None and limit.remaining == 0:
-        return limit.reset_in_seconds
-    return float(seconds) if seconds.isdecimal() else 0.0
+def _reach(model: HubModel, opened_hosts: Sequence[str]) -> Reach:
+    """Return where the hub may send us. Raises ModelUnusable for a hub whose name is no URL."""
+    try:
+        reach = Reach(constants.ENDPOINT, opened_hosts)
+    except (httpx2.InvalidURL, ValueError) as error:
+        raise ModelUnusable(f"{model}: HF_ENDPOINT={shorten(constants.ENDPOINT)}: {cause_line(error)}") from error
+    if not reach.is_url:
+        raise ModelUnusable(f"{model}: HF_ENDPOINT={shorten(constants.ENDPOINT)} is no URL of http or https")
+    return reach

@@ -15,7 +15,7 @@ import msgspec
 
 from lmi.errors import ModelUnusable, SourceUnreachable
 from lmi.sources.archive import check_readable
-from lmi.sources.fetches import SPARE_BYTES, FetchReport, WantedSource
+from lmi.sources.fetches import DOWNLOAD, SPARE_BYTES, FetchReport, WantedSource
 from lmi.sources.source import HubModel, check, parse
 
 WINDOW_S = 10.0  # over which the rate is measured
@@ -40,7 +40,7 @@ class Progress:
         self._samples: deque[tuple[float, int]] = deque()  # (seconds, bytes)
         self.stopped = threading.Event()  # a file of the source failed
 
-    def begin(self, source: object, total_bytes: int, total_files: int, stage: str = "download") -> None:
+    def begin(self, source: object, total_bytes: int, total_files: int, stage: str = DOWNLOAD) -> None:
         """Count from zero: a source begins, a further try, or the next stage."""
         with self._lock:
             self._report = FetchReport(

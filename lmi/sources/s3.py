@@ -14,9 +14,9 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,8 +26,9 @@ import botocore.exceptions as faults  # type: ignore[import-untyped]
 from botocore.config import Config  # type: ignore[import-untyped]
 from s3transfer import exceptions as transfer_faults  # type: ignore[import-untyped]
 from s3transfer.manager import TransferConfig, TransferManager  # type: ignore[import-untyped]
+from urllib3.exceptions import HTTPError
 
-from lmi.errors import ModelUnusable, cause_line
+from lmi.errors import ModelUnusable, cause_line, shorten
 from lmi.sources.archive import unpack
 from lmi.sources.fetches import Place, link, size_of
 from lmi.sources.job import NO_BYTE_S, PASSING_STATUSES, Damaged, FetchJob, MayPass, Progress, attempt, run_all
@@ -55,11 +56,17 @@ PASSING = (
 )
 REFUSED_CREDENTIALS = frozenset({"InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken"})
 MD5 = re.compile("[0-9a-f]{32}")  # of an ETag
+FIRST_ERROR = 300  # a status from here on has no object
 GONE = frozenset({"404", "NoSuchKey", "412", "PreconditionFailed"})
 CREDENTIALS = (
     *(faults.NoCredentialsError, faults.PartialCredentialsError, faults.CredentialRetrievalError),
     *(faults.ProfileNotFound, faults.TokenRetrievalError, faults.SSOError, faults.NoAuthTokenError),
 )
+
+MAX_ANSWER_BYTES = 32 << 20  # that is no object: a page of a listing with 1,000 keys of 1,024 bytes has 2 MB
+MAX_OBJECTS = 100_000  # of one prefix
+MAX_PAGES = 1_000
+READ_BYTES = 1 << 16
 
 log = logging.getLogger(__name__)
 
@@ -205,8 +212,8 @@ class Bucket:
             # The caller tries a listing again. Of the reads of a transfer many run at a time, so each is tried again.
             # SageMaker sets AWS_REGION, which boto3 does not read.
             region = session.region_name or os.environ.get("AWS_REGION")
-            self._lister = session.client("s3", region, config=_config(1))
-            self._reader = session.client("s3", region, config=_config(NUM_READ_TRIES))
+            self._lister = _bounded(session.client("s3", region, config=_config(1)))
+            self._reader = _bounded(session.client("s3", region, config=_config(NUM_READ_TRIES)))
 
     @property
     def endpoint(self) -> str:
@@ -214,12 +221,22 @@ class Bucket:
 
     def objects(self, prefix: str) -> list[StoredObject]:
         """Return every object below `prefix`, without the empty ones that stand for folders."""
+        listed: list[dict[str, Any]] = []
         with explained(f"s3://{self.name}/{prefix}"):
             pages = self._lister.get_paginator("list_objects_v2").paginate(Bucket=self.name, Prefix=prefix)
-            listed = [each for page in pages for each in page.get("Contents", [])]
-        start = len(prefix)
-        found = (StoredObject(one["Key"], one["Size"], one["ETag"].strip('"'), one["Key"][start:]) for one in listed)
+            for number, page in enumerate(pages, start=1):
+                listed += page.get("Contents", [])
+                if number > MAX_PAGES or len(listed) > MAX_OBJECTS:
+                    raise NoS3(f"it lists more than {MAX_OBJECTS} objects, or more than {MAX_PAGES} pages of them")
+            found = [self._listed(entry, prefix) for entry in listed]
         return [each for each in found if each.size or not each.key.endswith("/")]
+
+    def _listed(self, entry: Mapping[str, Any], prefix: str) -> StoredObject:
+        """Return an object of a listing. Raises NoS3 for one that lacks what S3 says of each."""
+        key, size, etag = (entry.get(name) for name in ("Key", "Size", "ETag"))
+        if key is None or size is None or etag is None or size < 0 or not key.startswith(prefix):
+            raise NoS3(f"it lists {shorten(key)} with {size} bytes and the ETag {shorten(etag)}")
+        return StoredObject(key, size, etag.strip('"'), key.removeprefix(prefix))
 
     def head(self, key: str) -> StoredObject | None:
         with explained(f"s3://{self.name}/{key}"):
@@ -276,18 +293,58 @@ class Bucket:
                 raise Damaged(each.key, wanted=f"MD5 {each.etag}", found=digest)
 
 
-class _Subscriber(NamedTuple):
+@dataclass
+class _Subscriber:
     """Hears from the transfer manager how one object gets on."""
 
     wanted: StoredObject
     progress: Progress
+    num_bytes = 0
 
     def on_queued(self, future: Any, **_: object) -> None:
         future.meta.provide_transfer_size(self.wanted.size)
         future.meta.provide_object_etag(f'"{self.wanted.etag}"')
 
     def on_progress(self, future: Any, bytes_transferred: int, **_: object) -> None:
+        """Count bytes, or take back those of a part that is read again. Raises Damaged for more than were listed."""
         self.progress.add(bytes_transferred)
+        self.num_bytes += bytes_transferred
+        if self.num_bytes > self.wanted.size:
+            raise Damaged(self.wanted.key, wanted=f"{self.wanted.size} bytes", found="more")
+
+
+class NoS3(ValueError):
+    """An answer is not one of S3: too large, without an end, or without what each such answer has."""
+
+
+def _bounded(client: Any) -> Any:
+    """Let a client refuse an answer that is no object and has more than MAX_ANSWER_BYTES, which boto3 would hold."""
+    session = client._endpoint.http_session
+
+    def send(request: Any, **_: object) -> Any:
+        is_object = request.stream_output
+        request.stream_output = True  # so that the session leaves the body to be read
+        response = session.send(request)
+        if not (is_object and response.status_code < FIRST_ERROR):
+            response._content = _body(response.raw)
+        return response
+
+    client.meta.events.register("before-send.s3", send)
+    return client
+
+
+def _body(raw: Any) -> bytes:
+    """Read the body of an answer. Raises NoS3 for one that is too large."""
+    body = bytearray()
+    try:
+        for data in raw.stream(READ_BYTES):
+            body += data
+            if len(body) > MAX_ANSWER_BYTES:
+                raw.close()
+                raise NoS3(f"an answer has more than {MAX_ANSWER_BYTES} bytes")
+    except HTTPError as error:
+        raise faults.HTTPClientError(error=error) from error
+    return bytes(body)
 
 
 @contextmanager
@@ -307,6 +364,8 @@ def explained(url: str, *, read_key: str = "") -> Iterator[None]:
     except PASSING as error:
         cause = getattr(error, "last_exception", error)
         raise MayPass(f"{type(cause).__name__}: {cause_line(cause)}") from error
+    except NoS3 as error:
+        raise ModelUnusable(f"{url} does not answer as S3: {error}") from error
     except (faults.BotoCoreError, ValueError) as error:
         raise ModelUnusable(f"{url}: {type(error).__name__}: {cause_line(error)}") from error
 

@@ -9,6 +9,7 @@ Of a source only certain files are taken, and a folder with them may hold a whol
 """
 
 import logging
+import os
 import re
 from collections import defaultdict
 from collections.abc import Iterable
@@ -37,6 +38,10 @@ INDEX = ".index.json"
 SAFETENSORS = ".safetensors"
 GGUF, NO_GGUF = ".gguf", "GGUF is not read"
 NAMES_SHOWN = 5
+CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+MAX_PATH_BYTES = 1024
+MAX_NAME_BYTES = 240  # of each part of a path; file systems have 255, of which a file that is half written needs some
+MAX_FOLDERS = 32  # one within another, each of which costs a call in Python when they are removed
 
 log = logging.getLogger(__name__)
 
@@ -150,8 +155,7 @@ def check(folder: Path, *, name: str = "", allow_pickle: bool = False, is_adapte
 def taken(source: object, listed: Iterable[str], wanted: WantedSource) -> list[str]:
     """Return which paths of a source's listing are taken, before a byte of it is fetched.
 
-    Raises what `check` would raise of its configuration and pickles, and SecurityRefused for a path that leaves its
-    folder, because a hub or bucket may list any text as a path.
+    Raises what `check` would raise of its configuration and pickles, and of `check_path` for what is taken.
     """
     subject, paths = str(source), list(listed)
     top = [path for path in paths if "/" not in path]
@@ -161,9 +165,33 @@ def taken(source: object, listed: Iterable[str], wanted: WantedSource) -> list[s
     warn_of_properties(subject, top)
     found = chosen(paths, allow_pickle=wanted.allow_pickle, trust_remote_code=wanted.trust_remote_code)
     for path in found:
-        if any(part in ("", ".", "..") for part in path.split("/")) or "\0" in path:
-            raise SecurityRefused(f"{subject}: {path} is not a path inside it")
+        check_path(subject, path)
     return found
+
+
+def check_path(subject: str, path: str) -> None:
+    """Raise for a path that no file of a source has, because a hub, bucket or archive may list any text as one.
+
+    SecurityRefused if it leaves its folder, or has characters that end a line or turn its direction. ModelUnusable if
+    it is longer or deeper than a model needs.
+    """
+    parts = path.split("/")
+    if any(part in ("", ".", "..") for part in parts) or "\\" in path:
+        raise SecurityRefused(f"{subject}: {shown(path)} is not a path inside it")
+    if CONTROLS.search(path):
+        raise SecurityRefused(f"{subject}: the path {shorten(path)} has control characters")
+
+    longest = max(len(os.fsencode(part)) for part in parts)
+    num_bytes = len(os.fsencode(path))
+    if num_bytes > MAX_PATH_BYTES or longest > MAX_NAME_BYTES or len(parts) > MAX_FOLDERS:
+        limits = f"{MAX_PATH_BYTES} bytes, {MAX_NAME_BYTES} in each of its names, and {MAX_FOLDERS} names"
+        said = f"has {num_bytes} bytes, {longest} in its longest name, and {len(parts)} names"
+        raise ModelUnusable(f"{subject}: the path {shorten(path)} {said}; a path has at most {limits}")
+
+
+def shown(name: str) -> str:
+    """Return a name for a message: as it is, or quoted where it is long or cannot be printed."""
+    return name if name.isprintable() and len(name) <= MAX_NAME_BYTES else shorten(name)
 
 
 def warn_of_properties(subject: str, names: Iterable[str]) -> None:
@@ -178,7 +206,7 @@ def refuse_pickles(subject: str, names: Iterable[str], *, allow_pickle: bool) ->
     pickles = sorted(name for name in names if name.endswith(PICKLES))
     if pickles and not allow_pickle and not any(name.endswith(SAFETENSORS) for name in names):
         raise SecurityRefused(
-            f"{subject}: {pickles[0]} is pickled, which can run code, and there are no *.safetensors; "
+            f"{subject}: {shown(pickles[0])} is pickled, which can run code, and there are no *.safetensors; "
             "option.allow_pickle=true loads it if you trust it"
         )
 
@@ -212,7 +240,7 @@ def _index_fault(folder: Path, index: str) -> str | None:
         return f"{index} is not an index of weights: {error}"
     missing = sorted(shard for shard in shards if not (folder / shard).is_file())
     more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-    return f"has no {missing[0]}{more}, which {index} names" if missing else None
+    return f"has no {shown(missing[0])}{more}, which {index} names" if missing else None
 
 
 def listed(names: list[str]) -> str:
@@ -220,4 +248,4 @@ def listed(names: list[str]) -> str:
     if not names:
         return "is empty"
     gguf = f" ({NO_GGUF})" if any(name.endswith(GGUF) for name in names) else ""
-    return f"holds {', '.join(names[:NAMES_SHOWN])}{', …' if len(names) > NAMES_SHOWN else ''}{gguf}"
+    return f"holds {', '.join(map(shown, names[:NAMES_SHOWN]))}{', …' if len(names) > NAMES_SHOWN else ''}{gguf}"

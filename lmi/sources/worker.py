@@ -28,6 +28,7 @@ from lmi.sources.job import DELAYS_S, FetchJob, Progress, fetch
 
 REPORT_S = 0.5  # between two files with the progress
 LOG_S = 10.0  # between two lines of the log
+SLOW_LINES = 3  # of them pass before a slow download is a warning, and between two warnings
 
 log = logging.getLogger("lmi.sources.worker")  # this module is __main__ where it runs
 
@@ -51,7 +52,8 @@ def reporting(progress: Progress, file: Path, *, has_bar: bool, log_s: float) ->
 
 def _report(progress: Progress, file: Path, bar: bars.Progress, log_s: float, over: threading.Event) -> None:
     task = bar.add_task("", total=None, visible=False)
-    written, logged_s, is_last = None, time.monotonic(), False
+    written, is_last = None, False
+    logged_s = warned_s = time.monotonic()
     while not is_last:
         is_last = over.wait(REPORT_S)
         report = progress.report()
@@ -67,6 +69,9 @@ def _report(progress: Progress, file: Path, bar: bars.Progress, log_s: float, ov
         if bar.disable and report.source and time.monotonic() - logged_s >= log_s:
             logged_s = time.monotonic()
             log.info("%s", report)
+        if bar.disable and report.slow is not None and time.monotonic() - warned_s >= SLOW_LINES * log_s:
+            warned_s = time.monotonic()
+            log.warning("%s", report.slow)
 
 
 def run(jobs: Sequence[FetchJob], folder: Path, reporter: AbstractContextManager[None], *, says_failure: bool) -> int:

@@ -66,7 +66,7 @@ class HubServer(FaultyServer):
     def _entry(self, path: str, data: bytes) -> dict[str, object]:
         """A file of a listing. Of a large one git has only a pointer, and the hub names the SHA-256 of its bytes."""
         size = self.listed_sizes.get(path, len(data))
-        entry = {"type": "file", "path": path, "size": size, "oid": hashlib.sha1(data).hexdigest()}
+        entry = {"type": "file", "path": path, "size": size, "oid": git_id(data)}
         if not _is_large(path):
             return entry
         return entry | {"lfs": {"oid": _etag(path, data), "size": size, "pointerSize": 130}}
@@ -98,7 +98,11 @@ def _is_large(path: str) -> bool:
 
 
 def _etag(path: str, data: bytes) -> str:
-    return (hashlib.sha256 if _is_large(path) else hashlib.sha1)(data).hexdigest()
+    return hashlib.sha256(data).hexdigest() if _is_large(path) else git_id(data)
+
+
+def git_id(data: bytes) -> str:
+    return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
 
 
 def _json(value: object) -> Answer:

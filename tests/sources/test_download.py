@@ -2,12 +2,16 @@
 
 import hashlib
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from lmi.sources.hub import Download, HubFile
+from lmi.sources.hub import Download
+from lmi.sources.hub_client import HubClient
+from lmi.sources.hub_listing import HubFile
 from lmi.sources.job import Damaged, Progress, Stopped
+from lmi.sources.reach import Reach
 from tests.sources.faulty_server import Answer
 from tests.sources.hub_server import HubServer
 
@@ -20,23 +24,29 @@ def hub() -> Iterator[HubServer]:
         yield server
 
 
-def download(hub: HubServer, folder: Path, range_bytes: int = 1 << 30) -> Download:
+@pytest.fixture
+def client(hub: HubServer) -> Iterator[HubClient]:
+    with closing(HubClient("a/b", Reach(hub.url))) as client:
+        yield client
+
+
+def download(hub: HubServer, client: HubClient, folder: Path, range_bytes: int = 1 << 30) -> Download:
     hub.publish("a/b", {"model.safetensors": DATA})
     sha256 = hashlib.sha256(DATA).hexdigest()
     file = HubFile("model.safetensors", len(DATA), sha256, sha256)
     url = f"{hub.url}/a/b/resolve/main/model.safetensors"
-    return Download(file, url, {}, folder, Progress(), range_bytes)
+    return Download(client, file, url, {}, folder, Progress(), range_bytes)
 
 
-def test_a_file_larger_than_one_answer_is_fetched_in_several(hub: HubServer, tmp_path: Path) -> None:
-    each = download(hub, tmp_path, range_bytes=4096)
+def test_a_file_larger_than_one_answer_is_fetched_in_several(hub: HubServer, client: HubClient, tmp_path: Path) -> None:
+    each = download(hub, client, tmp_path, range_bytes=4096)
     each.bring()
     assert each.whole.read_bytes() == DATA
     assert hub.num_requests("GET") == 3
 
 
-def test_a_part_as_long_as_the_file_is_only_checked(hub: HubServer, tmp_path: Path) -> None:
-    each = download(hub, tmp_path)
+def test_a_part_as_long_as_the_file_is_only_checked(hub: HubServer, client: HubClient, tmp_path: Path) -> None:
+    each = download(hub, client, tmp_path)
     each.part.write_bytes(DATA)
     each.bring()
     assert each.whole.read_bytes() == DATA and not each.part.exists()
@@ -44,8 +54,10 @@ def test_a_part_as_long_as_the_file_is_only_checked(hub: HubServer, tmp_path: Pa
 
 
 @pytest.mark.parametrize("length", [1, 100_000], ids=["short", "long"])
-def test_a_part_of_another_length_is_continued_or_dropped(hub: HubServer, tmp_path: Path, length: int) -> None:
-    each = download(hub, tmp_path)
+def test_a_part_of_another_length_is_continued_or_dropped(
+    hub: HubServer, client: HubClient, tmp_path: Path, length: int
+) -> None:
+    each = download(hub, client, tmp_path)
     each.part.write_bytes((DATA * 10)[:length])
     each.bring()
     assert each.whole.read_bytes() == DATA
@@ -62,25 +74,27 @@ def test_a_part_of_another_length_is_continued_or_dropped(hub: HubServer, tmp_pa
     ids=["refused", "from the start", "unknown", "whole"],
 )
 def test_an_answer_with_other_bytes_than_asked_for_does_not_spoil_the_file(
-    hub: HubServer, tmp_path: Path, answer: Answer
+    hub: HubServer, client: HubClient, tmp_path: Path, answer: Answer
 ) -> None:
-    each = download(hub, tmp_path)
+    each = download(hub, client, tmp_path)
     each.part.write_bytes(DATA[:5000])
     hub.replace("GET", answer)
     each.bring()
     assert each.whole.read_bytes() == DATA
 
 
-def test_more_bytes_than_the_listing_has_are_not_written(hub: HubServer, tmp_path: Path) -> None:
-    each = download(hub, tmp_path)
+def test_more_bytes_than_the_listing_has_are_not_written(hub: HubServer, client: HubClient, tmp_path: Path) -> None:
+    each = download(hub, client, tmp_path)
     hub.replace("GET", Answer(200, {}, DATA * 100))
     with pytest.raises(Damaged, match="wanted 10240 bytes, found more"):
         each.bring()
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_download_stops_when_another_failed_and_keeps_what_it_has(hub: HubServer, tmp_path: Path) -> None:
-    each = download(hub, tmp_path)
+def test_a_download_stops_when_another_failed_and_keeps_what_it_has(
+    hub: HubServer, client: HubClient, tmp_path: Path
+) -> None:
+    each = download(hub, client, tmp_path)
     each.progress.stopped.set()
     with pytest.raises(Stopped):
         each.bring()

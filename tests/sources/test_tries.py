@@ -3,7 +3,7 @@ from collections.abc import Iterator
 import pytest
 
 from lmi.errors import ModelUnusable, SourceUnreachable
-from lmi.sources.fetches import readable
+from lmi.sources.fetches import FetchReport, readable
 from lmi.sources.job import Damaged, MayPass, Progress, attempt
 
 QUICK = (0.0, 0.0)
@@ -77,6 +77,26 @@ def test_progress_counts_bytes_files_and_rate() -> None:
     assert str(report) == "download of a/b: 40%, 40 B of 100 B, 20 B/s, 1 of 2 files"
     progress.begin("a/b", 60, 1)
     assert progress.report().num_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("bytes_per_s", "said"),
+    [
+        (1.0, "download of a/b is slow: 1 B/s, 12 days for the 1.0 MB that are missing"),
+        (2000.0, "download of a/b is slow: 2.0 kB/s, 8 minutes for the 1.0 MB that are missing"),
+        (0.0, "download of a/b: no byte came lately, 1.0 MB are missing"),
+        (20_000.0, None),
+        (200_000.0, None),
+    ],
+)
+def test_a_slow_download_says_its_speed_and_how_long_the_rest_takes(bytes_per_s: float, said: str | None) -> None:
+    report = FetchReport(source="a/b", num_bytes=5, total_bytes=1_000_005, total_files=1, bytes_per_s=bytes_per_s)
+    assert report.slow == said
+
+
+def test_a_listing_that_comes_slowly_says_its_speed() -> None:
+    report = FetchReport(source="a/b", num_bytes=50, bytes_per_s=1.0)
+    assert str(report) == "download of a/b: waits for the list of its files, 50 B of it came, 1 B/s"
 
 
 @pytest.mark.parametrize(("num_bytes", "text"), [(0, "0 B"), (1500, "1.5 kB"), (64 << 30, "68.7 GB"), (3e12, "3.0 TB")])

@@ -141,6 +141,16 @@ def test_the_log_says_how_far_it_is(hub: HubServer, reader: Reader) -> None:
     fetch.folders()
 
 
+def test_a_download_that_hangs_is_a_warning(hub: HubServer, reader: Reader) -> None:
+    hub.publish(ID, model_files(1 << 20))
+    rule = hub.hold("GET .*/model.safetensors", after=1 << 10)
+    fetch = reader.fetch(arguments=(*QUICK, "--log-s", "0.1"))
+    said = re.compile(rf"download of {ID}( is slow: |: no byte came lately, ).* (that )?are missing")
+    wait_until(lambda: any(said.fullmatch(line) for line in fetch.lines()), "the log says that it is slow")
+    rule.released.set()
+    fetch.folders()
+
+
 def test_a_hub_that_does_not_answer_is_told_as_waited_for(hub: HubServer, reader: Reader) -> None:
     hub.publish(ID, model_files())
     rule = hub.hold("GET .*/revision/", after=0)
@@ -315,7 +325,7 @@ def test_a_token_does_not_follow_a_file_to_another_host(hub: HubServer, reader: 
     with HubServer() as other:
         other.publish(ID, model_files())
         hub.files_at = other.url
-        [folder] = reader.fetch(HF_TOKEN="hf_right").folders()
+        [folder] = reader.fetch(HF_TOKEN="hf_right", opened_hosts=(other.url.removeprefix("http://"),)).folders()
         assert contents(folder) == model_files()
         assert [request.rpartition("/")[2] for request in other.requests] == ["model.safetensors"]
         assert all("authorization" not in head for head in other.headers.values())
