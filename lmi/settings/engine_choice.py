@@ -14,7 +14,8 @@ NO_ROLLING_BATCH = "disable"  # the dynamic-batch schema, over any engine
 KEY, BATCH = "option.rolling_batch", "option.max_rolling_batch_size"
 TENSOR, PIPELINE = "option.tensor_parallel_degree", "option.pipeline_parallel_degree"
 # Values of option.task; the checkpoint says which of them the model is for.
-TASKS = "auto text-generation text2text-generation conversational generate feature-extraction text-embedding".split()
+OF_EMBEDDINGS = ("feature-extraction", "text-embedding")
+TASKS = ("auto", "text-generation", "text2text-generation", "conversational", "generate", *OF_EMBEDDINGS)
 OF_IMAGES = "image-text-to-text"  # a task of engines that read images
 TASK, QUANTIZE = "option.task", "option.quantize"
 NEURON = "Neuron devices are not served here"
@@ -228,6 +229,10 @@ def _lack(values: Values, handler: Handler) -> Lack | None:
     if _task(values) == OF_IMAGES and not handler.reads_images:
         return Lack(values.how_given(TASK).said, "reads no images")
     return None
+
+
+def is_for_embeddings(values: Values) -> bool:
+    return _task(values) in OF_EMBEDDINGS
 
 
 def _task(values: Values) -> str:

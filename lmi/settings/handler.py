@@ -40,6 +40,8 @@ class Handler:
     reads_images: bool = False  # with some models
     quantize_methods: frozenset[str] | None = None  # values of option.quantize that it has; None: it says itself
     defaults: Mapping[str, object] = field(default_factory=dict)  # option -> value
+    embedding_options: Mapping[str, str] = field(default_factory=dict)
+    """Its own options, without `option.`, that make it give embeddings where `option.task` says that it should."""
     sampling_defaults: SamplingDefaults | None = None  # that the LMI APIs document for it
     uses: frozenset[str] = frozenset()  # those with `otherwise` in their Option that have an effect on it
     unused: Mapping[str, str] = field(default_factory=dict)  # option of other engines -> what to do instead, or nothing

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from lmi.errors import shorten
 from lmi.settings.annexes import MODELS, REASONING_FORMS, TOOL_CALL_FORMS
-from lmi.settings.engine_choice import ChosenEngine
+from lmi.settings.engine_choice import ChosenEngine, is_for_embeddings
 from lmi.settings.handler import USER_CODE
 from lmi.settings.kinds import LENGTH_OR_AUTO, WORDS
 from lmi.settings.listeners import ADDRESS
@@ -195,6 +195,10 @@ def other_options(values: Values, engine: ChosenEngine) -> dict[str, str]:
             options[name] = picked.given.text
         elif row.kind is LENGTH_OR_AUTO and picked.value is None and key in (known or ()):
             options[name] = "auto"
+
+    # What was given counts, also where it contradicts the task.
+    if is_for_embeddings(values):
+        return {**engine.handler.embedding_options, **options}
     return options
 
 

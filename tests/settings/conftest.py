@@ -11,7 +11,7 @@ VLLM_ARGUMENTS = (
     "enable_lora max_loras max_lora_rank gpu_memory_utilization enforce_eager load_format revision kv_cache_dtype "
     "enable_prefix_caching enable_chunked_prefill limit_mm_per_prompt disable_custom_all_reduce hf_overrides "
     "kv_transfer_config speculative_config fully_sharded_loras served_model_name tool_call_parser reasoning_parser "
-    "max_num_seqs max_model_len seed trust_remote_code data_parallel_size"
+    "max_num_seqs max_model_len runner seed trust_remote_code data_parallel_size"
 ).split()
 
 

@@ -610,6 +610,17 @@ def test_the_task_of_generation_or_embedding_needs_no_word(folder: Path, task: s
     assert (resolved.warnings, resolved.config.engine.options) == ((), {})
 
 
+@pytest.mark.usefixtures("vllm")
+@pytest.mark.parametrize("task", ["text-embedding", "feature_extraction"])
+def test_the_task_of_embeddings_makes_vllm_pool_whatever_the_checkpoint_is(folder: Path, task: str) -> None:
+    on_vllm = f"option.rolling_batch=vllm\noption.task={task}"
+
+    assert settle(folder, on_vllm).config.engine.options == {"runner": "pooling"}
+
+    named = settle(folder, f"{on_vllm}\noption.runner=generate")
+    assert named.config.engine.options == {"runner": "generate"}
+
+
 @pytest.mark.parametrize(
     ("text", "length"),
     [("4096", 4096), ("32k", 32_000), ("32K", 32_768), ("25.6k", 25_600), ("1m", 10**6), ("1M", 1 << 20)],
