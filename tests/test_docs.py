@@ -86,7 +86,7 @@ EXPORTED = {
 
 @pytest.mark.parametrize("command", [*COMMANDS, *MENTIONS])
 def test_a_command_is_one_that_its_tool_takes(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for name in ("request.json", "stream.json", "requests.jsonl", "prompts.jsonl", "serve.yaml"):
+    for name in ("request.json", "stream.json", "requests.jsonl", "prompts.jsonl", "serve.yaml", "keys"):
         (tmp_path / name).write_text("{}")
     words = [expanded(word) for word in shlex.split(command)]
     while re.fullmatch(r"[A-Z_]+=.*", words[0]):
