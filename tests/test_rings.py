@@ -31,7 +31,7 @@ ANNEXES = {
     "chats": ("lmi.chats", "lmi.settings.chat_templates"),
     "description": ("lmi.description",),
     "pages": ("lmi.server.routes.pages",),
-    "metrics": ("lmi.server.metrics",),
+    "metrics": ("lmi.server.metrics", "lmi.server.load_report"),
     "waiting": ("lmi.server.waiting",),
     "buffered_streams": ("lmi.http.buffered",),
     "access": ("lmi.server.access", "lmi.http.browsers"),

@@ -84,6 +84,7 @@ class Exchange:
         self.num_body_bytes = 0  # that were read
         self.early_end: LmiError | None = None  # that `end_early` was called with
         self.refuse: Callable[[LmiError], Awaitable[None]] | None = None  # answers in a route's own form, if it has one
+        self.late_headers: Callable[[], Iterable[Header]] | None = None  # makes more headers as the head is sent
         self._written = b""  # last
         self._kept_body: bytes | None = None  # that `peek` has read and `body` returns
         self._receive, self._send = receive, send
@@ -202,6 +203,8 @@ class Exchange:
 
     async def _start(self, status: int, media_type: str, headers: Iterable[Header], length: int | None = None) -> None:
         given = [("content-type", media_type), *headers] if media_type else list(headers)
+        if self.late_headers is not None:
+            given += self.late_headers()
         ids = [(name, self.request_id) for name in self.id_headers]
         own = [*ids, *self._echoed(given)]
         own += [] if length is None else [("content-length", str(length))]

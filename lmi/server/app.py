@@ -26,6 +26,7 @@ from lmi.runtime import ServerRuntime
 from lmi.server import lines
 from lmi.server.access import PROBES, Access, CrossOrigin
 from lmi.server.front_end import FrontEnd
+from lmi.server.load_report import report_load
 from lmi.server.routes import anthropic, health, invocations, kserve, openai, pages, responses, tgi
 from lmi.server.service import Models, Service
 from lmi.sessions.http import kept_clean
@@ -120,6 +121,7 @@ def of_model(of_engines: Handler, of_user_code: Handler | None) -> ServerHandler
     async def serve(exchange: Exchange, models: Models) -> None:
         service = await models.pick(exchange)
         exchange.model = service.config.model.name
+        report_load(exchange, service)
         handler = of_user_code if service.config.is_user_code else of_engines
         if handler is None:
             raise HTTPException(404)

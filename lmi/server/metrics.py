@@ -17,6 +17,7 @@ from prometheus_client.samples import Sample
 from prometheus_client.utils import floatToGoString
 
 from lmi import __version__
+from lmi.server.load_report import kv_cache_usage
 from lmi.server.service import Models
 from lmi.shared import state
 from lmi.shared.state import Block, Record
@@ -175,9 +176,10 @@ class BlockCollector(Collector):
         for model, block in self._of_models.items():
             ready.add_metric([model], sum(engine.is_alive for engine in block.engines))
             aside.add_metric([model], sum(engine.phase == state.Phase.FAILED for engine in block.engines))
-            used, whole = (sum(e.num_used_blocks for e in block.engines), sum(e.max_num_blocks for e in block.engines))
-            usage.add_metric([model], used / whole if whole else 0.0)
-            if whole:  # an engine tells it with its first step
+            usage.add_metric([model], kv_cache_usage(block.engines))
+            if whole := sum(
+                engine.max_num_blocks for engine in block.engines
+            ):  # an engine tells it with its first step
                 block_size = max(engine.tokens_per_block for engine in block.engines)
                 cache.add_metric([model], {"block_size": str(block_size), "num_blocks": str(whole)})
         yield from (ready, aside, usage, cache)
