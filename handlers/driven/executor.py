@@ -98,7 +98,7 @@ class DrivenExecutor(SteppedExecutor[Sequence], Generic[Work]):
         stats = settings.iter_stats_max_iterations, settings.request_stats_max_iterations
         super().__init__(Sequence, settings.max_queue_size, *stats)
         self._engine = engine
-        self._info = info
+        self._info = msgspec.structs.replace(info, max_loras=max_resident_adapters)
         self._adapters = Adapters(engine, self.title, max_resident_adapters, self._kind_of)
         max_batch = info.max_num_sequences if info.num_express_places else math.inf  # the engine has a bound too
         self._turns = Turns[Sequence](max_batch, adapters_take_turns=not mixes_adapters)

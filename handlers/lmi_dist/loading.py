@@ -208,6 +208,7 @@ def describe(
         max_sequence_length=limits.max_length,
         max_num_sequences=limits.num_slots,
         num_express_places=limits.num_express,
+        max_loras=0 if runner.adapters is None else runner.adapters.limits.max_in_batch,
         dtype=runner.dtype,
         device=runner.device,
         kernels=runner.kernels,

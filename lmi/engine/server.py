@@ -8,7 +8,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import cast
@@ -20,7 +20,7 @@ from lmi.engine.queue import QueueEntry, RequestQueue, priority_class
 from lmi.errors import EngineLost, LmiError, Overloaded
 from lmi.executor import ErrorKind, Executor, Request, RequestPerfMetrics, Response, ResponseError
 from lmi.ipc import Accepted, FrameTooLarge, ThreadSafeWriter, frame
-from lmi.shared.state import EngineRecord
+from lmi.shared.state import MAX_LORA_NAMES_BYTES, EngineRecord
 from lmi.types import WaitStatus
 
 MAX_UNSENT_BYTES = 64 << 20  # a front end that leaves more unread loses its connection
@@ -62,6 +62,7 @@ class Dispatcher:
         self._lock = threading.Lock()  # guards the queue, `_entries`, those of each connection, and the record
         self._entries: dict[int, FrontEndEntry] = {}  # that the executor has, by its ids
         record.max_num_sequences = info.max_num_sequences
+        record.max_loras = info.max_loras
         record.step_s = time.monotonic()
 
     @property
@@ -230,7 +231,26 @@ class Dispatcher:
             self._record.num_taken.set(taken)
             self._record.num_clients = self._queue.num_busy_clients
             self._record.wait_error_s = self._queue.wait_error_s
+            if self._record.max_loras:
+                self._note_adapters()
             self._start(now)
+
+    def _note_adapters(self) -> None:
+        """Write which adapters run and wait. Call it with the lock.
+
+        A batch has `max_loras` of them: those beyond wait in the engine, which starts the oldest first.
+        """
+        begun = [entry for entry in self._entries.values() if entry.has_begun]
+        taken = dict.fromkeys(adapters_of_entries([*begun, *self._entries.values()]))
+        num_running = self._record.max_loras
+        running, beyond = list(taken)[:num_running], list(taken)[num_running:]
+
+        entries = [entry for connection in self.connections for entry in connection.entries.values()]
+        queued = adapters_of_entries(entry for entry in entries if entry.engine_id is None)
+        waiting = dict.fromkeys([*beyond, *queued])
+
+        self._record.running_loras = listed(running)
+        self._record.waiting_loras = listed(waiting)
 
     def _observe(self, *, has_output: bool) -> None:
         """Update the record. A batch of Responses counts as a step even if the executor reports none."""
@@ -260,6 +280,23 @@ class Dispatcher:
         num_running = self._num_active = min(self._num_active, len(self._entries))
         self._record.num_running = num_running
         self._record.num_waiting = len(self._entries) + self._queue.num_waiting - num_running
+
+
+def adapters_of_entries(entries: Iterable[FrontEndEntry]) -> Iterator[str]:
+    """Yield the name of the adapter of each request that has one."""
+    for entry in entries:
+        if entry.request.lora_config is not None:
+            yield entry.request.lora_config.name
+
+
+def listed(names: Iterable[str]) -> str:
+    """Return sorted names with commas between, as many whole ones as fit into the engine's record."""
+    text = ",".join(sorted(names))
+    if len(text.encode()) < MAX_LORA_NAMES_BYTES:
+        return text
+
+    whole_names = text.encode()[:MAX_LORA_NAMES_BYTES].rpartition(b",")[0]
+    return whole_names.decode()
 
 
 class FrontEndConnection(Accepted):

@@ -78,7 +78,8 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Facts about a loaded engine, with which a front end checks a request before it sends it.
 
-    Beside `max_num_sequences` in a batch it may run `num_express_places` requests with `is_express`.
+    Beside `max_num_sequences` in a batch it may run `num_express_places` requests with `is_express`. The sequences of a
+    batch may have `max_loras` different adapters, 0 where the engine has none.
     `image_placeholder` is the text of an image where the chat template writes none; `{n}` is its number from 1 on.
 
     Only `adapters` changes while the engine runs.
@@ -89,6 +90,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     max_sequence_length: int  # prompt and output together, tokens
     max_num_sequences: int
     num_express_places: int = 0
+    max_loras: int = 0
     dtype: str = ""
     device: str = ""
     kernels: str = ""  # what computes, where an engine has a choice

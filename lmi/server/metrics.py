@@ -5,6 +5,7 @@ Any front end renders the text for all processes from shared memory, so a dead p
 """
 
 import re
+import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -24,6 +25,7 @@ from lmi.shared.state import Block, Record
 
 MEDIA_TYPE = CONTENT_TYPE_LATEST
 MODEL = ("model",)
+LORA_LABELS = ("max_lora", "running_lora_adapters", "waiting_lora_adapters")
 # The metric of a field and its labels. It is the sum of all records of the server, or of each model if that is a label.
 SHOWN: dict[type[Record], dict[str, tuple[str, str]]] = {
     state.FrontEndRecord: {
@@ -156,6 +158,7 @@ class BlockCollector(Collector):
         families = [*self._of_server(), *of_fields, *self._of_engines(), *self._of_processes()]
         yield from families
         yield from twins(families)
+        yield self._twin_of_loras()
 
     def _of_server(self) -> Iterator[Metric]:
         info = core.InfoMetricFamily("lmi_build", "What runs here", labels=["model", "engine"])
@@ -182,7 +185,24 @@ class BlockCollector(Collector):
             ):  # an engine tells it with its first step
                 block_size = max(engine.tokens_per_block for engine in block.engines)
                 cache.add_metric([model], {"block_size": str(block_size), "num_blocks": str(whole)})
-        yield from (ready, aside, usage, cache)
+        yield from (ready, aside, usage, cache, self._loras())
+
+    def _loras(self) -> Metric:
+        """Return which adapters run and wait, of each model whose engines have any."""
+        labels = (*MODEL, *LORA_LABELS)
+        family = core.GaugeMetricFamily("lmi_lora_requests_info", "Adapters that run and wait; the time", labels=labels)
+        for model, block in self._of_models.items():
+            if any(engine.max_loras for engine in block.engines):
+                family.add_metric([model, *lora_values(block.engines)], time.time())
+        return family
+
+    def _twin_of_loras(self) -> Metric:
+        """Return the same of all models together: who reads vLLM's series takes one, by which it chooses a server."""
+        family = core.GaugeMetricFamily(f"{PREFIX}lora_requests_info", "Adapters that run and wait", labels=LORA_LABELS)
+        engines = [engine for block in self._of_models.values() for engine in block.engines]
+        if any(engine.max_loras for engine in engines):
+            family.add_metric(lora_values(engines), time.time())
+        return family
 
     def _of_processes(self) -> Iterator[Metric]:
         """Yield what Prometheus' clients say of their process, of each process with a record.
@@ -233,6 +253,14 @@ def records_of(kind: type[Record], block: Block) -> Sequence[Record]:
     if kind is state.SupervisorRecord:
         return [block.supervisor]
     return block.engines if kind is state.EngineRecord else block.frontends
+
+
+def lora_values(engines: Sequence[state.EngineRecord]) -> list[str]:
+    """Return the values of LORA_LABELS for engines together."""
+    max_loras = sum(engine.max_loras for engine in engines)
+    running = {name for engine in engines for name in engine.running_loras.split(",") if name}
+    waiting = {name for engine in engines for name in engine.waiting_loras.split(",") if name}
+    return [str(max_loras), ",".join(sorted(running)), ",".join(sorted(waiting))]
 
 
 def num_log_lines_dropped(block: Block) -> int:

@@ -200,6 +200,7 @@ class SupervisorRecord(Record):
     num_log_lines_dropped_by_master = Int()  # gunicorn's, which writes this field and has no record
 
 
+MAX_LORA_NAMES_BYTES = 2048
 PRIORITIES = ("high", "low", "default")  # over, under and at that of a request that names none
 
 
@@ -227,6 +228,9 @@ class EngineRecord(Record):
     num_clients = Int(is_gauge=True)  # of whom a request waits or runs
     num_refused = Counters(PRIORITIES)  # requests that would have waited, or have waited, too long
     wait_error_s = Float(is_gauge=True)  # how far expected waits were off, on average
+    max_loras = Int(is_gauge=True)  # adapters that a batch may have; 0: the engine has none
+    running_loras = TextField(MAX_LORA_NAMES_BYTES, is_gauge=True)  # names of those in the batch, with commas between
+    waiting_loras = TextField(MAX_LORA_NAMES_BYTES, is_gauge=True)  # of those for which a request waits
     num_used_blocks = Int(is_gauge=True)
     max_num_blocks = Int(is_gauge=True)
     tokens_per_block = Int(is_gauge=True)

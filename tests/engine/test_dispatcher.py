@@ -6,15 +6,24 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from handlers.echo import EchoExecutor
 from lmi.engine.messages import AskStatus, Refused, RequestStatus, Submit, ToFrontEnd, encode
 from lmi.engine.queue import RequestQueue
-from lmi.engine.server import Dispatcher, FrontEndConnection
+from lmi.engine.server import Dispatcher, FrontEndConnection, listed
 from lmi.errors import EngineLost, from_info
-from lmi.executor import GuidedDecodingParams, GuideType, PromptProgress, Request
-from lmi.shared.state import Block
+from lmi.executor import (
+    Capabilities,
+    EngineInfo,
+    GuidedDecodingParams,
+    GuideType,
+    LoraConfig,
+    PromptProgress,
+    Request,
+)
+from lmi.shared.state import MAX_LORA_NAMES_BYTES, Block
 from lmi.types import Origin, WaitStatus
 
 GUIDE = GuidedDecodingParams(GuideType.REGEX, "a")
@@ -100,6 +109,48 @@ def test_who_asks_is_told_the_place_in_the_queue_and_how_far_the_prompt_is(tmp_p
 
     with EchoExecutor() as executor:
         asyncio.run(submit(executor))
+
+
+class Adapted(EchoExecutor):
+    """It has adapters, of which a batch may have two."""
+
+    @property
+    def info(self) -> EngineInfo:
+        capabilities = Capabilities(lora=True)
+        return msgspec.structs.replace(super().info, capabilities=capabilities, adapters=tuple("abcd"), max_loras=2)
+
+
+def test_the_record_tells_which_adapters_run_and_which_wait_for_a_place(tmp_path: Path) -> None:
+    async def submit(executor: Adapted) -> None:
+        record = Block.create(tmp_path / "block", 1, 1).engines[0]
+        dispatcher = Dispatcher(executor, record, RequestQueue(4))
+        connection = Told(dispatcher)
+        dispatcher.connections.add(connection)
+        for number, adapter in enumerate(["b", None, "a", "c", "d", "b"]):
+            lora = None if adapter is None else LoraConfig(adapter)
+            dispatcher.submit(connection, Submit(number, Request((1, 2), 4, lora_config=lora), Origin()))
+
+        dispatcher.observe()
+        assert (record.max_loras, record.running_loras, record.waiting_loras) == (2, "a,b", "b,c,d")
+
+        for number in range(6):
+            dispatcher.cancel(connection.entries[number])
+        executor.shutdown()
+        dispatcher.deliver(executor.await_responses())  # type: ignore[arg-type]
+        dispatcher.observe()
+        assert (record.running_loras, record.waiting_loras) == ("", "")
+
+    with Adapted() as executor:
+        asyncio.run(submit(executor))
+
+
+def test_names_of_adapters_that_have_no_room_in_a_record_are_left_out_whole() -> None:
+    names = [f"adapter-{number}-{'x' * 90}" for number in range(30)]
+    text = listed(names)
+
+    assert len(text) < MAX_LORA_NAMES_BYTES
+    assert set(text.split(",")) < set(names)
+    assert len(text.split(",")) == 20
 
 
 def test_an_engine_tells_how_much_of_a_prompt_is_computed() -> None:

@@ -159,6 +159,25 @@ def test_vllms_series_say_what_ours_say(tmp_path: Path) -> None:
     assert [samples[queued % bound] for bound in ("0.3", "0.5", "+Inf")] == [1, 2, 2] and queued % "0.1" not in samples
 
 
+def test_a_picker_finds_the_adapters_of_all_replicas_in_one_series_and_a_dashboard_those_of_each_model(
+    tmp_path: Path,
+) -> None:
+    block, model = Block.create(tmp_path / "server", 0, 1), Block.create(tmp_path / "model", 2, 1)
+
+    def shown(prefix: str) -> list[str]:
+        return [name for name in scrape(block, model) if name.startswith(f"{prefix}lora_requests_info")]
+
+    assert shown("lmi_") == shown("vllm:") == []
+
+    first, second = model.engines
+    first.max_loras = second.max_loras = 4
+    first.running_loras, first.waiting_loras = "french,german", "latin"
+    second.running_loras = "french"
+    labels = "{max_lora=8}%s{running_lora_adapters=french,german}{waiting_lora_adapters=latin}"
+    assert shown("vllm:") == ["vllm:lora_requests_info" + labels % ""]
+    assert shown("lmi_") == ["lmi_lora_requests_info" + labels % "{model=demo}"]
+
+
 def test_statuses_are_counted_by_class_as_vllms_http_server_does(tmp_path: Path) -> None:
     block, model = Block.create(tmp_path / "server", 0, 2), Block.create(tmp_path / "model", 1, 1)
     for code in ("200", "200", "404", "429", "503", "other"):

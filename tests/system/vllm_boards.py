@@ -213,7 +213,7 @@ WITHOUT_MEANING = {
     "vllm:mm_cache_queries_total": "there are no images whose encodings could be kept",
     'vllm:num_requests_waiting_by_reason{reason="deferred"}': "what waits, waits for a place",
     'vllm:prompt_tokens_by_source_total{source="external_kv_transfer"}': "no keys and values come from elsewhere",
-    "vllm:lora_requests_info": "requests are not counted by adapter",
+    "vllm:lora_requests_info": "no engine has adapters here",
     "vllm:sleep_mode_operation_duration_seconds_count": "no engine sleeps",
     "vllm:rl_weight_update_operation_duration_seconds_count": "weights do not change while a model runs",
     "vllm:estimated_flops_per_gpu_total": "operations are not counted",

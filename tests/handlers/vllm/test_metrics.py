@@ -16,10 +16,13 @@ from tests.handlers.vllm.test_arguments import config, engine_config
 from tests.server.test_metrics import models_of
 
 pytestmark = pytest.mark.vllm
+LORAS = "vllm:lora_requests_info"
 FORMER = {"vllm:gpu_cache_usage_perc"}  # names that this vLLM no longer has
-# It comes when an engine has sized its cache, with labels for each of its settings, and these where it drafts.
+# It comes when an engine has sized its cache, with labels for each of its settings, and these where it has adapters
+# or drafts.
 LATER = {
     "vllm:cache_config",
+    LORAS,
     *(f"vllm:spec_decode_num_{what}" for what in ("drafts", "draft_tokens", "accepted_tokens")),
 }
 
@@ -56,3 +59,27 @@ def test_each_twin_has_the_type_the_labels_and_the_bounds_that_vllm_gives_it(
             assert bounds(ours[name])[: len(bounds(theirs[name])) - 1] == bounds(theirs[name])[:-1], name
         else:
             assert bounds(ours[name]) == bounds(theirs[name]), name
+
+
+def test_adapters_are_shown_with_the_labels_that_vllm_gives_them(
+    arguments: ModuleType, folder: Path, tmp_path: Path
+) -> None:
+    from vllm.v1.metrics.loggers import PrometheusStatLogger
+    from vllm.v1.metrics.prometheus import unregister_vllm_metrics
+    from vllm.v1.metrics.stats import SchedulerStats
+
+    logger = PrometheusStatLogger(engine_config(arguments, config({"enable_lora": "true", "max_loras": "2"}), folder))
+    stats = SchedulerStats(running_lora_adapters={"a": 1, "b": 2}, waiting_lora_adapters={"c": 1})
+    logger.record(stats, None)
+    [theirs] = [family for family in REGISTRY.collect() if family.name == LORAS]
+    unregister_vllm_metrics()
+
+    block = Block.create(tmp_path / "m", 1, 1)
+    engine = block.engines[0]
+    engine.max_loras, engine.running_loras, engine.waiting_loras = 2, "a,b", "c"
+    collector = BlockCollector(models_of(Block.create(tmp_path / "server", 0, 1), block))
+    [ours] = [family for family in collector.collect() if family.name == LORAS]
+
+    assert ours.type == theirs.type
+    assert [sample.labels for sample in ours.samples] == [sample.labels for sample in theirs.samples]
+    assert ours.samples[0].value == pytest.approx(theirs.samples[0].value, abs=60)
