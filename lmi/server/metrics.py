@@ -87,8 +87,16 @@ SHOWN: dict[type[Record], dict[str, tuple[str, str]]] = {
 }
 WORST = {"loop_lag_s", "wait_error_s"}  # shown as the largest value instead of the sum
 COUNTED_ANEW = {"step"}  # a counter that begins at 0 with each process
-PREFIX = "vllm:"  # all engines of a model are its engine "0": who reads one series of a server must see the load of all
+PREFIX = "vllm:"
+ENGINE = "engine"  # the label of a replica, in vLLM's series only: who reads ours sees the load of all
 Labels = tuple[tuple[str, str], ...]
+
+
+class RecordGroup(NamedTuple):
+    """The records that one sample is about, and the values of its first labels: the model, then perhaps the replica."""
+
+    labels: list[str]
+    records: Sequence[Any]
 
 
 class Twin(NamedTuple):
@@ -155,10 +163,34 @@ class BlockCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         of_fields = (self._family(kind, name, *row) for kind, rows in SHOWN.items() for name, row in rows.items())
-        families = [*self._of_server(), *of_fields, *self._of_engines(), *self._of_processes()]
+        of_models = [RecordGroup([model], block.engines) for model, block in self._of_models.items()]
+        of_engines = [*self._of_engines(of_models, MODEL), self._loras()]
+        families = [*self._of_server(), *of_fields, *of_engines, *self._of_processes()]
         yield from families
-        yield from twins(families)
+        yield from twins([*families, *self._by_replica()])
         yield self._twin_of_loras()
+
+    def _by_replica(self) -> Iterator[Metric]:
+        """Yield the families of engines again, with a label for each replica, where a model has several."""
+        if all(len(block.engines) <= 1 for block in self._of_models.values()):
+            return
+
+        for name, (spelled, text) in SHOWN[state.EngineRecord].items():
+            yield self._family(state.EngineRecord, name, spelled, text, by_replica=True)
+        yield from self._of_engines(self._replicas(is_gauge=True), (*MODEL, ENGINE))
+
+    def _replicas(self, *, is_gauge: bool) -> list[RecordGroup]:
+        """Return the replicas of each model: for a gauge only those that serve, while any does.
+
+        Who reads the first series of a server would take one without load for a server that has none.
+        """
+        groups: list[RecordGroup] = []
+        for model, block in self._of_models.items():
+            engines = list(enumerate(block.engines))
+            serving = [(slot, engine) for slot, engine in engines if engine.is_alive]
+            shown = serving if is_gauge and serving else engines
+            groups += [RecordGroup([model, str(slot)], [engine]) for slot, engine in shown]
+        return groups
 
     def _of_server(self) -> Iterator[Metric]:
         info = core.InfoMetricFamily("lmi_build", "What runs here", labels=["model", "engine"])
@@ -171,21 +203,20 @@ class BlockCollector(Collector):
         num_dropped = sum(map(num_log_lines_dropped, (self._block, *self._of_models.values())))
         yield core.CounterMetricFamily("lmi_log_lines_dropped", "Lines that the log had no room for", value=num_dropped)
 
-    def _of_engines(self) -> Iterator[Metric]:
-        ready = core.GaugeMetricFamily("lmi_engines_ready", "Engines that can take requests", labels=MODEL)
-        aside = core.GaugeMetricFamily("lmi_engines_set_aside", "Engines that kept dying", labels=MODEL)
-        usage = core.GaugeMetricFamily("lmi_kv_cache_usage_ratio", "Share of the KV cache in use", labels=MODEL)
-        cache = core.InfoMetricFamily("lmi_kv_cache", "The KV cache of all engines together", labels=MODEL)
-        for model, block in self._of_models.items():
-            ready.add_metric([model], sum(engine.is_alive for engine in block.engines))
-            aside.add_metric([model], sum(engine.phase == state.Phase.FAILED for engine in block.engines))
-            usage.add_metric([model], kv_cache_usage(block.engines))
-            if whole := sum(
-                engine.max_num_blocks for engine in block.engines
-            ):  # an engine tells it with its first step
-                block_size = max(engine.tokens_per_block for engine in block.engines)
-                cache.add_metric([model], {"block_size": str(block_size), "num_blocks": str(whole)})
-        yield from (ready, aside, usage, cache, self._loras())
+    def _of_engines(self, groups: Iterable[RecordGroup], labels: Sequence[str]) -> Iterator[Metric]:
+        """Yield what is made of several fields of engines. `labels` are the names of those of the groups."""
+        ready = core.GaugeMetricFamily("lmi_engines_ready", "Engines that can take requests", labels=labels)
+        aside = core.GaugeMetricFamily("lmi_engines_set_aside", "Engines that kept dying", labels=labels)
+        usage = core.GaugeMetricFamily("lmi_kv_cache_usage_ratio", "Share of the KV cache in use", labels=labels)
+        cache = core.InfoMetricFamily("lmi_kv_cache", "The KV cache of all engines together", labels=labels)
+        for values, engines in groups:
+            ready.add_metric(values, sum(engine.is_alive for engine in engines))
+            aside.add_metric(values, sum(engine.phase == state.Phase.FAILED for engine in engines))
+            usage.add_metric(values, kv_cache_usage(engines))
+            if whole := sum(engine.max_num_blocks for engine in engines):  # an engine tells it with its first step
+                block_size = max(engine.tokens_per_block for engine in engines)
+                cache.add_metric(values, {"block_size": str(block_size), "num_blocks": str(whole)})
+        yield from (ready, aside, usage, cache)
 
     def _loras(self) -> Metric:
         """Return which adapters run and wait, of each model whose engines have any."""
@@ -229,16 +260,24 @@ class BlockCollector(Collector):
                 for slot, record in enumerate(records):
                     yield {"process": f"{name} {slot}", "model": model}, record
 
-    def _family(self, kind: type[Record], name: str, spelled: str, text: str) -> Metric:
-        """Return the samples of a field: of the server, or of each model."""
+    def _family(self, kind: type[Record], name: str, spelled: str, text: str, *, by_replica: bool = False) -> Metric:
+        """Return the samples of a field: of the server, of each model, or of each replica."""
         field, (metric, *label_names) = kind.fields[name], re.findall(r"\w+", spelled)
         is_gauge = field.is_gauge and name not in COUNTED_ANEW
         plain = core.GaugeMetricFamily if is_gauge else core.CounterMetricFamily
+
+        if by_replica:
+            groups = self._replicas(is_gauge=is_gauge)
+            label_names.insert(len(MODEL), ENGINE)
+        elif "model" in label_names:
+            groups = [RecordGroup([model], records_of(kind, block)) for model, block in self._of_models.items()]
+        else:
+            groups = [RecordGroup([], records_of(kind, self._block))]
+
         family: Any = core.HistogramMetricFamily if isinstance(field, state.Histogram) else plain
         family = family(metric, text, labels=label_names)
-        blocks = [([model], block) for model, block in self._of_models.items()]
-        for labels, block in blocks if "model" in label_names else [(list[str](), self._block)]:
-            values = [getattr(record, name) for record in records_of(kind, block)]
+        for labels, records in groups:
+            values = [getattr(record, name) for record in records]
             if isinstance(field, state.Histogram):
                 family.add_metric(labels, *summed(values))
             elif isinstance(field, state.Counters):
@@ -278,7 +317,10 @@ def summed(views: Sequence[state.HistogramView]) -> tuple[list[tuple[str, float]
 
 
 def twins(families: Iterable[Metric]) -> Iterator[Metric]:
-    """Yield what vLLM would call families of ours. One has most under one name, some under several or none."""
+    """Yield what vLLM would call families of ours. One has most under one name, some under several or none.
+
+    Of two families with one name the last counts: it has a label for each replica.
+    """
     ours = {family.name: family for family in families}
     found: dict[str, Metric] = {}
     values: defaultdict[str, defaultdict[tuple[str, Labels], float]] = defaultdict(lambda: defaultdict(float))
@@ -299,16 +341,23 @@ def twins(families: Iterable[Metric]) -> Iterator[Metric]:
 def _awake(ready: Metric) -> Metric:
     """Return which models have an engine. None ever sleeps, but a dashboard takes one without this series as down."""
     metric = Metric(PREFIX + "engine_sleep_state", "Engines that are awake, as all are", "gauge")
-    for model in (sample.labels["model"] for sample in ready.samples if sample.value):
+    for sample in ready.samples:
+        if not sample.value:
+            continue
         for name in ("awake", "weights_offloaded", "discard_all"):
-            labels = {"model_name": model, "engine": "0", "sleep_state": name}
+            labels = {**_of_engine(sample.labels), "sleep_state": name}
             metric.add_sample(metric.name, labels, name == "awake")
     return metric
 
 
+def _of_engine(labels: Mapping[str, str]) -> dict[str, str]:
+    """Return vLLM's labels for the model and the replica of a sample. What front ends count is shown as of engine 0."""
+    return {"model_name": labels["model"], "engine": labels.get(ENGINE, "0")}
+
+
 def _labels(name: str, labels: Mapping[str, str]) -> dict[str, str] | None:
     """Return vLLM's labels for those of a sample of ours, None for a sample that vLLM does not have."""
-    theirs = {"model_name": labels["model"], "engine": "0"} if "model" in labels else {}
+    theirs = _of_engine(labels) if "model" in labels else {}
     if "code" in labels:
         code = labels["code"]
         return {"status": f"{code[0]}xx" if code.isdecimal() else code}

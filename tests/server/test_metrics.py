@@ -134,9 +134,9 @@ def test_an_answer_that_its_client_leaves_has_phases_but_no_length(tmp_path: Pat
 
 
 def test_vllms_series_say_what_ours_say(tmp_path: Path) -> None:
-    block, model = Block.create(tmp_path / "server", 0, 1), Block.create(tmp_path / "model", 2, 1)
+    block, model = Block.create(tmp_path / "server", 0, 1), Block.create(tmp_path / "model", 1, 1)
     engine, front_end = model.engines[0], model.frontends[0]
-    model.engines[0].num_waiting, model.engines[1].num_waiting = 3, 4
+    engine.num_waiting = 7
     engine.num_used_blocks, engine.max_num_blocks, engine.tokens_per_block = 5, 10, 16
     front_end.num_prompt_tokens, front_end.num_cached_tokens = 50, 40
     for reason, num in (("eos_token", 1), ("stop_sequence", 2), ("length", 4), ("cancelled", 8), ("error", 16)):
@@ -176,6 +176,44 @@ def test_a_picker_finds_the_adapters_of_all_replicas_in_one_series_and_a_dashboa
     labels = "{max_lora=8}%s{running_lora_adapters=french,german}{waiting_lora_adapters=latin}"
     assert shown("vllm:") == ["vllm:lora_requests_info" + labels % ""]
     assert shown("lmi_") == ["lmi_lora_requests_info" + labels % "{model=demo}"]
+
+
+def test_vllms_series_show_each_replica_and_ours_all_together(tmp_path: Path) -> None:
+    block, model = Block.create(tmp_path / "server", 0, 1), Block.create(tmp_path / "model", 2, 1)
+    for slot, engine in enumerate(model.engines):
+        engine.num_waiting, engine.num_preemptions = 3 + slot, 5 + slot
+        engine.num_used_blocks, engine.max_num_blocks, engine.tokens_per_block = 2 + 4 * slot, 8, 16
+        engine.prefill_time_s.observe(1.0 + slot)
+    model.frontends[0].num_prompt_tokens = 50
+    samples = scrape(block, model)
+
+    def by_engine(name: str, labels: str = "{engine=%d}{model_name=demo}") -> list[float]:
+        return [samples[f"vllm:{name}{labels % slot}"] for slot in (0, 1)]
+
+    assert by_engine("num_requests_waiting") == [3, 4]
+    assert by_engine("num_preemptions_total") == [5, 6]
+    assert by_engine("kv_cache_usage_perc") == [0.25, 0.75]
+    assert by_engine("request_prefill_time_seconds_sum") == [1, 2]
+    cache = "{block_size=16}{engine=%d}{model_name=demo}{num_gpu_blocks=8}"
+    assert by_engine("cache_config_info", cache) == [1, 1]
+
+    assert samples["lmi_requests_waiting{model=demo}"] == 7
+    assert samples["lmi_preemptions_total{model=demo}"] == 11
+    assert samples["lmi_kv_cache_usage_ratio{model=demo}"] == 0.5
+    tokens = [name for name in samples if name.startswith("vllm:prompt_tokens_total")]
+    assert tokens == ["vllm:prompt_tokens_total{engine=0}{model_name=demo}"]
+
+
+def test_a_replica_that_was_lost_is_not_shown_as_one_without_load(tmp_path: Path) -> None:
+    block, model = Block.create(tmp_path / "server", 0, 1), Block.create(tmp_path / "model", 2, 1)
+    lost, serving = model.engines
+    lost.phase, lost.num_preemptions = Phase.LOST, 5
+    serving.phase, serving.beat_s, serving.num_running = Phase.READY, time.monotonic(), 4
+    samples = scrape(block, model)
+
+    running = {name: value for name, value in samples.items() if name.startswith("vllm:num_requests_running")}
+    assert running == {"vllm:num_requests_running{engine=1}{model_name=demo}": 4}
+    assert samples["vllm:num_preemptions_total{engine=0}{model_name=demo}"] == 5
 
 
 def test_statuses_are_counted_by_class_as_vllms_http_server_does(tmp_path: Path) -> None:
