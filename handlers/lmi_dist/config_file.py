@@ -17,6 +17,7 @@ import msgspec
 
 from lmi.errors import ModelUnusable, shorten
 from lmi.settings.handler import folder_of
+from lmi.shared.model_files import read_bounded
 
 DECODERS = ("ForCausalLM", "LMHeadModel")  # how the names of their classes end
 KEEPS_ITS_OWN = "has an attention of its own, which does not let lmi-dist keep its keys and values"
@@ -185,8 +186,9 @@ _ROPE_NEEDS = {
 def check(folder: Path) -> None:
     """Raise ModelUnusable if the model in `folder` is known not to run. A file that cannot be read may run."""
     file = folder / "config.json"
-    with suppress(OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        check_config(file, msgspec.json.decode(file.read_bytes(), type=dict[str, Any]))
+    with suppress(OSError, ValueError, RecursionError):
+        config = msgspec.json.decode(read_bounded(file), type=dict[str, Any])
+        check_config(file, config)
 
 
 def check_config(file: Path, config: Mapping[str, Any]) -> None:

@@ -22,6 +22,7 @@ from handlers.base.configuration import pickled_files, refusal
 from handlers.lmi_dist.config_file import check_extra
 from lmi.errors import ModelUnusable, cause_line
 from lmi.executor import Progress
+from lmi.shared.model_files import read_bounded
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -267,7 +268,7 @@ def existing_file(folder: Path, name: str) -> Path:
 def read_json(file: Path, kind: type = dict) -> Any:
     """Read an object, or an array if the kind is list. Raises ModelUnusable."""
     try:
-        content = json.loads(file.read_bytes())
+        content = json.loads(read_bounded(file))
     except (ValueError, OSError, RecursionError) as error:
         raise ModelUnusable(f"{file}: not JSON: {cause_line(error)}") from error
     if not isinstance(content, kind):

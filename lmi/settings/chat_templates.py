@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from lmi.errors import BadConfiguration, ModelUnusable, cause_line
 from lmi.settings.values import Values
+from lmi.shared.model_files import read_bounded
 
 MAX_TEMPLATE_CHARS = 256 << 10
 TEMPLATE, TOOL_CALLS, REASONING = "option.chat_template", "option.tool_call_parser", "option.reasoning_parser"
@@ -147,8 +148,8 @@ def find_templates(folder: Path, override: str | None) -> tuple[dict[str, str], 
 
     for file in (folder / "tokenizer_config.json", folder / "chat_template.json"):
         try:
-            config = json.loads(file.read_bytes()) if file.is_file() else {}
-        except (ValueError, RecursionError) as error:
+            config = json.loads(read_bounded(file)) if file.is_file() else {}
+        except (OSError, ValueError, RecursionError) as error:
             raise ModelUnusable(f"{file}: {cause_line(error)}") from error
 
         value = config.get("chat_template") if isinstance(config, dict) else None
@@ -165,8 +166,8 @@ def find_templates(folder: Path, override: str | None) -> tuple[dict[str, str], 
 
 def _read_text(file: Path) -> str:
     try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        text = read_bounded(file).decode().replace("\r\n", "\n").replace("\r", "\n")
+    except (OSError, ValueError) as error:
         raise ModelUnusable(f"{file}: {cause_line(error)}") from error
     if len(text) > MAX_TEMPLATE_CHARS:
         raise ModelUnusable(f"{file}: over {MAX_TEMPLATE_CHARS} characters")

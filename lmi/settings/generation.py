@@ -19,6 +19,7 @@ from lmi.settings.annexes import GENERATION_CONFIG, OWN_DEFAULTS
 from lmi.settings.config import GenerationDefaults
 from lmi.settings.kinds import local_path
 from lmi.settings.values import Values
+from lmi.shared.model_files import read_bounded
 
 KEY, OVERRIDE = "option.generation_config", "option.override_generation_config"
 FILE_NAME = "generation_config.json"
@@ -136,11 +137,7 @@ def _read(file: Path) -> dict[str, Any]:
     if not file.is_file():  # another kind of file may never end
         raise ValueError(f"{file} is no file")
     try:
-        with file.open("rb") as opened:
-            data = opened.read(MAX_FILE_BYTES + 1)
-        if len(data) > MAX_FILE_BYTES:
-            raise ValueError(f"over {MAX_FILE_BYTES} bytes")
-        value = orjson.loads(data)
+        value = orjson.loads(read_bounded(file, MAX_FILE_BYTES))
     except (OSError, ValueError) as error:
         raise ValueError(cause_line(error)) from None
     if not isinstance(value, dict):

@@ -19,6 +19,7 @@ from lmi.settings.handler import announced
 from lmi.settings.kinds import local_path
 from lmi.settings.properties import Properties
 from lmi.settings.values import ENVIRONMENT, FILE, PLATFORM, Given, Setting, Values, collect, is_of_server
+from lmi.shared.model_files import read_bounded
 from lmi.sources.source import ARCHIVE_SUFFIXES, GGUF, NO_GGUF, fault, listed, remote
 
 MODEL, NAME, DRAFT = "option.model_id", "option.model_name", "option.speculative_draft_model"
@@ -218,7 +219,7 @@ def _model_path(values: Values) -> Path:
 def facts(folder: Path) -> Mapping[str, Any]:
     """Return a model's config.json, or nothing if it cannot be read, which the engine reports."""
     with suppress(OSError, ValueError, RecursionError):
-        found = json.loads((folder / "config.json").read_bytes())
+        found = json.loads(read_bounded(folder / "config.json"))
         if isinstance(found, dict):
             return found
     return {}

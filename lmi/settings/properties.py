@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from lmi.errors import BadConfiguration, shorten
+from lmi.shared.model_files import read_bounded
 
 MAX_BYTES = 1 << 20
 BLANKS = " \t\f"
@@ -37,13 +38,13 @@ class Properties:
 def read(path: Path) -> Properties:
     """Read a file, which need not be there. Raises BadConfiguration if it cannot be read as properties."""
     try:
-        data = path.read_bytes()
+        data = read_bounded(path, MAX_BYTES)
     except FileNotFoundError:
         return Properties()
     except OSError as error:
         raise BadConfiguration(f"{path}: cannot be read: {error.strerror}") from None
-    if len(data) > MAX_BYTES:
-        raise BadConfiguration(f"{path}: {len(data)} bytes, allowed are {MAX_BYTES}")
+    except ValueError as error:
+        raise BadConfiguration(f"{path}: cannot be read: {error}") from None
     if data.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in data:
         raise BadConfiguration(f"{path}: not a text file in UTF-8 (a NUL byte or a UTF-16 mark stands in it)")
     try:

@@ -16,7 +16,8 @@ from lmi.settings.config import ServerConfig
 from lmi.settings.kinds import local_path
 from lmi.settings.model_choice import DRAFT
 from lmi.settings.option import PICKLES, REMOTE_CODE, SCRIPTS, TEMPLATES
-from lmi.settings.values import FILE, OPTIONS, Values, find
+from lmi.settings.values import FILE, OPTIONS, Given, Values, find
+from lmi.shared.model_files import read_bounded
 from lmi.user_code.settings import REQUIREMENTS
 
 SWITCH, CONTROLS_KEY, CHANNELS = "secure_mode", "security_controls", "untrusted_channels"
@@ -40,7 +41,7 @@ def _has_template(file: Path) -> bool:
     if file.name != "tokenizer_config.json":
         return file.name in ("chat_template.jinja", "chat_template.json")
     try:
-        content = json.loads(file.read_bytes())
+        content = json.loads(read_bounded(file))
     except (OSError, ValueError, RecursionError):  # another reader may find a template in it
         return True
     return isinstance(content, dict) and content.get("chat_template") is not None

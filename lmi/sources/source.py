@@ -21,6 +21,7 @@ import msgspec
 
 from lmi.errors import ModelUnusable, SecurityRefused, shorten
 from lmi.sources.fetches import WantedSource
+from lmi.shared.model_files import read_bounded
 
 SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 ARCHIVE_SUFFIXES = (".tar.gz", ".tgz", ".tar.bz2", ".tar.zst", ".tar")
@@ -235,8 +236,8 @@ def _weights_fault(folder: Path, weights: list[str], names: list[str]) -> str | 
 
 def _index_fault(folder: Path, index: str) -> str | None:
     try:
-        shards = set(msgspec.json.decode((folder / index).read_bytes(), type=_Index).weight_map.values())
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        shards = set(msgspec.json.decode(read_bounded(folder / index), type=_Index).weight_map.values())
+    except (OSError, ValueError) as error:
         return f"{index} is not an index of weights: {error}"
     missing = sorted(shard for shard in shards if not (folder / shard).is_file())
     more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""

@@ -23,6 +23,7 @@ import tokenizers
 from tokenizers import AddedToken
 
 from lmi.errors import GenerationFailed, InvalidParameter, ModelUnusable, PromptTooLong, cause_line
+from lmi.shared.model_files import read_bounded
 
 # The library's threads would idle (one text in each call) and do not survive a fork.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -263,10 +264,10 @@ def _explained(kind: type[Exception], what: str) -> Iterator[None]:
 def _read_json(file: Path) -> dict[str, Any]:
     """Return the object in a JSON file, {} if the file does not exist. Raises ModelUnusable."""
     try:
-        value = json.loads(file.read_bytes())
+        value = json.loads(read_bounded(file))
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelUnusable(f"{file}: {cause_line(error)}") from error
     if not isinstance(value, dict):
         raise ModelUnusable(f"{file}: must hold a JSON object")

@@ -16,7 +16,8 @@ from lmi.settings.config import Config
 from lmi.settings.engine_choice import NEURON
 from lmi.settings.model_choice import facts, user_code_folders
 from lmi.settings.values import Values
-from lmi.sources.source import CONFIG
+from lmi.shared.model_files import read_bounded
+from lmi.sources.source import CONFIG, S3Model, parse
 from lmi.user_code.options import ENTRY_POINT, FORMATTER_WORDS, RequirementsConfig, UserCodeConfig, is_built_in
 from lmi.user_code.standards import refuse_unrun_handlers
 
@@ -32,7 +33,7 @@ SWITCH, TRUST = "option.install_requirements", "option.trust_remote_code"
 def outline(path: Path) -> tuple[set[str], set[str]]:
     """Return the names that a file binds at its top level, and its decorators of djl_python. Raises ModelUnusable."""
     try:
-        body = ast.parse(path.read_bytes(), str(path)).body
+        body = ast.parse(read_bounded(path), str(path)).body
     except SyntaxError as error:
         raise ModelUnusable(f"{path}: line {error.lineno}: SyntaxError: {error.msg}") from None
     except (OSError, ValueError, RecursionError) as error:
@@ -165,7 +166,7 @@ def choose_requirements(values: Values, code: UserCodeConfig | None) -> Requirem
     wheels = file.parent / WHEELS
     try:
         names = sorted(entry.name for entry in wheels.iterdir()) if wheels.is_dir() else []
-        parts = [platform.python_version().encode(), file.read_bytes(), *map(os.fsencode, names)]
+        parts = [platform.python_version().encode(), read_bounded(file), *map(os.fsencode, names)]
     except OSError as error:
         raise ModelUnusable(f"{file}: cannot be read: {error.strerror}") from None
     folder = Path(values.final("download_dir"), "requirements", hashlib.sha256(b"\0".join(parts)).hexdigest())
@@ -178,3 +179,5 @@ def unrun_code(folder: Path) -> list[str]:
         return []
     advice = "option.trust_remote_code=true runs it, if you trust it and the engine can"
     return [f"{folder / CONFIG}: auto_map names Python code of the checkpoint, which is not run; {advice}"]
+    except ValueError as error:
+        raise ModelUnusable(f"{file}: cannot be read: {error}") from None

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from lmi.errors import ModelUnusable, shorten
 from lmi.settings.values import Values
+from lmi.shared.model_files import read_bounded
 
 PACKAGE = "model_hosting_container_standards"
 FIXED_NAMES = ("custom_sagemaker_ping_handler", "custom_sagemaker_invocation_handler")
@@ -47,7 +48,7 @@ def _scripts(values: Values, folders: list[Path]) -> Iterator[Path]:
 def _mark(file: Path) -> str | None:
     """Return what shows that a file has such handlers, as a message about it says it, or None."""
     try:
-        tree = ast.parse(file.read_bytes(), str(file))
+        tree = ast.parse(read_bounded(file), str(file))
     except (OSError, SyntaxError, ValueError, RecursionError):
         return None  # whoever would run the file reports it
 
