@@ -148,6 +148,7 @@ HANDLER = Handler(
     unused=dict.fromkeys(ENGINE_KEYS.keys() - OWN_KEYS, "")
     | dict.fromkeys(DRAFT_KEYS, "option.speculative=ngram guesses without a second model"),
     demo=Path(__file__).parent / "demo",
+    ignores_unknown=True,
     check=check,
     check_model=check_model,
     dtypes=dtypes,

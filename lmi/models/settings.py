@@ -1,7 +1,8 @@
 """The settings of one of several models, the memory that it needs, and what the host has left.
 
 Options of the server and names of the model have no effect in its file: the server has settings of its own, and
-whoever loads the model names it. In secure mode its whole folder is searched.
+whoever loads the model names it. Its file is a stranger's (`settings/strangers.py`). In secure mode its whole folder is
+searched.
 """
 
 import os
@@ -21,8 +22,10 @@ from lmi.settings.ports import RANGE
 from lmi.settings.properties import read
 from lmi.settings.resolve import Resolved, resolve
 from lmi.settings.secure_mode import CONTROLS_KEY, SWITCH
+from lmi.settings.strangers import ALLOWED
 from lmi.settings.values import COMMAND_LINE, FILE, Given, find, is_of_server
 from lmi.shared import linux
+from lmi.sources.source import unreadable
 
 NAMING = frozenset(("load_models", "option.model_name", "option.served_model_name", "option.model_alias"))
 MB = 1 << 20
@@ -56,6 +59,8 @@ def resolve_model(name: str, url: str, server: ServerConfig, environ: Mapping[st
         source = resolved.request.sources[0].source
         raise ModelUnusable(f"{file} names {source}: nothing is downloaded for one of several models")
     checked_folder(model.path, server.model_store)
+    if server.user is not None and (unread := unreadable(Path(model.path))) is not None:
+        raise ModelUnusable(f"{unread}: option.user={server.user} cannot read it")
     sources = tuple(dict.fromkeys((path.rstrip("/"), *model.sources)))
     model = replace(model, name=name, aliases=(), sources=sources)
     config = replace(resolved.config, server=server, model=model)
@@ -94,6 +99,9 @@ def _of_server(server: ServerConfig) -> dict[str, str]:
     given = {"download_dir": server.download_dir} if server.download_dir else {}
     if server.download_hosts:
         given["download_hosts"] = ",".join(server.download_hosts)
+    given["model_store"] = server.model_store
+    if server.allow_model_options:
+        given[ALLOWED] = ",".join(server.allow_model_options)
     if server.secure_mode:
         given |= {SWITCH: "true", CONTROLS_KEY: ",".join(server.security_controls)}
     if server.safe_port_range is not None:

@@ -164,6 +164,19 @@ class SourcesConfig:
     """folder for models from S3 and for what requirements.txt installs; nothing: lmi/models in the user's cache"""
 
 
+OPTION_NAME = matching("the name of an option", r"\*|[A-Za-z_][A-Za-z0-9_.]{0,127}")
+OPTION_NAMES = several("names of options with , between, or *", OPTION_NAME)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StrangersConfig:
+    """What the files of models may do beyond their model."""
+
+    allow_model_options: tuple[str, ...] = option((), OPTION_NAMES, is_for_operator=True)
+    """options that serving.properties may set although it came with one of several models, or from a hub or bucket, and
+    they run code or reach beyond the model, as in option.trust_remote_code; *: all"""
+
+
 class NamedModel(Struct, frozen=True):
     """One model of `load_models`. `name` and `engine` may be empty; version and device have no meaning here."""
 
@@ -306,7 +319,9 @@ class AbilitiesConfig:
     """steps of which an engine keeps each request's statistics"""
     additional_outputs: tuple[str, ...] = option((), OUTPUTS)
     """tensors of the model that requests may ask for, NAME or NAME:context, which has the prompt's rows too"""
-    logits_post_processors: str | None = option(None, PYTHON_FILE, refused_by=SCRIPTS)
+    logits_post_processors: str | None = option(
+        None, PYTHON_FILE, refused_by=SCRIPTS, grants="Python code that comes with the model, in the engine"
+    )
     """Python file with functions that change logits; it runs in the engine's own process"""
     enable_prefix_caching: bool | None = option(None)
     """prompts that begin alike share cached keys and values; nothing: the engine chooses, as a rule true"""

@@ -111,6 +111,7 @@ class ServerConfig(
     annexes.TracingConfig,
     annexes.PurposeConfig,
     annexes.SecureModeConfig,
+    annexes.StrangersConfig,
     annexes.SourcesConfig,
 ):
     """Settings of the front ends and the supervisor: those of the bases in their order."""
@@ -260,7 +261,13 @@ class ReplicasConfig:
         1, integer(1, 1024), names="option.pipeline_parallel_size PIPELINE_PARALLEL_DEGREE"
     )
     """GPUs that share the layers in turn"""
-    environ: dict[str, str] = option({}, VARIABLES, key="option.env", is_safe=False)  # LD_PRELOAD runs code
+    environ: dict[str, str] = option(
+        {},
+        VARIABLES,
+        key="option.env",
+        is_safe=False,
+        grants="variables of processes, of which LD_PRELOAD and others run code",
+    )
     """environment of engines and of the model's own code, as A=1,B=2"""
     num_threads: int | None = option(None, integer(1, 1024))
     """threads of an engine on a CPU"""
@@ -308,11 +315,12 @@ class EngineConfig(annexes.AbilitiesConfig, ReplicasConfig, UserCodeOptions):
         names="HF_MODEL_TRUST_REMOTE_CODE HF_TRUST_REMOTE_CODE",
         otherwise="code that comes with a model is never run",
         refused_by=REMOTE_CODE,
+        grants="Python code that comes with the model, in the engine",
     )
     """run Python code that comes with the model (vllm, trtllm)"""
     install_requirements: ClassVar[bool | None] = option(True, names="STANDARD_AUTO_INSTALL_REQ")
     """install the model's requirements.txt for its own code; nothing: true"""
-    allow_pickle: bool = option(False, refused_by=PICKLES)
+    allow_pickle: bool = option(False, refused_by=PICKLES, grants="pickled weights, which can run code in the engine")
     """load pickled weights, which can run code"""
     handler: str = option("auto", HANDLER, key="option.rolling_batch")
     """engine: auto, lmi-dist, vllm, trtllm, scheduler, disable"""

@@ -54,6 +54,7 @@ class Handler:
     demo: Path | None = None  # the folder of a small model that comes with it
     option_names: Callable[[], frozenset[str] | None] = lambda: None
     """Returns the options that it reads beside those of the table, without `option.`. None: it takes every option."""
+    ignores_unknown: bool = False  # an option that neither lmi nor `option_names` lists has no effect on it
     check: Callable[[EngineConfig], Mapping[str, str]] = lambda config: {}
     """Returns each option whose value it cannot run with, and the values that are allowed."""
     check_model: Callable[[Path], None] = lambda folder: None

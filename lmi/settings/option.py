@@ -37,6 +37,9 @@ class Option(Struct, frozen=True):
     has_flag: bool = True
     is_for_engine: bool = False  # EngineConfig.options holds its text for every engine
     otherwise: str = ""  # only engines whose Handler.uses names it read it: what happens on the others
+    grants: str = ""
+    """What its author can do beyond the model's answers, as a noun. The file of a stranger cannot give it: see
+    `strangers.py`. An option of the server needs no word for it, since it always reaches beyond a model."""
     is_for_operator: bool = False  # in secure mode serving.properties, which may come with the model, cannot give it
     is_path: bool = False  # in secure mode it must lie in a safe folder
     is_safe: bool = True  # secure mode allows it

@@ -8,7 +8,16 @@ from typing import Self
 
 from lmi.adapters.files import with_adapters
 from lmi.errors import BadConfiguration
-from lmi.settings import chat_templates, engine_choice, generation, model_choice, other_names, ports, secure_mode
+from lmi.settings import (
+    chat_templates,
+    engine_choice,
+    generation,
+    model_choice,
+    other_names,
+    ports,
+    secure_mode,
+    strangers,
+)
 from lmi.settings.config import Config, EngineConfig, GenerationDefaults, ModelConfig, ServerConfig
 from lmi.settings.handler import USER_CODE, announced
 from lmi.settings.model_choice import MODEL, Fetched, find_folder
@@ -135,6 +144,8 @@ def _with_one_model(values: Values, missing: tuple[str, ...]) -> Resolved:
     generation.check_options(values)
     values.stop_at_faults()
     secure_mode.check(values, model_choice.user_code_folders(values))
+    strangers.check(values, engine, code)
+    values.stop_at_faults()
     requirements = choose_requirements(values, code)
     if is_code:  # it loads a hub's id itself, as with the reference
         missing = tuple(text for text in missing if not isinstance(parse(text), HubModel))

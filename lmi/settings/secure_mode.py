@@ -68,7 +68,8 @@ def check(values: Values, folders: Collection[Path]) -> None:
     folder, cwd, fetched = values.folder, values.cwd, (*values.fetched.values(), *values.untrusted)
     roots = [PLATFORM_FOLDER, Path(values.final("download_dir")), *([folder] if folder else []), *fetched]
     refused = list(_refused_options(values, names))
-    refused += _refused_paths(values, [*folders, folder or cwd, cwd], roots)
+    for path, given in paths_outside(values, [*folders, folder or cwd, cwd], roots):
+        refused.append(f"{given.place}: {_leaves(path)}")
     for place in dict.fromkeys(path.resolve() for path in folders):
         refused += _refused_beside(place, names)
     # The current folder is the model's only if it is served.
@@ -107,7 +108,7 @@ def check_adapter(server: ServerConfig, folder: Path, model: Path, *, is_fetched
     names = server.security_controls
     roots = [PLATFORM_FOLDER, model, *map(Path, filter(None, [server.download_dir]))]
     if not is_fetched and not _is_below(folder, roots):
-        _raise([_leaves(folder, str(folder))])
+        _raise([f"{folder}: {_leaves(folder)}"])
     _raise([*_refused_beside(folder, names), *_refused_within(folder, names)])
 
 
@@ -124,7 +125,11 @@ def _refused_options(values: Values, names: Collection[str]) -> Iterator[str]:
                 yield f"{values.how_given(option.key).said}: refused by {name}"
 
 
-def _refused_paths(values: Values, bases: list[Path], roots: list[Path]) -> Iterator[str]:
+def paths_outside(values: Values, bases: list[Path], roots: list[Path]) -> Iterator[tuple[Path, Given]]:
+    """Yield each path outside of `roots` that an option names, with what names it. `bases` are what it is relative to.
+
+    A text that is no path here, such as the name of a model of a hub, is left out.
+    """
     for key in (*[option.key for option in OPTIONS if option.is_path], DRAFT):
         option = find(key)
         is_word = option is not None and values.given(key) in option.kind.words
@@ -134,15 +139,15 @@ def _refused_paths(values: Values, bases: list[Path], roots: list[Path]) -> Iter
             with suppress(OSError):  # too long for a path; what is none may mean a model of a hub
                 named = [base / text for base in bases if (base / text).exists()] or [Path(text)] * text.startswith("/")
             outside = [path for path in named if not _is_below(path, roots)]
-            yield from (_leaves(path, values.how_given(key).place) for path in outside[:1])
+            yield from ((path, values.how_given(key)) for path in outside[:1])
 
 
 def _is_below(path: Path, roots: list[Path]) -> bool:
     return any(path.resolve().is_relative_to(root.resolve()) for root in roots)
 
 
-def _leaves(path: Path, place: str) -> str:
-    return f"{place}: {path.resolve()} is outside of the model's folder, {PLATFORM_FOLDER} and download_dir"
+def _leaves(path: Path) -> str:
+    return f"{path.resolve()} is outside of the model's folder, {PLATFORM_FOLDER} and download_dir"
 
 
 def _refused_beside(folder: Path, names: Collection[str]) -> list[str]:

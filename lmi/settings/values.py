@@ -170,7 +170,7 @@ class Values:
     machine: Machine
     handlers: Mapping[str, Handler]  # that are announced, by name
     fetched: Mapping[str, Path]  # the local folder of each remote source, by its text
-    untrusted: Collection[Path]  # folders that secure mode searches as it does those that were fetched
+    untrusted: Collection[Path]  # folders of strangers, which secure mode searches as it does those that were fetched
     is_folder_asked: bool = False  # whether the command line names `folder`
 
     picked: dict[str, Picked] = field(default_factory=dict)

@@ -20,8 +20,8 @@ from pathlib import Path, PurePosixPath
 import msgspec
 
 from lmi.errors import ModelUnusable, SecurityRefused, shorten
-from lmi.sources.fetches import WantedSource
 from lmi.shared.model_files import read_bounded
+from lmi.sources.fetches import WantedSource
 
 SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 ARCHIVE_SUFFIXES = (".tar.gz", ".tgz", ".tar.bz2", ".tar.zst", ".tar")
@@ -43,6 +43,9 @@ CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 MAX_PATH_BYTES = 1024
 MAX_NAME_BYTES = 240  # of each part of a path; file systems have 255, of which a file that is half written needs some
 MAX_FOLDERS = 32  # one within another, each of which costs a call in Python when they are removed
+OF_CACHE = re.compile(r"/models--[^/]+/snapshots/[^/]+/")  # of a hub's client
+HUB_NOTES = ".cache/huggingface/download"  # of a hub's client, in a folder that it fills with a repository
+OF_STORE = re.compile("[0-9a-f]{64}")  # of `s3.py: Store`
 
 log = logging.getLogger(__name__)
 
@@ -242,6 +245,46 @@ def _index_fault(folder: Path, index: str) -> str | None:
     missing = sorted(shard for shard in shards if not (folder / shard).is_file())
     more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
     return f"has no {shown(missing[0])}{more}, which {index} names" if missing else None
+
+
+def came_from(file: Path) -> str:
+    """Return where a file was fetched from, by this server or another client of a hub, or "" if nothing shows it.
+
+    It shows in the paths of a hub's cache and of this server's own store, and in what a hub's client notes beside the
+    files that it brings into a folder.
+    """
+    path = file.parent.resolve() / file.name
+    if not file.is_file():
+        return ""
+    if OF_CACHE.search(str(path)):
+        return "a hub"
+    for folder in path.parents:
+        note = folder / HUB_NOTES / path.relative_to(folder)
+        if note.with_name(f"{note.name}.metadata").is_file():
+            return "a hub"
+        if folder.name == "model" and OF_STORE.fullmatch(folder.parent.name) and (folder.parent / "blobs").is_dir():
+            return "a bucket"
+    return ""
+
+
+def unreadable(folder: Path) -> Path | None:
+    """Return a file of a model, or its folder, that the effective user of this process may not read, or None."""
+    if not os.access(folder, os.R_OK | os.X_OK, effective_ids=True):
+        return folder
+    patterns = (*TAKEN, *(f"*{suffix}" for suffix in PICKLES))
+    files = (file for file in sorted(folder.iterdir()) if _is(file.name, *patterns))
+    return next((file for file in files if not _is_readable(file)), None)
+
+
+def _is_readable(file: Path) -> bool:
+    """Return whether this process may read a file, or nothing is there."""
+    try:
+        os.stat(file)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return os.access(file, os.R_OK, effective_ids=True)
 
 
 def listed(names: list[str]) -> str:

@@ -88,10 +88,23 @@ def _find_file(values: Values) -> Path | None:
             values.refuse(ENTRY_KEY, "an entry point that generates text, images are not made here")
         elif "neuron" in entry:
             values.warn(f"{values.how_given(ENTRY_KEY).said}: {NEURON}, the model runs on GPUs or a CPU")
-    path = next((place / name for place in user_code_folders(values) if (place / name).is_file()), None)
+    found = [place / name for place in user_code_folders(values) if (place / name).is_file()]
+    unasked = {file for file in found if not values.final(TRUST) and _is_unasked(values, file.parent)}
+    for file in unasked:
+        values.note(f"{file}: not run, since it came from a hub or bucket and {TRUST}=false")
+    path = next((file for file in found if file not in unasked), None)
     if path is None and _is_own_file(values):
         values.refuse(ENTRY_KEY, ENTRY_POINT.allowed)
     return path
+
+
+def _is_unasked(values: Values, folder: Path) -> bool:
+    """Return whether a fetch brought the folder without its Python files. Another client of a hub may have added them.
+
+    An archive is unpacked whole.
+    """
+    sources = [text for text, fetched in values.fetched.items() if fetched == folder]
+    return any(not (isinstance(source, S3Model) and source.is_archive) for source in map(parse, sources))
 
 
 def _is_own_file(values: Values) -> bool:
@@ -169,6 +182,8 @@ def choose_requirements(values: Values, code: UserCodeConfig | None) -> Requirem
         parts = [platform.python_version().encode(), read_bounded(file), *map(os.fsencode, names)]
     except OSError as error:
         raise ModelUnusable(f"{file}: cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise ModelUnusable(f"{file}: cannot be read: {error}") from None
     folder = Path(values.final("download_dir"), "requirements", hashlib.sha256(b"\0".join(parts)).hexdigest())
     return RequirementsConfig(file=str(file.resolve()), folder=str(folder))
 
@@ -179,5 +194,3 @@ def unrun_code(folder: Path) -> list[str]:
         return []
     advice = "option.trust_remote_code=true runs it, if you trust it and the engine can"
     return [f"{folder / CONFIG}: auto_map names Python code of the checkpoint, which is not run; {advice}"]
-    except ValueError as error:
-        raise ModelUnusable(f"{file}: cannot be read: {error}") from None

@@ -179,6 +179,7 @@ def test_every_row_can_be_given_by_flag_file_and_environment(folder: Path) -> No
         "ssl_certfile": "/mnt/tls.crt",
         "ssl_keyfile": "/mnt/tls.key",
         "option.user": "1000:1000",
+        "allow_model_options": "option.env;option.trust_remote_code",
         "cors_allowed_origins": "https://a.example",
         "option.otlp_traces_endpoint": "http://localhost:4318/v1/traces",
         "option.speculative": "ngram",

@@ -1,0 +1,141 @@
+"""What the serving.properties of a stranger may not do: run code, or reach beyond its model.
+
+A file is a stranger's if it came with one of several models, or from a hub or a bucket. Its options are those of a
+model: what the model is called, how long its context is, how its answers look. Those of a process, which
+`Option.grants` and `PLAIN_OPTIONS` tell apart, count from the operator alone: from the command line, the environment,
+or a file whose options `allow_model_options` names.
+
+The file of a folder that the operator made counts in full, and the start says what it switches on.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from msgspec import Struct
+
+from lmi.settings.engine_choice import ChosenEngine
+from lmi.settings.handler import USER_CODE
+from lmi.settings.model_choice import DRAFT, MODEL
+from lmi.settings.other_names import ENGINE_KEYS, WITHOUT_EFFECT
+from lmi.settings.secure_mode import LOAD_FORMAT, SAFE_LOAD_FORMATS, SAFE_OPTIONS, paths_outside
+from lmi.settings.values import FILE, Given, Picked, Values, find, is_of_server
+from lmi.sources.source import came_from
+from lmi.user_code.options import UserCodeConfig
+
+PROPERTIES = "serving.properties"
+ALLOWED, ALL = "allow_model_options", "*"
+OF_SEVERAL = "one of several models"
+
+# Engines listen, and take what they are sent for commands, at the addresses that these name.
+OF_NODES = frozenset("option.nnodes option.node_rank option.master_addr option.master_port".split())
+
+# Options of engines that are numbers, switches and words of a short list. Any other may name code or a file, as vLLM's
+# worker_extension_cls, hf_overrides, logits_processors and kv_transfer_config do.
+PLAIN_OPTIONS = (SAFE_OPTIONS - OF_NODES) | frozenset(
+    "option.limit_mm_per_prompt option.max_num_tokens option.enable_kv_cache_reuse option.enable_trt_overlap "
+    "option.disable_custom_all_reduce option.block_size option.fully_sharded_loras option.max_logprobs "
+    "option.stream_interval option.enable_expert_parallel option.max_output_len option.long_lora_scaling_factors "
+    "option.calculate_kv_scales option.async_scheduling option.enable_chunked_context option.max_batch_size "
+    "option.max_seq_len option.max_tokens option.enable_block_reuse option.enable_overlap_scheduler".split()
+)
+
+
+class Power(Struct, frozen=True):
+    """An option of a model's file, and what it lets the file's author do."""
+
+    given: Given
+    grants: str
+
+    @property
+    def refusal(self) -> str:
+        key = self.given.key
+        how = f"the command line, the environment or {ALLOWED}={key}"
+        return f"{self.given.place}: {self.grants}; that is for the operator, by {how}"
+
+
+def check(values: Values, engine: ChosenEngine, code: UserCodeConfig | None) -> None:
+    """Add a fault for each power that the file of a stranger takes, or tell those of the operator's own folder."""
+    stranger = _whose(values)
+    if not stranger:
+        _tell(values, engine, code)
+        return
+
+    for power in (*_powers(values, engine), *_paths(values)):
+        if not _is_allowed(values, power.given):
+            values.faults.append(f"{power.refusal} (the file is of {stranger})")
+
+
+def _whose(values: Values) -> str:
+    """Return whose the file of the served folder is if it is a stranger's, or ""."""
+    if values.folder is None:
+        return ""
+    if values.folder in values.untrusted:
+        return OF_SEVERAL
+    return came_from(values.folder / PROPERTIES)
+
+
+def _tell(values: Values, engine: ChosenEngine, code: UserCodeConfig | None) -> None:
+    """Note what the folder of the only model switches on."""
+    for power in _powers(values, engine):
+        if not is_of_server(power.given.key):
+            values.note(f"{power.given.said}: the model's own file switches on {power.grants}")
+    if code is not None:
+        values.note(f"{code.path}: the model's own code runs, in a process of its own")
+
+
+def _powers(values: Values, engine: ChosenEngine) -> Iterator[Power]:
+    """Yield each option of the file that runs code or reaches beyond the model."""
+    for picked in values.picked.values():
+        if picked.given.rank[0] == FILE and (grants := _grants(picked, engine)):
+            yield Power(picked.given, grants)
+
+
+def _grants(picked: Picked, engine: ChosenEngine) -> str:
+    """Return what a value that counts lets its author do, or "" for what stays within the model."""
+    option = find(picked.given.key)
+    if option is None:
+        return _grants_of_engine(picked, engine)
+    if picked.value == option.default:
+        return ""
+    return "a setting of the whole server" if option.part == "server" else option.grants
+
+
+def _grants_of_engine(picked: Picked, engine: ChosenEngine) -> str:
+    """Return what an option without a row lets its author do, on the engine that reads it."""
+    key, handler = picked.given.key, engine.handler
+    known = handler.option_keys()
+    is_listed = key in ENGINE_KEYS if known is None else key in known
+    is_read = key.startswith("option.") and (is_listed or (known is None and not handler.ignores_unknown))
+    if handler is USER_CODE or not is_read or key in WITHOUT_EFFECT or key in handler.unused:
+        return ""
+
+    is_plain = picked.value in SAFE_LOAD_FORMATS if key == LOAD_FORMAT else key in PLAIN_OPTIONS
+    return "" if is_plain else f"an argument of {engine.name}, which may name code or files"
+
+
+def _paths(values: Values) -> Iterator[Power]:
+    """Yield each path outside of the model's folder that its file names. Whoever finds the model checks its path."""
+    assert values.folder is not None
+    bases = [values.folder, values.cwd]
+    for path, given in paths_outside(values, bases, [values.folder]):
+        is_in_store = given.key == DRAFT and path.resolve().is_relative_to(Path(values.final("model_store")).resolve())
+        if given.rank[0] == FILE and given.key != MODEL and not is_in_store:
+            yield Power(given, f"{path.resolve()}, which is outside of the model's folder")
+
+
+def _is_allowed(values: Values, given: Given) -> bool:
+    """Return whether the operator allows it by name, or gives the same value himself."""
+    allowed = values.picked.get(ALLOWED)
+    names = allowed.value if allowed is not None and allowed.given.rank[0] != FILE else ()
+    if {ALL, given.key, given.key.removeprefix("option.")} & set(names):
+        return True
+
+    picked = values.picked[given.key]
+    return any(other.rank[0] != FILE and _is_same(other, picked) for other in picked.shadowed)
+
+
+def _is_same(other: Given, picked: Picked) -> bool:
+    try:
+        return bool(other.value() == picked.value)
+    except ValueError:
+        return False
