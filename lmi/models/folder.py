@@ -86,10 +86,14 @@ class ModelFolder(Folder[Model]):
         return Runtime.at(self._server.path / entry.folder)
 
     def files_with_environ(self, entry: Model) -> Runtime:
+        """Return the folder of a model's processes as the supervisor starts them, by the server's own settings.
+
+        A front end wrote the folder, and the settings of the server say as whom its processes run.
+        """
         runtime = self.files(entry)
         environ = msgspec.json.decode((runtime.path / ENVIRON).read_bytes(), type=dict[str, str])
         engine = replace(runtime.config.engine, environ=environ)
-        return replace(runtime, config=replace(runtime.config, engine=engine))
+        return replace(runtime, config=replace(runtime.config, server=self._server.config, engine=engine))
 
 
 def is_same(found: Model | None, entry: Model) -> bool:

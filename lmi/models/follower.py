@@ -5,11 +5,12 @@ import os
 import shutil
 import signal
 import time
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 from lmi.models.folder import Model, ModelFolder
 from lmi.runtime import ENVIRONMENT_NAME, Runtime, ServerRuntime
+from lmi.settings.listeners import User
 from lmi.shared import linux
 from lmi.shared.desired_state import State
 from lmi.shared.state import Phase
@@ -141,11 +142,15 @@ class PassingModel(RunningModel):
         """Return which of these processes are left, with what they started and what the model's environment shows."""
         variable = f"{ENVIRONMENT_NAME}={self.runtime.path}"
         known = known.union(linux.descendants(*known))
-        return {pid for pid in linux.descendants(os.getpid()) if pid in known or _has_variable(pid, variable)}
+        user = self.config.server.user
+        return {pid for pid in linux.descendants(os.getpid()) if pid in known or _has_variable(pid, variable, user)}
 
 
-def _has_variable(pid: int, variable: str) -> bool:
-    """Return whether a process was started with `NAME=TEXT` in its environment."""
-    with suppress(OSError):  # it has ended
-        return variable.encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+def _has_variable(pid: int, variable: str, user: User | None) -> bool:
+    """Return whether a process, perhaps of the user, was started with `NAME=TEXT` in its environment."""
+    environ = Path(f"/proc/{pid}/environ")
+    with suppress(OSError):  # it has ended, or root may not look into it, as in a container
+        return variable.encode() in environ.read_bytes().split(b"\0")
+    with suppress(OSError), user.acting() if user else nullcontext():
+        return variable.encode() in environ.read_bytes().split(b"\0")
     return False

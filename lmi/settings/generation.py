@@ -134,7 +134,7 @@ def _faults(written: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
 
 def _read(file: Path) -> dict[str, Any]:
     """Return the object in a JSON file. Raises ValueError with the reason."""
-    if not file.is_file():  # another kind of file may never end
+    if not file.is_file():
         raise ValueError(f"{file} is no file")
     try:
         value = orjson.loads(read_bounded(file, MAX_FILE_BYTES))

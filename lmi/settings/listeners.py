@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import pwd
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import ClassVar
 from urllib.parse import urlsplit
@@ -16,7 +18,7 @@ GATEWAY_PORT = 8081
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """The user that front ends, the gateway and user code run as where root starts the server."""
+    """The user that all but the supervisor and the fetches run as where root starts the server."""
 
     text: str  # as it was given
     name: str
@@ -55,6 +57,23 @@ class User:
         os.setgroups(self.groups)
         os.setresgid(self.gid, self.gid, self.gid)
         os.setresuid(self.uid, self.uid, self.uid)
+
+    @contextmanager
+    def acting(self) -> Iterator[None]:
+        """Use files as the user meanwhile, where this process is root's, which has one thread. Else nothing changes."""
+        if os.geteuid() != 0:
+            yield
+            return
+        groups, gid = os.getgroups(), os.getegid()
+        os.setgroups(self.groups)
+        os.setegid(self.gid)
+        os.seteuid(self.uid)
+        try:
+            yield
+        finally:
+            os.seteuid(0)
+            os.setegid(gid)
+            os.setgroups(groups)
 
 
 def _address(text: str) -> tuple[str, int]:
@@ -100,7 +119,8 @@ class ListenersConfig:
         key="option.user",
         is_for_operator=True,
     )
-    """user that front ends, the gateway and user code run as where root starts the server; nothing: the same user"""
+    """user that all processes but the supervisor and those that fetch run as where root starts the server; nothing: the
+    same user"""
     safe_port_range: tuple[int, int] | None = option(None, PORT_RANGE, names="SAGEMAKER_SAFE_PORT_RANGE")
     """ports for every listener beside the server's own port, such as an engine's rendezvous"""
 

@@ -316,6 +316,12 @@ class Machine:
         return tuple(names[:invalid])  # CUDA too ends the list at the first invalid name
 
 
+def unusable_gpu_files(files: Path = Path("/dev")) -> list[Path]:
+    """Return the files of NVIDIA's driver that the effective user of this process may not open, and CUDA must."""
+    needed = [files / "nvidiactl", files / "nvidia-uvm", *sorted(files.glob("nvidia[0-9]*"))]
+    return [file for file in needed if file.exists() and not os.access(file, os.R_OK | os.W_OK, effective_ids=True)]
+
+
 def is_container(environ: Mapping[str, str], files: Iterable[Path] = OF_CONTAINERS) -> bool:
     """Return whether this process runs in a container, whose ports only its runtime opens to a network."""
     is_named = any(name.startswith(CONTAINER_VARIABLES) for name in environ)

@@ -1,10 +1,12 @@
 """How each child of the supervisor starts: its command, its environment, and what its exit codes mean."""
 
+import logging
 import os
 import re
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 from lmi.errors import BadConfiguration, ModelUnusable, SecurityRefused, StartError
@@ -12,8 +14,10 @@ from lmi.runtime import ENVIRONMENT_NAME, LoadReport, Runtime, ServerRuntime
 from lmi.settings.config import Config
 from lmi.settings.handler import USER_CODE, announced
 from lmi.settings.listeners import User
+from lmi.shared import linux
 from lmi.shared.linux import SUPERVISOR_PID
 from lmi.shared.state import Block, Phase
+from lmi.sources.source import unreadable
 from lmi.supervisor.child import Child, ChildKind
 from lmi.supervisor.cores import Cores, of_cores, of_threads
 from lmi.supervisor.restarts import HangLimits, RestartTable
@@ -32,8 +36,12 @@ SECRET = re.compile(
 )
 OF_EXPORTER = re.compile(r"OTEL_EXPORTER_OTLP_(TRACES_)?HEADERS")  # which may hold a key of the collector
 WITH_PASSWORD = re.compile(r"://[^/?#\s]*@")  # in a value: an address that names who asks, https://user:password@host
+OF_PIP = re.compile("^PIP_|_PROXY$", re.IGNORECASE)
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+CODE_CACHE = "HF_MODULES_CACHE"  # where transformers copies a checkpoint's code, by default below HF_HOME
 NOT_FOR_CHILDREN = re.compile(r"GUNICORN_|LISTEN_(FDS|PID)|WEB_CONCURRENCY|NOTIFY_SOCKET")
+
+log = logging.getLogger(__name__)
 
 
 class RunningModel:
@@ -88,14 +96,18 @@ def of_model(runtime: Runtime, block: Block, cores: Cores | None = None) -> list
 def engine(runtime: Runtime, cores: Cores | None = None) -> ChildKind:
     config, folder = runtime.config, str(runtime.path)
     handler = announced().get(config.engine.handler, USER_CODE)
+    user = user_of_engine(config)
+    if user is not None:
+        check_files(user, Path(config.model.path))
 
     def environ(slot: int) -> dict[str, str]:
         kept = of_cores(cores.engines[slot] if cores else ()) | of_threads(config, os.environ)
-        inherited = environ_of_server(environ_of(runtime.path))
-        return inherited | kept | environ_of_engine(config, os.environ, slot, folder)
+        inherited = environ_of_server(environ_of(runtime.path, user))
+        return inherited | kept | environ_of_engine(config, os.environ, slot, folder, user)
 
     return worker(
         config,
+        user=user,
         title="engine {slot}",
         module="lmi.engine.worker",
         words=["--load-with", handler.load],
@@ -103,6 +115,39 @@ def engine(runtime: Runtime, cores: Cores | None = None) -> ChildKind:
         environ=environ,
         limits=HangLimits.of(config.engine),
     )
+
+
+def user_of_engine(config: Config) -> User | None:
+    """Return the user that the engines of a model run as, or None for that of the supervisor. A warning says why.
+
+    A user that may not open the GPUs cannot compute on them. The ranks of an engine on a cluster are processes of that
+    cluster, which the engine reaches as the cluster's user alone. One of several models cannot ask for that.
+    """
+    user, engine = config.server.user, config.engine
+    if user is None:
+        return None
+
+    with user.acting():
+        unusable = linux.unusable_gpu_files() if engine.device_ids else []
+    if unusable:
+        log.warning("engines run as root, since option.user=%s may not open %s", user, unusable[0])
+        return None
+
+    on_cluster = announced().get(engine.handler, USER_CODE).on_cluster
+    for key, text in on_cluster.items():
+        is_given = engine.options.get(key.removeprefix("option.")) == text
+        if is_given and not config.server.multi_model:
+            log.warning("engines run as root, since %s=%s: their ranks are processes of the cluster", key, text)
+            return None
+    return user
+
+
+def check_files(user: User, folder: Path) -> None:
+    """Raise BadConfiguration for a file of a model that the user cannot read."""
+    with user.acting():
+        file = unreadable(folder)
+    if file is not None:
+        raise BadConfiguration(f"option.user={user}: that user cannot read {file}")
 
 
 def worker(
@@ -190,6 +235,15 @@ def without_secrets(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
+def environ_of_pip(environ: Mapping[str, str], user: User) -> dict[str, str]:
+    """Return the environment in which packages are installed as the user: of the secrets only those of an index.
+
+    A package that is built runs code, and other processes of the user can read it.
+    """
+    of_index = {name: value for name, value in environ.items() if OF_PIP.search(name)}
+    return without_secrets(environ) | user.environ | of_index
+
+
 def environ_of_server(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the environment that front ends and engines inherit: without secrets, and no library asks a hub."""
     return without_secrets(environ) | OFFLINE
@@ -200,19 +254,26 @@ def environ_of_front_end(environ: Mapping[str, str]) -> dict[str, str]:
     return environ_of_server(environ) | {name: value for name, value in environ.items() if OF_EXPORTER.fullmatch(name)}
 
 
-def environ_of_engine(config: Config, environ: Mapping[str, str], slot: int, folder: str = "") -> dict[str, str]:
+def environ_of_engine(
+    config: Config, environ: Mapping[str, str], slot: int, folder: str = "", user: User | None = None
+) -> dict[str, str]:
     """Return the variables of the engine in this slot, beside those that it inherits. Libraries read them at import.
 
-    `folder` is for sockets. The supervisor removes it when the server ends.
+    `folder` is for sockets, and for what `user` cannot write elsewhere. The supervisor removes it when the server ends.
     """
     given = config.engine.environ
-    environ = {**environ, **given}
+    environ = {**environ, **(user.environ if user else {}), **given}
     handler = announced().get(config.engine.handler, USER_CODE)
     names = handler.port_variables  # one that is set keeps its value
     ports = zip(names, config.engine.ports[slot * len(names) :], strict=False)
     named = {name: str(port) for name, port in ports if name not in environ}
     installed = with_installed(config, environ) if config.engine.trust_remote_code else {}
-    return {**named, **handler.environment(config.engine, environ, slot, folder), **given, **installed}
+    if user and config.engine.trust_remote_code and CODE_CACHE not in environ:
+        named[CODE_CACHE] = os.path.join(folder, "modules")
+
+    with user.acting() if user else nullcontext():  # it looks which folders the engine can write
+        own = handler.environment(config.engine, environ, slot, folder)
+    return {**named, **own, **given, **installed}
 
 
 def with_installed(config: Config, environ: Mapping[str, str]) -> dict[str, str]:

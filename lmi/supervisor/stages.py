@@ -12,8 +12,9 @@ import shutil
 import stat
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from lmi.errors import BadConfiguration, StartError
@@ -26,7 +27,7 @@ from lmi.shared.linux import SUPERVISOR_PID
 from lmi.shared.state import SupervisorRecord
 from lmi.sources import fetches
 from lmi.supervisor.child import Child, ChildKind
-from lmi.supervisor.kinds import environ_of_child
+from lmi.supervisor.kinds import environ_of_child, environ_of_pip
 from lmi.supervisor.restarts import RestartTable
 
 MIN_OPEN_FILES = 64  # a front end reserves 40, the others are for clients
@@ -111,14 +112,24 @@ def remove_leftovers() -> None:
 
 
 class Stage(Child):
-    """A child that does one thing and reports in `folder`. It has the secrets. `words` are its module and command."""
+    """A child that does one thing and reports in `folder`. `words` are its module and command.
 
-    def __init__(self, title: str, folder: Path, config: ServerConfig, *words: str) -> None:
+    It has the secrets that `environ` leaves of this process's environment, by default all.
+    """
+
+    def __init__(
+        self,
+        title: str,
+        folder: Path,
+        config: ServerConfig,
+        *words: str,
+        environ: Callable[[Mapping[str, str]], Mapping[str, str]] = dict,
+    ) -> None:
         log_words = ["--log-level", config.log_level, "--log-format", config.log_format]
         kind = ChildKind(
             title=title,
             argv=lambda slot: [sys.executable, "-P", "-m", *words, *log_words],
-            environ=lambda slot: environ_of_child(os.environ) | {SUPERVISOR_PID: str(os.getpid())},
+            environ=lambda slot: environ_of_child(environ(os.environ)) | {SUPERVISOR_PID: str(os.getpid())},
             output_logger="libraries",
             restarts=lambda: RestartTable(MAX_DEATHS, window_s=float("inf")),
             fatal=self.fatal,
@@ -173,7 +184,11 @@ def requirements(config: Config, runtime: ServerRuntime | Runtime) -> Stage | No
     folder = _new_folder(runtime, "requirements")
     places = ["--file", wanted.file, "--folder", wanted.folder, "--state", str(folder)]
     log.info("installing what %s names", wanted.file)
-    return Stage("requirements", folder, config.server, "lmi.user_code.requirements", *places)
+    words, user = ("lmi.user_code.requirements", *places), config.server.user
+    if user is None:
+        return Stage("requirements", folder, config.server, *words)
+    words = (*words, "--user", str(user))
+    return Stage("requirements", folder, config.server, *words, environ=partial(environ_of_pip, user=user))
 
 
 def say(resolved: Resolved) -> None:

@@ -4,6 +4,9 @@ FOLDER appears only when it is complete. A second process with the same FOLDER w
 `requirements` beside FILE go before the index, and nothing is written there. STATE gets `progress.json` and
 `failure.json` of `lmi/sources/fetches.py`. Only this process and the one that fetches sources have the secrets of the
 environment, which an index may ask for. SIGTERM ends it and pip at once.
+
+With USER pip runs as that user, since a package may run code while it is built. What it installs becomes root's, so
+that no process of the user can change it.
 """
 
 import argparse
@@ -15,6 +18,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -22,6 +26,7 @@ from typing import NoReturn
 import lmi.shared.log
 from lmi.errors import ModelUnusable, StartError, cause_line
 from lmi.settings.kinds import is_true
+from lmi.settings.listeners import User
 from lmi.shared import linux
 from lmi.shared.sink import guard_streams
 from lmi.sources.fetches import FAILURE, PROGRESS, FetchReport, Place, write
@@ -39,9 +44,10 @@ log = logging.getLogger("lmi.user_code.requirements")  # this module is __main__
 class Installer:
     """Runs pip for one file."""
 
-    def __init__(self, file: Path, folder: Path, state: Path) -> None:
+    def __init__(self, file: Path, folder: Path, state: Path, user: User | None = None) -> None:
         self._file = file
         self._folder = folder
+        self._user = user
         self._part = folder.with_name(f"{folder.name}.part")
         self._state = state
         self._logged_s = time.monotonic()
@@ -59,6 +65,7 @@ class Installer:
             try:
                 self._fill()
                 self._part.mkdir(exist_ok=True)  # a file that names nothing
+                self._take_over()
                 self._part.rename(self._folder)
             finally:
                 shutil.rmtree(self._part, ignore_errors=True)
@@ -88,8 +95,11 @@ class Installer:
     def _pip(self, *arguments: str) -> str | None:
         """Run pip beside the file. Returns None if it succeeded, else its last line that begins with ERROR."""
         shutil.rmtree(self._part, ignore_errors=True)
+        if self._user is not None:
+            self._part.mkdir()
+            os.chown(self._part, self._user.uid, self._user.gid)
         command = [*PIP, f"--target={self._part}", *arguments, f"--requirement={self._file}"]
-        lines, num_found, pid = [], 0, os.getpid()
+        lines, num_found = list[str](), 0
         process = subprocess.Popen(  # in a group of its own, of which nothing is left at the end
             command,
             cwd=self._file.parent,
@@ -99,7 +109,7 @@ class Installer:
             text=True,
             errors="replace",
             process_group=0,
-            preexec_fn=lambda: linux.die_with_parent(pid, signal.SIGKILL),
+            preexec_fn=partial(_prepare, self._user, os.getpid()),
         )
         assert process.stdout is not None
         try:
@@ -119,6 +129,21 @@ class Installer:
         errors = [line for line in lines if line.startswith("ERROR:")]
         return (errors or lines or [f"pip exited with code {process.returncode}"])[-1]
 
+    def _take_over(self) -> None:
+        """Make what pip has installed this process's own, each folder before what is in it. Pip has ended."""
+        if self._user is None:
+            return
+
+        waiting = [self._part]
+        while waiting:
+            path = waiting.pop()
+            os.chown(path, os.geteuid(), os.getegid(), follow_symlinks=False)
+            if path.is_symlink():
+                continue
+            path.chmod(path.stat().st_mode & 0o755)
+            if path.is_dir():
+                waiting += path.iterdir()
+
     def _report(self, share: float, step: str) -> None:
         write(self._state / PROGRESS, FetchReport(stage="requirements", source=str(self._file), share=share))
         if (now := time.monotonic()) - self._logged_s >= LOG_S:
@@ -126,10 +151,17 @@ class Installer:
             log.info("installing: %s", step)
 
 
-def run(file: Path, folder: Path, state: Path) -> int:
+def _prepare(user: User | None, parent_pid: int) -> None:
+    """Make the process that becomes pip one of the user, and let it end with its parent."""
+    if user is not None:
+        user.become()
+    linux.die_with_parent(parent_pid, signal.SIGKILL)
+
+
+def run(file: Path, folder: Path, state: Path, user: User | None = None) -> int:
     """Install. Returns the exit code."""
     try:
-        Installer(file, folder, state).install()
+        Installer(file, folder, state, user).install()
         return 0
     except StartError as error:
         log.error("%s", error)
@@ -146,6 +178,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="lmi.user_code.requirements", description=__doc__)
     for name in ("--file", "--folder", "--state"):
         parser.add_argument(name, type=Path, required=True)
+    parser.add_argument("--user", type=User.of)
     parser.add_argument("--log-level", default="INFO")
     parser.add_argument("--log-format", default="auto")
     given = parser.parse_args()
@@ -153,7 +186,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, _end)
     linux.set_title("lmi-install")
     lmi.shared.log.setup("requirements", given.log_level, given.log_format, linux.log_fd())
-    sys.exit(run(given.file, given.folder, given.state))
+    sys.exit(run(given.file, given.folder, given.state, given.user))
 
 
 def _end(signum: int, frame: FrameType | None) -> NoReturn:

@@ -1,14 +1,16 @@
-"""Servers that root starts, whose front ends, gateway and user code run as another user (`option.user`)."""
+"""Servers that root starts, whose front ends, gateway, engines and user code run as another user (`option.user`)."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
+import shutil
 import signal
 import site
 import socket
 import stat
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -20,7 +22,6 @@ import pytest
 
 from tests.served import Server
 from tests.system.container import ROOT, free_port, wait_until, write_model
-from tests.wheels import write_wheel
 
 NOBODY = 65534
 OF_CONTAINERS = (0, 1, 3, 4, 5, 6, 7, 8, 10, 13, 18, 27, 29, 31)  # the capabilities that Docker leaves to root
@@ -92,9 +93,40 @@ def uids(server: Server) -> dict[str, set[int]]:
     return found
 
 
-def test_front_ends_and_the_gateway_run_as_the_user_and_the_engine_as_root(make: Make) -> None:
+SPY = r"""
+#include <stdio.h>
+#include <unistd.h>
+__attribute__((constructor)) static void write_down(void) {
+    FILE *file = fopen(PLACE, "a");
+    if (file) { fprintf(file, "%d\n", getuid()); fclose(file); }
+}
+"""
+
+
+class Spy:
+    """A library that notes the user of each process that loads it. Everybody may write into its folder."""
+
+    def __init__(self, folder: Path) -> None:
+        source, self.file, self._noted = folder / "spy.c", folder / "spy.so", folder / "spied"
+        source.write_text(SPY)
+        compiler = shutil.which("cc") or pytest.skip("there is no C compiler")
+        place = f'-DPLACE="{self._noted}"'
+        subprocess.run([compiler, "-shared", "-fPIC", place, "-o", self.file, source], check=True)
+
+    def uids(self) -> set[int]:
+        return set(map(int, self._noted.read_text().split())) if self._noted.exists() else set()
+
+
+def test_all_but_the_supervisor_run_as_the_user_and_the_log_says_what_the_models_file_gives_them(make: Make) -> None:
     gateway_port = free_port()
-    server = make(with_gateway=gateway_port).start_and_wait()
+    server = make(with_gateway=gateway_port)
+    spy = Spy(Path(server.environ["TMPDIR"]))
+    with open(server.folder / "serving.properties", "a") as properties:
+        properties.write(f"option.env=LD_PRELOAD={spy.file}\n")
+    server.start_and_wait()
+    assert spy.uids() == {NOBODY}
+    assert "the model's own file switches on variables of processes" in server.log.read_text()
+
     assert server.generate(5).status == 200
     assert server.post({"inputs": "abc"}, "/generate").status == 200
     connection = HTTPConnection("127.0.0.1", gateway_port, timeout=60)
@@ -103,8 +135,8 @@ def test_front_ends_and_the_gateway_run_as_the_user_and_the_engine_as_root(make:
     connection.close()
     found = uids(server)
     assert found == {
-        **dict.fromkeys(("lmi-supervisor", "lmi-engine"), {0}),
-        **dict.fromkeys(("lmi-front", "lmi-gateway", "lmi-gunicorn"), {NOBODY}),
+        "lmi-supervisor": {0},
+        **dict.fromkeys(("lmi-front", "lmi-gateway", "lmi-gunicorn", "lmi-engine"), {NOBODY}),
     }
 
 
@@ -137,12 +169,48 @@ def test_the_user_cannot_change_what_root_reads_in_the_runtime_folder(make: Make
     assert (found.st_uid, stat.S_IMODE(found.st_mode)) == (NOBODY, 0o600)
 
 
+BACKEND = """
+import os, zipfile
+
+NAME = "a_small_thing-1.0"
+
+def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
+    module = [f"UID={os.getuid()}", *(f"{name}={int(name in os.environ)}" for name in ("A_TOKEN", "PIP_EXTRA_TOKEN"))]
+    wheel = "Wheel-Version: 1.0\\nGenerator: tests\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n"
+    content = {
+        "a_small_thing.py": "\\n".join(module),
+        f"{NAME}.dist-info/METADATA": "Metadata-Version: 2.1\\nName: a_small_thing\\nVersion: 1.0\\n",
+        f"{NAME}.dist-info/WHEEL": wheel,
+        f"{NAME}.dist-info/RECORD": "",
+    }
+    file = f"{NAME}-py3-none-any.whl"
+    with zipfile.ZipFile(os.path.join(wheel_directory, file), "w") as archive:
+        for path, text in content.items():
+            archive.writestr(path, text)
+    return file
+"""
+
+
+def write_project(folder: Path) -> None:
+    """Write the source of a package. It notes who builds it, and which secrets are there then."""
+    folder.mkdir()
+    (folder / "backend.py").write_text(BACKEND)
+    system = ["[build-system]", "requires = []", 'build-backend = "backend"', 'backend-path = ["."]']
+    (folder / "pyproject.toml").write_text("\n".join(system))
+
+
 def test_user_code_runs_as_the_user_with_what_its_requirements_name(make: Make) -> None:
     source = "import a_small_thing\n" + HANDLER
     server = make(option__rolling_batch="disable", option__entryPoint="model.py", engine="Python", source=source)
-    write_wheel(server.folder / "requirements", "a_small_thing")
-    (server.folder / "requirements.txt").write_text("a_small_thing\n")
+    write_project(server.folder / "a_small_thing")
+    (server.folder / "requirements.txt").write_text("./a_small_thing\n")
+    server.environ |= {"A_TOKEN": "canary", "PIP_EXTRA_TOKEN": "of the index"}
     server.start_and_wait()
+    [module] = Path(server.environ["SERVING_DOWNLOAD_DIR"]).glob("requirements/*/a_small_thing.py")
+    built_as, *seen = module.read_text().split()
+    assert (built_as, seen) == (f"UID={NOBODY}", ["A_TOKEN=0", "PIP_EXTRA_TOKEN=1"])
+    for path in (module, module.parent):
+        assert path.stat().st_uid == 0 and not path.stat().st_mode & 0o022
     [supervisor] = server.pids("lmi-supervisor")
     environ, memory = f"/proc/{supervisor}/environ", f"/proc/{supervisor}/mem"
     found = json.loads(server.post([environ, memory, "/proc/self/environ"]).body)
@@ -175,14 +243,20 @@ def test_code_of_the_supervisors_own_user_cannot_read_its_environment(make: Make
     assert Path(f"/proc/{server.pid('lmi-code')}/oom_score_adj").read_text().strip() == "500"
 
 
-def test_a_model_that_a_client_loads_is_served_by_an_engine_of_root(make: Make) -> None:
+def test_a_model_that_a_client_loads_runs_as_the_user_and_its_file_brings_no_library_into_a_process(make: Make) -> None:
     server = make(multi_model="true")
     server.environ |= {"SERVING_MULTI_MODEL": "true", "SERVING_MODEL_STORE": str(server.folder.parent)}
     server.start_and_wait()
     model = write_model(server.folder.parent / "other")
+    spy = Spy(Path(server.environ["TMPDIR"]))
+    evil = write_model(server.folder.parent / "evil", **{"option.env": f"LD_PRELOAD={spy.file}"})
+    refused = server.post({"model_name": "evil", "url": str(evil)}, "/models")
+    assert refused.status == 400
+    assert json.loads(refused.body)["error"].startswith(f"option.env ({evil}/serving.properties:3): ")
+
     assert server.post({"model_name": "other", "url": str(model)}, "/models").status == 200
     wait_until(lambda: server.post({"inputs": "abc"}, "/models/other/invoke").status == 200, "the model answers")
-    assert uids(server)["lmi-engine"] == {0}
+    assert uids(server)["lmi-engine"] == {NOBODY} and spy.uids() == set()
 
 
 def test_a_port_below_1024_is_bound_before_the_front_ends_are_unprivileged(make: Make) -> None:
