@@ -96,7 +96,9 @@ def _compile(compile: Compile, connection: socket.socket, start: Start) -> None:
 
 
 def _limit(start: Start) -> None:
-    signal.setitimer(signal.ITIMER_REAL, start.max_compile_s)  # its signal ends a process that does not handle it
+    for signum in (signal.SIGALRM, signal.SIGXCPU):  # by which the limits end this process; the engine ignores them
+        signal.signal(signum, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_REAL, start.max_compile_s)
     os.nice(NICENESS)
     with open("/proc/self/statm") as file:
         num_bytes = int(file.read().split()[0]) * PAGE_BYTES

@@ -245,7 +245,9 @@ def run(settings: GatewaySettings) -> int:
     lmi.shared.log.setup("gateway", settings.log_level, settings.log_format)
     linux.set_title("lmi-gateway")
     linux.hide_memory()
-    if parent := os.environ.get(linux.SUPERVISOR_PID):
+    parent = os.environ.get(linux.SUPERVISOR_PID)
+    linux.ignore_strays(*(() if parent else linux.of_terminal()))
+    if parent:
         linux.die_with_parent(int(parent), signal.SIGTERM)
     if settings.s3_endpoint is not None:
         os.environ["AWS_ENDPOINT_URL_S3"] = settings.s3_endpoint

@@ -138,6 +138,10 @@ class FrontEndWorker(UvicornWorker):  # type: ignore[misc]
         self.tmp.close()
         self.tmp = Beat(self.cfg)
 
+    def init_signals(self) -> None:
+        super().init_signals()
+        linux.ignore_strays()
+
     def load_wsgi(self) -> None:
         """Load the application. While the server starts, a model that the front end cannot use ends it with one line.
 
@@ -200,6 +204,14 @@ class FrontEndWorker(UvicornWorker):  # type: ignore[misc]
 def on_starting(server: Arbiter) -> None:
     linux.set_title("lmi-gunicorn")
     linux.keep_to_cores()
+
+
+def when_ready(server: Arbiter) -> None:
+    """Ignore what gunicorn takes for a wish to reload, to start anew or to change the number of its workers.
+
+    A reload would cut the streams of the workers that it replaces.
+    """
+    linux.ignore_strays()
 
 
 def pre_fork(server: Arbiter, worker: FrontEndWorker) -> None:

@@ -80,15 +80,43 @@ def set_oom_score(score: int) -> None:
         Path("/proc/self/oom_score_adj").write_text(str(score))
 
 
+ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
+FAULTS = (
+    *(signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL),
+    *(signal.SIGABRT, signal.SIGSYS, signal.SIGTRAP),
+)
+HARMLESS = (signal.SIGCHLD, signal.SIGCONT, signal.SIGURG, signal.SIGWINCH)  # which by default do nothing
+OF_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)  # which Python ignores
+UNSTOPPABLE = (signal.SIGKILL, signal.SIGSTOP)
+STRAYS = tuple(sorted(signal.valid_signals() - {*ENDING, *FAULTS, *HARMLESS, *OF_PYTHON, *UNSTOPPABLE}))
+"""Signals that by default end or stop a process and are no wish to end it, the real-time ones among them.
+
+A shell, logrotate or a timer sends them to a whole group. Who means something by one handles it.
+"""
+
+
+def ignore_strays(*kept: signal.Signals) -> None:
+    """Ignore STRAYS but `kept`. What this process starts ignores them too."""
+    for signum in STRAYS:
+        if signum not in kept:
+            signal.signal(signum, signal.SIG_IGN)
+
+
+def of_terminal() -> tuple[signal.Signals, ...]:
+    """Return the signals by which a terminal ends or stops what runs in its foreground, if this process has one."""
+    return (signal.SIGHUP, signal.SIGTSTP) if sys.stderr.isatty() else ()
+
+
 class Signals:
     """Receives signals as bytes in a pipe, so that one call waits for signals, deaths of children and the clock."""
 
-    ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
+    ENDING = ENDING
     HANDLED = (*ENDING, signal.SIGHUP, signal.SIGCHLD, signal.SIGUSR1, signal.SIGUSR2)
 
     def __init__(self) -> None:
         self._reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        ignore_strays(*self.HANDLED, *of_terminal())
         for signum in self.HANDLED:
             signal.signal(signum, lambda signum, frame: None)
 
@@ -125,8 +153,8 @@ def spawn(
 
     `become` makes the process one of another user. `output_fd` becomes its standard output and error. `log_fd` then
     returns, in the program, the standard error of this process. It does not use `subprocess`, which would race with a
-    supervisor that reaps every child. Call it from a process without threads. A signal that comes before the program
-    has begun ends it: the handlers of this process, which would swallow it, are away before the signal is let in.
+    supervisor that reaps every child. Call it from a process without threads. A signal of ENDING that comes before the
+    program has begun ends it: the handlers of this process, which would swallow it, are away before it is let in.
     """
     parent_pid = os.getpid()
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, Signals.HANDLED)
@@ -139,8 +167,9 @@ def spawn(
     try:
         signal.set_wakeup_fd(-1)  # the pipe belongs to the parent
         os.setpgid(0, 0)
-        for signum in (signal.SIGPIPE, *Signals.HANDLED):
+        for signum in (signal.SIGPIPE, signal.SIGCHLD, *ENDING):
             signal.signal(signum, signal.SIG_DFL)
+        ignore_strays()  # from its first moment, because the program has them ignored
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         _prctl(PR_SET_DUMPABLE, 1)  # otherwise the file of its score is root's
         set_oom_score(oom_score)
@@ -255,7 +284,7 @@ def processor_times(pid: int) -> dict[int, float]:
 def describe_exit(code: int) -> str:
     if code >= 0:
         return f"exited with code {code}"
-    name = signal.Signals(-code).name
+    name = signal.Signals(-code).name if -code in [*signal.Signals] else f"signal {-code}"  # a real-time one
     hint = ", which the kernel also does when memory runs out" if -code == signal.SIGKILL else ""
     return f"was killed by {name}{hint}"
 

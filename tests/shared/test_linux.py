@@ -41,6 +41,24 @@ print(set(codes))
     assert run_python(code) == "{-15}"
 
 
+def test_a_child_is_ended_by_no_signal_but_those_that_wish_it_and_by_faults() -> None:
+    code = """
+import os, signal
+from lmi.shared import linux
+signals = linux.Signals()
+pid = linux.spawn(["/bin/grep", "SigIgn", "/proc/self/status"], {})
+os.waitpid(pid, 0)
+"""
+    ignored = int(run_python(code).split()[1], 16)
+    named = {signum for signum in signal.valid_signals() if ignored >> (signum - 1) & 1}
+    left = {"SIGTERM", "SIGINT", "SIGQUIT", "SIGKILL", "SIGSTOP", "SIGPIPE", "SIGXFSZ"}
+    left |= {"SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT", "SIGSYS", "SIGTRAP"}
+    left |= {"SIGCHLD", "SIGCONT", "SIGURG", "SIGWINCH"}
+    assert {signal.Signals(signum).name for signum in signal.valid_signals() - named} - {"SIGXFSZ"} == left - {
+        "SIGXFSZ"
+    }
+
+
 def test_a_child_gets_its_own_group_environment_folder_and_score() -> None:
     script = "import os; print(os.getpgid(0) == os.getpid(), os.environ['A'], os.getcwd())"
     script += "; print(open('/proc/self/oom_score_adj').read())"
@@ -168,7 +186,12 @@ def test_a_signal_to_a_process_that_is_gone_is_no_fault() -> None:
 
 @pytest.mark.parametrize(
     ("code", "words"),
-    [(3, "exited with code 3"), (-15, "was killed by SIGTERM"), (-9, "was killed by SIGKILL, which the kernel also")],
+    [
+        (3, "exited with code 3"),
+        (-15, "was killed by SIGTERM"),
+        (-9, "was killed by SIGKILL, which the kernel also"),
+        (-40, "was killed by signal 40"),
+    ],
 )
 def test_an_exit_is_told_in_words(code: int, words: str) -> None:
     assert linux.describe_exit(code).startswith(words)
