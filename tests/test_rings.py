@@ -122,7 +122,7 @@ MAX_LINES = {
     "lmi/chats": 1040,
     "lmi/client": 1150,
     "lmi/description": 490,
-    "lmi/engine": 1760,
+    "lmi/engine": 1850,
     "lmi/executor": 970,
     "lmi/gateway": 2080,
     "lmi/http": 1120,

@@ -1,28 +1,117 @@
-"""Sends a prompt to the engine that has computed its beginning, whose keys and values it may still cache."""
+"""Sends a prompt to the engine that has computed its beginning, whose keys and values it may still cache.
 
-from collections import OrderedDict
+The front ends of a server share what they know: which of them a client reaches says nothing of its prompt.
+"""
+
+import logging
+import mmap
+import os
 from collections.abc import Sequence
+from hashlib import blake2b
+from pathlib import Path
+from typing import Self
+
+import msgspec
 
 from lmi.engine.client import BySlot, EngineConnection, Engines, slot_of
 from lmi.executor import Request
-from lmi.shared.state import EngineRecord, FrontEndRecord
+from lmi.shared.state import WORD, EngineRecord, FrontEndRecord
 
 BLOCK_SIZE = 64  # tokens
-MAX_BLOCKS = 1 << 15  # so that 2 million tokens of prompts are known
 MAX_PROMPT_BLOCKS = 256  # what is behind them is not looked at
+NUM_WORDS = 1 << 17  # four for each block of 2 million tokens of prompts
+NUM_BITS = 32  # of a word, that stand for engines
+ENGINES = (1 << NUM_BITS) - 1  # these bits; the others are those of the key
+
+log = logging.getLogger(__name__)
+
+
+class PrefixTable:
+    """Which engines have had which blocks of prompts: hints, which may be lost or old.
+
+    A word is chosen by the key of a block. It has the upper half of the key, and a bit for each engine. Processes read
+    and write whole words without a lock. A block whose word another one takes is forgotten; the next prompt that has it
+    writes it again.
+    """
+
+    def __init__(self, memory: mmap.mmap | None = None) -> None:
+        """`memory` is shared with other front ends; None: this one is alone."""
+        self._bytes = memoryview(mmap.mmap(-1, NUM_WORDS * WORD) if memory is None else memory)
+        self._words = self._bytes.cast("q")
+
+    @classmethod
+    def shared(cls, path: Path) -> Self:
+        """Return the table in a file, which the first front end makes. Without room on the disk it is not shared."""
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+            try:
+                os.posix_fallocate(fd, 0, NUM_WORDS * WORD)  # now: a later write to a full disk would kill the writer
+                return cls(mmap.mmap(fd, NUM_WORDS * WORD))
+            finally:
+                os.close(fd)
+        except OSError as error:
+            log.warning("front ends do not share what they know of cached prompts: %s: %s", path, error.strerror)
+            return cls()
+
+    def note(self, keys: Sequence[int], slot: int) -> None:
+        """Note that an engine gets a prompt with these blocks."""
+        words, last = self._words, NUM_WORDS - 1
+        bit = 1 << slot % NUM_BITS
+        for key in keys:
+            word = words[key & last]
+            if not 0 <= word ^ key <= ENGINES:  # of another block
+                words[key & last] = key & ~ENGINES | bit
+            elif not word & bit:
+                words[key & last] = word | bit
+
+    def num_known_blocks(self, keys: Sequence[int], num_slots: int) -> list[int]:
+        """Return how many blocks at the beginning of a prompt the engine in each slot has had.
+
+        The key of a block says all blocks before it, so the last one that an engine has had says that it had those.
+        """
+        words, last = self._words, NUM_WORDS - 1
+        known = [0] * num_slots
+        everybody = (1 << min(num_slots, NUM_BITS)) - 1
+        found = 0
+        for place, key in zip(range(len(keys), 0, -1), reversed(keys), strict=True):
+            word = words[key & last]
+            if not 0 <= word ^ key <= ENGINES:
+                continue
+
+            new = word & everybody & ~found
+            if new:
+                for slot in range(num_slots):
+                    if new >> slot % NUM_BITS & 1:
+                        known[slot] = place
+                found |= new
+                if found == everybody:
+                    break
+        return known
+
+    def forget(self, slot: int) -> None:
+        """Note that an engine was lost, with all that it had cached."""
+        others = (~(1 << slot % NUM_BITS) & (1 << 8 * WORD) - 1).to_bytes(WORD, "little")
+        mask = int.from_bytes(others * NUM_WORDS, "little")
+        kept = int.from_bytes(self._bytes, "little") & mask
+        self._bytes[:] = kept.to_bytes(NUM_WORDS * WORD, "little")
 
 
 class PrefixEngines(Engines):
     """Engines of which one counts as having less to do by the tokens of the prompt that it has had.
 
-    That of a `prompt_cache_key` counts as having had them all: other front ends may have sent it similar prompts.
+    That of a `prompt_cache_key` counts as having had them all: an engine may have had similar prompts before.
     """
 
     def __init__(
-        self, sockets: Sequence[str], records: Sequence[EngineRecord], record: FrontEndRecord | None = None
+        self,
+        sockets: Sequence[str],
+        records: Sequence[EngineRecord],
+        record: FrontEndRecord | None = None,
+        table: PrefixTable | None = None,
     ) -> None:
+        """`table` is that of all front ends; None: this one is alone."""
         super().__init__(sockets, records, record)
-        self._had: OrderedDict[int, int] = OrderedDict()  # bits of slots by the key of a block; the oldest first
+        self._table = table or PrefixTable()
 
     def _best(self, engines: BySlot, request: Request, prompt_cache_key: str | None = None) -> EngineConnection:
         keys = keys_of(request)
@@ -30,35 +119,35 @@ class PrefixEngines(Engines):
         if prompt_cache_key is not None:
             num_known[slot_of(prompt_cache_key, engines)] = len(request.input_token_ids)
         slot = min(engines, key=lambda slot: engines[slot].num_outstanding_tokens - num_known[slot])
-        for key in reversed(keys):  # so that the ends go first where one is forgotten for room
-            self._had[key] = self._had.pop(key, 0) | 1 << slot
-        while len(self._had) > MAX_BLOCKS:
-            self._had.popitem(last=False)
+        self._table.note(keys, slot)
         return engines[slot]
 
     def num_known(self, keys: Sequence[int]) -> list[int]:
         """Return how many tokens at the beginning of a prompt the engine in each slot has had."""
-        known = [0] * len(self.records)
-        slots = -1  # all
-        for key in keys:
-            if not (slots := slots & self._had.get(key, 0)):
-                break
-            for slot in range(len(known)):
-                known[slot] += BLOCK_SIZE * (slots >> slot & 1)
-        return known
+        num_blocks = self._table.num_known_blocks(keys, len(self.records))
+        return [BLOCK_SIZE * num for num in num_blocks]
 
     async def _connect(self, slot: int) -> None:
-        try:
-            await super()._connect(slot)
-        finally:  # the engine was lost
-            for key in self._had:
-                self._had[key] &= ~(1 << slot)
+        await super()._connect(slot)
+        self._table.forget(slot)  # the engine was lost; where this front end ends, the task is cancelled above
 
 
 def keys_of(request: Request) -> list[int]:
-    """Return the hash of each whole block of a prompt with all before it, the adapter, the `cache_salt` and images."""
-    token_ids, adapter = request.input_token_ids, request.lora_config
-    keys = [hash((None if adapter is None else adapter.name, request.cache_salt, request.images))]
+    """Return the hash of each whole block of a prompt with all before it, the adapter, the `cache_salt` and images.
+
+    It is the same in every process: Python hashes numbers alike everywhere.
+    """
+    token_ids = request.input_token_ids
+    keys = [_root_of(request)]
     for start in range(0, min(len(token_ids) // BLOCK_SIZE, MAX_PROMPT_BLOCKS) * BLOCK_SIZE, BLOCK_SIZE):
         keys.append(hash((keys[-1], tuple(token_ids[start : start + BLOCK_SIZE]))))
     return keys[1:]
+
+
+def _root_of(request: Request) -> int:
+    """Return a number for what keeps requests with the same tokens apart."""
+    adapter = None if request.lora_config is None else request.lora_config.name
+    if adapter is None and request.cache_salt is None and not request.images:
+        return 0
+    told_apart = msgspec.msgpack.encode((adapter, request.cache_salt, request.images))
+    return int.from_bytes(blake2b(told_apart, digest_size=WORD).digest(), "big")

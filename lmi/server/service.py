@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException
 from lmi.adapters.files import adapters_of
 from lmi.adapters.registry import AdapterRegistry
 from lmi.engine.client import Engines
-from lmi.engine.prefixes import PrefixEngines
+from lmi.engine.prefixes import PrefixEngines, PrefixTable
 from lmi.errors import InvalidParameter, Overloaded, Unavailable, UnknownModel, shorten
 from lmi.http.exchange import Exchange
 from lmi.ipc import Connections
@@ -60,8 +60,14 @@ class Service:
         if not config.is_user_code:
             sockets = [runtime.engine_socket(slot) for slot in range(len(block.engines))]
             shares_prompts = config.engine.enable_prefix_caching is not False
-            kind = PrefixEngines if shares_prompts and len(sockets) > 1 else Engines
-            engines = service.engines = kind(sockets, block.engines, service.record)
+            engines: Engines
+            if shares_prompts and len(sockets) > 1:
+                has_others = front_end.config.frontend_workers > 1
+                table = PrefixTable.shared(runtime.path / "prefixes") if has_others else None
+                engines = PrefixEngines(sockets, block.engines, service.record, table)
+            else:
+                engines = Engines(sockets, block.engines, service.record)
+            service.engines = engines
             limits = config.server.max_adapters, config.engine.model_loading_timeout_s
             tokenizer = Tokenizer.load(config.model.path)
             service.pipeline = Pipeline(tokenizer, engines, config.model, shares_prompts=shares_prompts)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import os
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -14,7 +17,7 @@ import pytest
 
 from lmi.engine.client import ANYBODY, Engines, ResponseStream, slot_of
 from lmi.engine.messages import Cancel, Ready, Refused, Responses, Submit, ToEngine, decode_to_engine, encode
-from lmi.engine.prefixes import PrefixEngines, keys_of
+from lmi.engine.prefixes import PrefixEngines, PrefixTable, keys_of
 from lmi.errors import (
     EngineLost,
     GenerationFailed,
@@ -72,13 +75,17 @@ async def engines(
         record.phase = Phase.READY
     client = kind([engine.path for engine in scripted], block.engines)
     await client.start()
-    await until(lambda: sum(c.info is not None for c in client.open.values()) == num)
+    await until(lambda: is_connected(client, num))
     try:
         yield client, scripted, block
     finally:
         await client.close()
         for engine in scripted:
             await engine.stop()
+
+
+def is_connected(client: Engines, num: int) -> bool:
+    return sum(connection.info is not None for connection in client.open.values()) == num
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -286,6 +293,74 @@ def test_a_prompt_goes_to_the_engine_that_has_had_its_beginning_unless_that_has_
             assert isinstance(client, PrefixEngines) and client.num_known(keys_of(first))[0] == 0
 
     run(test)
+
+
+def test_front_ends_share_what_they_know_of_cached_prompts(tmp_path: Path) -> None:
+    prompts = [Request(input_token_ids=(token_id,) * 192, max_tokens=8) for token_id in range(1, 9)]
+
+    async def test() -> None:
+        async with engines(tmp_path, num=2, kind=PrefixEngines) as (alone, scripted, block):
+            sockets, path = [engine.path for engine in scripted], tmp_path / "prefixes"
+            front_ends = [PrefixEngines(sockets, block.engines, table=PrefixTable.shared(path)) for _ in range(2)]
+            for front_end in front_ends:
+                await front_end.start()
+            await until(lambda: all(is_connected(front_end, 2) for front_end in front_ends))
+
+            def slot_of(front_end: Engines, request: Request) -> int:
+                stream = front_end.submit(request)
+                slot = next(slot for slot, one in front_end.open.items() if one is stream.connection)
+                stream.close()
+                return slot
+
+            first, second = front_ends
+            busy = first.submit(Request(input_token_ids=(99,) * 64, max_tokens=8))
+            assert [slot_of(first, prompt) for prompt in prompts] == [1] * 8
+            assert [slot_of(second, prompt) for prompt in prompts] == [1] * 8
+            assert [slot_of(alone, prompt) for prompt in prompts] == [0] * 8, "who shares nothing knows nothing"
+            busy.close()
+
+            await first.close()
+            assert second.num_known(keys_of(prompts[0])) == [0, 192], "a front end that ends is no lost engine"
+            await scripted[1].stop()
+            await until(lambda: list(second.open) == [0])
+            assert second.num_known(keys_of(prompts[0])) == [0, 0]
+            await second.close()
+
+    run(test)
+
+
+def test_what_keeps_prompts_apart_is_alike_in_every_process() -> None:
+    code = (
+        "from lmi.engine.prefixes import keys_of\n"
+        "from lmi.executor import LoraConfig, Request\n"
+        "plain, apart = Request((7,) * 130, 8), Request((7,) * 130, 8, lora_config=LoraConfig('a'), cache_salt='s')\n"
+        "print(keys_of(plain), keys_of(apart))"
+    )
+    outputs = {
+        subprocess.run(
+            [sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, check=True
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(outputs) == 1
+
+
+def test_a_table_without_room_on_the_disk_is_a_front_ends_own(tmp_path: Path) -> None:
+    table = PrefixTable.shared(tmp_path / "missing" / "prefixes")
+    table.note([5, -6], 1)
+    assert table.num_known_blocks([5, -6, 7], 2) == [0, 2]
+
+
+def test_an_engine_that_has_had_a_block_has_had_those_before_it_whose_place_is_taken() -> None:
+    table = PrefixTable()
+    keys = keys_of(Request((7,) * 640, 8))
+    table.note(keys, 0)
+    table.note([keys[3] + (1 << 40)], 1)  # of another prompt, at the same place
+    assert table.num_known_blocks(keys, 2) == [10, 0]
+    table.note(keys[:2], 1)
+    assert table.num_known_blocks(keys, 2) == [10, 2]
+    table.forget(0)
+    assert table.num_known_blocks(keys, 2) == [0, 2]
 
 
 def test_requests_of_one_prompt_cache_key_go_to_one_engine_while_the_loads_allow_it(tmp_path: Path) -> None:
