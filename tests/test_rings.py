@@ -57,6 +57,7 @@ ANNEXES = {
     "welcome": ("lmi.supervisor.banner", "lmi.engine.progress"),
     "guides": ("lmi.apis.guides", "lmi.shared.json_references", "handlers.guides"),
     "beams": ("lmi.apis.beams", "handlers.base.beams"),
+    "kv_events": ("handlers.base.kv_events",),
     "engines": (
         *("handlers.driven", "handlers.base.captured", "handlers.base.configuration"),
         *("handlers.base.sequence", "lmi.executor.config"),
@@ -83,8 +84,9 @@ ARROWS = {
     "engines": {"adapters", "beams"},
     "generation": {"options"},
     "lines": {"sessions"},
-    "lmi_dist": {"adapters", "beams", "engines", "guides", "other_names"},
-    "lmi_vllm": {"adapters", "engines", "guides"},
+    "kv_events": {"options"},
+    "lmi_dist": {"adapters", "beams", "engines", "guides", "kv_events", "options", "other_names"},
+    "lmi_vllm": {"adapters", "engines", "guides", "kv_events", "options"},
     "models": {
         *("adapters", "choice", "description", "desired_state", "openai", "options", "other_names"),
         *("secure_mode", "sources", "start", "strangers"),
@@ -135,7 +137,7 @@ MAX_LINES = {
     "lmi/supervisor": 1920,
     "lmi/text": 660,
     "lmi/user_code": 2690,
-    "handlers/base": 1680,
+    "handlers/base": 1870,
     "handlers/driven": 840,
     "handlers/guides": 2570,
     "handlers/lmi_dist": 6620,

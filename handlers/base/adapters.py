@@ -86,6 +86,11 @@ class Adapters:
     def names(self) -> tuple[str, ...]:
         return tuple(sorted(self._loaded.copy()))
 
+    def name_of(self, number: int) -> str | None:
+        """Return the name of an adapter that is loaded or used, by its number."""
+        adapters = (*self._loaded.values(), *self._leaving.values())
+        return next((adapter.name for adapter in adapters if adapter.number == number), None)
+
     @property
     def in_use(self) -> set[int]:
         """The numbers of the adapters of all sequences, also of those that wait."""

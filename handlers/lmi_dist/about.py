@@ -144,7 +144,7 @@ HANDLER = Handler(
         "option.max_rolling_batch_size": MAX_NUM_SEQUENCES,
         "option.max_rolling_batch_prefill_tokens": MAX_PREFILL_TOKENS,
     },
-    uses=frozenset({"option.max_step_ms", "option.speculative"}),
+    uses=frozenset({"option.max_step_ms", "option.speculative", "option.kv_events_config"}),
     unused=dict.fromkeys(ENGINE_KEYS.keys() - OWN_KEYS, "")
     | dict.fromkeys(DRAFT_KEYS, "option.speculative=ngram guesses without a second model"),
     demo=Path(__file__).parent / "demo",

@@ -4,12 +4,15 @@
 chooses which tokens are computed. Logits come from the model runner and end in the sampler.
 """
 
+from __future__ import annotations
+
 import logging
 import os
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence as SequenceOf
 from functools import partial
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -44,6 +47,9 @@ from lmi.executor.executor import (
 from lmi.executor.response import ErrorKind
 from lmi.settings.config import EngineConfig
 
+if TYPE_CHECKING:
+    from handlers.lmi_dist.cache_events import CacheEvents
+
 log = logging.getLogger(__name__)
 
 
@@ -72,12 +78,14 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
         with in_files(model, json_config_str) as source:
             self._runner, limits = load_runner(source, options, progress)
         self._lora = None if self._runner.adapters is None else LoraAdapters(self._runner.adapters)
+        self._events = self._new_events(options)
         self._cache = KvCache(
             limits.num_cache_tokens // self._runner.tokens_per_block,
             limits.num_all_slots,
             self._runner.tokens_per_block,
             slots=self._runner.slots,
             reuses_prefixes=settings.kv_cache_config.enable_block_reuse,
+            events=self._events,
         )
         max_step_s = None if options.max_step_ms is None else options.max_step_ms / 1000
         self._pace = Pace(options.max_prefill_tokens or MAX_PREFILL_TOKENS, max_step_s)
@@ -100,6 +108,21 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
         self._guides = Guides(settings.guided_decoding_config, folder, start)
         self._info = describe(self._runner, limits, settings, self._guides.why_none, processors)
         self._start()
+
+    def _new_events(self, options: EngineConfig) -> CacheEvents | None:
+        """Return what tells routers of the cache, where an option wants it. Raises BadConfiguration."""
+        if options.kv_events_config is None or not options.kv_events_config.is_enabled:
+            return None
+        if self._runner.slots is not None:
+            why = "option.kv_events_config has no effect: with kernels of %s prompts share no blocks"
+            log.warning(why, self._runner.kernels)
+            return None
+
+        from handlers.lmi_dist.cache_events import new_events
+
+        lora = self._lora
+        name_of = (lambda number: None) if lora is None else lora.name_of
+        return new_events(options.kv_events_config, options.num_engines, name_of)
 
     # One step.
 
@@ -126,6 +149,8 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
                 logits = self._runner.forward(batch.plan)  # (num_logits, vocab)
             touched = self._advance(batch, logits)
             self._scheduler.commit(batch)
+            if self._events is not None:
+                self._events.publish()
             self._pace.note(num_tokens_of(batch.plan.chunks), time.monotonic() - started_s)
         except Exception as error:
             if not is_out_of_memory(error):
@@ -227,6 +252,8 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
     def _remove(self, sequence: EmbeddedSequence) -> None:
         if not self._guides.forget(sequence):
             self._scheduler.remove(sequence)
+        if self._events is not None:
+            self._events.publish()
         if self._lora is not None:
             self._lora.release(sequence)
 
@@ -289,6 +316,8 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
 
     def _close(self) -> None:
         self._guides.close()
+        if self._events is not None:
+            self._events.close()
         del self._runner, self._sampler, self._scheduler, self._cache
         self._lora = None  # other threads may still ask for it
 

@@ -5,13 +5,18 @@ runner reads blocks, one may be in several tables. A block that only the tree by
 free, and is taken when no block is empty. For a runner with slots a block is only a unit of the budget.
 """
 
+from __future__ import annotations
+
 import heapq
 import time
 from collections.abc import Callable, Sequence as SequenceOf
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from handlers.lmi_dist.cached_blocks import IdleBlocks, Match, PrefixTree, Retention, Root, num_equal
+from handlers.lmi_dist.cached_blocks import IdleBlocks, Match, Parent, PrefixTree, Retention, Root, num_equal
+
+if TYPE_CHECKING:
+    from handlers.lmi_dist.cache_events import CacheEvents
 
 
 @dataclass(slots=True)
@@ -45,6 +50,7 @@ class KvCache:
         *,
         slots: Slots | None = None,
         reuses_prefixes: bool = False,
+        events: CacheEvents | None = None,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self.num_blocks = num_blocks
@@ -62,6 +68,7 @@ class KvCache:
         self._copies: dict[int, tuple[int, int]] = {}  # slot -> from block, to block: in the next step
         self._tree = PrefixTree(tokens_per_block)
         self._slots = slots
+        self._events = events  # told of full blocks that come into the tree and leave it
 
     @property
     def has_free_slot(self) -> bool:
@@ -223,6 +230,8 @@ class KvCache:
                 self._hold(kept)
                 self._release(table[index])
                 table[index] = kept
+            elif index < num_full and self._events is not None:
+                self._events.store(root, table[index - 1] if index else None, tokens, kept)
         holding.num_stored = max(holding.num_stored, num_full)
         return kept if self.num_blocks_for(num_shared) == self.num_blocks_for(num_tokens) else None
 
@@ -233,7 +242,7 @@ class KvCache:
             if block in self._tree:
                 if self._num_references[block] > 1 or self._tree.has_children(block):
                     return
-                self._tree.remove(block)
+                self._remove(block)
         holding.num_stored = 0
 
     def retain(self, slot: int, said: SequenceOf[Retention | None], last: int | None) -> None:
@@ -269,12 +278,18 @@ class KvCache:
             block = self._empty.pop()
         else:
             block = self._idle.pop()
-            parent = self._tree.remove(block)
+            parent = self._remove(block)
             if isinstance(parent, int) and not self._tree.has_children(parent):
                 self._idle.allow(parent)
         self._num_references[block] = 1
         self.num_new_blocks += 1
         return block
+
+    def _remove(self, block: int) -> Parent:
+        """Take a block out of the tree. Returns what it lay below."""
+        if self._events is not None:
+            self._events.remove(block)
+        return self._tree.remove(block)
 
     def _hold(self, block: int) -> None:
         if not self._num_references[block]:

@@ -102,7 +102,7 @@ HANDLER = Handler(
     reads_images=True,
     # vLLM chooses by the architecture, and runs the checkpoint of a decoder as a generator.
     embedding_options={"runner": "pooling"},
-    uses=frozenset({"option.trust_remote_code"}),
+    uses=frozenset({"option.trust_remote_code", "option.kv_events_config"}),
     unused={
         "option.lmcache_config_file": "option.env=LMCACHE_CONFIG_FILE=FILE names it, beside option.kv_transfer_config"
     },

@@ -9,17 +9,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
+import msgspec
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from transformers import AutoConfig
+from vllm.config import KVEventsConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from handlers.base.configuration import default_budget, pickled_files, refusal
+from handlers.base.kv_events import of_replica, replica_here
 from handlers.driven.arguments import DTYPES, OPTION_OF, boolean, named, tell_unknown
 from handlers.lmi_vllm import process_setup
 from handlers.lmi_vllm.about import SPECULATIVE
 from lmi.errors import BadConfiguration, shorten
+from lmi.settings.annexes import KvEventsConfig
 from lmi.settings.config import EngineConfig
 from lmi.shared import linux
 
@@ -84,7 +88,16 @@ def engine_arguments(config: EngineConfig, model_path: str, memory_bytes: int | 
             arguments["enforce_eager"] = True
     elif config.max_kv_cache_tokens is not None:
         arguments |= _cache_in_blocks(config, config.max_kv_cache_tokens, typed.get("block_size") or TOKENS_PER_BLOCK)
+    if config.kv_events_config is not None:
+        arguments["kv_events_config"] = _kv_events(config.kv_events_config, config.num_engines)
     return arguments
+
+
+def _kv_events(config: KvEventsConfig, num_replicas: int) -> KVEventsConfig:
+    """vLLM's configuration of events of the cache, with the sockets of this replica. Raises BadConfiguration."""
+    own = of_replica(config, replica_here(), num_replicas)
+    given = {name: value for name, value in msgspec.structs.asdict(own).items() if value is not None}
+    return KVEventsConfig(**given)
 
 
 def num_express_places(max_num_seqs: int) -> int:

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, cast
 import torch
 from torch.distributed import TCPStore
 from vllm.config import ParallelConfig
+from vllm.distributed.kv_events import ZmqEventPublisher
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.lora.peft_helper import PEFTHelper
 from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
@@ -20,6 +21,7 @@ from vllm.v1.executor.uniproc_executor import UniProcExecutor
 from vllm.v1.sample import sampler
 
 from handlers.base.adapters import LoadedAdapter, check_names
+from handlers.base.kv_events import replica_here
 from handlers.base.stepped import EngineStopped
 from handlers.driven.executor import EngineLoad
 from handlers.driven.loop import Processes
@@ -50,6 +52,8 @@ class VllmEngine:
         self._engine = LLMEngine.from_engine_args(arguments)
         self._scheduler = cast(Any, self._engine.engine_core).engine_core.scheduler
         shorten_allocation(self._scheduler)
+        if isinstance(publisher := self._scheduler.kv_event_publisher, ZmqEventPublisher):
+            publisher._data_parallel_rank = replica_here()  # of its events: each replica is vLLM's rank 0
         self._preempted: dict[str, int] = {}
         self._num_preemptions = 0
         self.config, self.tasks = self._engine.vllm_config, self._engine.get_supported_tasks()

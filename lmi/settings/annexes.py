@@ -7,11 +7,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
+from typing import Annotated, ClassVar, Literal
 from urllib.parse import urlsplit
 
+import msgspec
 import orjson
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from lmi.settings.kinds import ABSOLUTE_PATH, NAME, TEXT, Kind, choice, integer, matching, several, word
 from lmi.settings.option import SCRIPTS, TEMPLATES, option
@@ -311,6 +312,44 @@ OUTPUTS = several(
 PYTHON_FILE = matching("a Python file in the model's folder", r"[^/\0]+\.py")
 
 
+class KvEventsConfig(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Where an engine tells what its KV cache keeps. Names, meanings and defaults are vLLM's."""
+
+    enable_kv_cache_events: bool = False
+    publisher: Literal["zmq", "null"] | None = None  # None: zmq where events are enabled
+    endpoint: str = "tcp://*:5557"
+    replay_endpoint: str | None = None
+    buffer_steps: Annotated[int, Meta(ge=0)] = 10_000  # batches that are kept
+    hwm: Annotated[int, Meta(ge=0, lt=2**31)] = 100_000  # batches that wait for a slow subscriber
+    max_queue_size: Annotated[int, Meta(ge=1)] = 100_000  # batches that wait to be sent
+    topic: str = ""
+
+    @property
+    def is_enabled(self) -> bool:
+        return self.enable_kv_cache_events and self.publisher != "null"
+
+    @classmethod
+    def parse(cls, text: str) -> KvEventsConfig:
+        """Return the configuration in a JSON object. Raises ValueError."""
+        config = msgspec.json.decode(text, type=cls)
+        for endpoint in (config.endpoint, config.replay_endpoint):
+            if endpoint is not None and not ENDPOINT.fullmatch(endpoint):
+                raise ValueError
+        return config
+
+    def __str__(self) -> str:
+        return msgspec.json.encode(self).decode()
+
+
+ENDPOINT = re.compile(r"tcp://.+:[0-9]{1,5}|(?:ipc|inproc)://.+")
+KV_EVENTS = Kind(
+    f"a JSON object with some of {', '.join(KvEventsConfig.__struct_fields__)}, endpoints as tcp://*:5557, "
+    "tcp://HOST:5557 or ipc://FILE",
+    KvEventsConfig.parse,
+    unit="JSON",
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class AbilitiesConfig:
     """What some engines can do."""
@@ -327,3 +366,13 @@ class AbilitiesConfig:
     """prompts that begin alike share cached keys and values; nothing: the engine chooses, as a rule true"""
     speculative: str | None = option(None, choice("ngram"), otherwise="nothing is guessed ahead")
     """the embedded engine guesses tokens ahead, which changes no answer: ngram, from what the sequence holds"""
+    kv_events_config: KvEventsConfig | None = option(
+        None,
+        KV_EVENTS,
+        is_for_operator=True,
+        is_safe=False,
+        grants="the prompts of all clients, told to any address",
+        otherwise="routers are told nothing",
+    )
+    """engines tell routers over ZeroMQ which prompts they have cached, as in
+    {"enable_kv_cache_events": true, "endpoint": "tcp://*:5557"}"""

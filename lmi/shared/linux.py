@@ -25,6 +25,7 @@ IOLBF = 1  # of stdio.h
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")  # of the processor times that the kernel tells
 LOG_FD_NAME = "LMI_LOG_FD"
 SUPERVISOR_PID = "LMI_SUPERVISOR_PID"  # the variable that names the supervisor to its children
+REPLICA = "LMI_REPLICA"  # the variable that tells an engine which replica of its model it is
 CORES = "LMI_CORES"  # the variable that names its cores to a process
 THREADS_WHY = "LMI_THREADS_WHY"  # the variable that says why an engine has fewer threads than there are cores
 # What Docker, Podman, Kubernetes, ECS and SageMaker leave in a container.

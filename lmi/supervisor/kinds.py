@@ -15,7 +15,7 @@ from lmi.settings.config import Config
 from lmi.settings.handler import USER_CODE, announced
 from lmi.settings.listeners import User
 from lmi.shared import linux
-from lmi.shared.linux import SUPERVISOR_PID
+from lmi.shared.linux import REPLICA, SUPERVISOR_PID
 from lmi.shared.state import Block, Phase
 from lmi.sources.source import unreadable
 from lmi.supervisor.child import Child, ChildKind
@@ -103,7 +103,8 @@ def engine(runtime: Runtime, cores: Cores | None = None) -> ChildKind:
     def environ(slot: int) -> dict[str, str]:
         kept = of_cores(cores.engines[slot] if cores else ()) | of_threads(config, os.environ)
         inherited = environ_of_server(environ_of(runtime.path, user))
-        return inherited | kept | environ_of_engine(config, os.environ, slot, folder, user)
+        own = {REPLICA: str(slot)}
+        return inherited | kept | own | environ_of_engine(config, os.environ, slot, folder, user)
 
     return worker(
         config,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from lmi.executor import Executor, Request, Response, Result, SamplingConfig, TokenLogProb
+from lmi.settings.annexes import KvEventsConfig
 from lmi.settings.config import EngineConfig
 from tests.tiny_models import tiny_model
 
@@ -33,7 +34,13 @@ def executor_of_vllm() -> type[VllmExecutor]:
         return Executor
 
 
-def start(folder: Path | None = None, *, request_stats_max_iterations: int = 0, **options: str) -> VllmExecutor:
+def start(
+    folder: Path | None = None,
+    *,
+    request_stats_max_iterations: int = 0,
+    kv_events_config: KvEventsConfig | None = None,
+    **options: str,
+) -> VllmExecutor:
     config = EngineConfig(
         handler="vllm",
         dtype="fp32",
@@ -41,6 +48,7 @@ def start(folder: Path | None = None, *, request_stats_max_iterations: int = 0, 
         max_sequence_length=CONTEXT_LENGTH,
         max_kv_cache_tokens=CONTEXT_LENGTH,
         request_stats_max_iterations=request_stats_max_iterations,
+        kv_events_config=kv_events_config,
         options=options,
     )
     with warnings.catch_warnings():
