@@ -122,7 +122,7 @@ MAX_LINES = {
     "lmi/adapters": 940,
     "lmi/apis": 6360,
     "lmi/chats": 1040,
-    "lmi/client": 1150,
+    "lmi/client": 1360,
     "lmi/description": 490,
     "lmi/engine": 1850,
     "lmi/executor": 970,

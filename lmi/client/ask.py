@@ -4,16 +4,21 @@ import asyncio
 import codecs
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import closing
-from typing import Any, BinaryIO
+from contextlib import closing, contextmanager
+from typing import Any, BinaryIO, NamedTuple
 from uuid import uuid4
 
 import click
 import httpx2
 import orjson
 
+from lmi.client import answers
+from lmi.client.answers import Json, OddAnswer
+from lmi.errors import shorten
+from lmi.shared import log
+
 BUSY = (429, 503)
-MAX_TRIES, PAUSE_S = 20, 1.0
+MAX_TRIES = 20
 ROUTES = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
 
 QUOTES = '"""'
@@ -47,8 +52,8 @@ class Talk:
         self._parameters = {name: value for name, value in parameters.items() if value is not None}
         self._model = model
         if not model:
-            with self._asked("GET", "models") as response:
-                self._model = str(orjson.loads(response.read())["data"][0]["id"])
+            with self._answers(), self._asked("GET", "models") as response:
+                self._model = answers.first_model_of(answers.whole_of(response.iter_bytes(), is_success=True))
 
     def close(self) -> None:
         self._client.close()
@@ -63,52 +68,49 @@ class Talk:
 
         for text in [quick] if quick else _typed(clear):
             messages.append({"role": "user", "content": text})
-            pieces = self._stream("chat/completions", {"messages": messages})
-            said = _show(one["delta"].get("content") or "" for one in pieces)
+            said = _show(self._stream("chat/completions", {"messages": messages}, answers.delta_text))
             messages.append({"role": "assistant", "content": said})
 
     def complete(self, quick: str | None) -> None:
         """Continue each text that is typed, or only `quick`."""
         for text in [quick] if quick else _typed():
-            pieces = self._stream("completions", {"prompt": text})
-            _show(one["text"] for one in pieces)
+            _show(self._stream("completions", {"prompt": text}, answers.completion_text))
 
-    def _stream(self, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """Yield the choice in each chunk of a streamed answer. Who leaves the loop leaves the answer."""
+    def _stream(self, path: str, body: Json, text_of: Callable[[Json], str]) -> Iterator[str]:
+        """Yield the text of each choice of a streamed answer. Who leaves the loop leaves the answer."""
         fields = {"model": self._model, "stream": True, **self._parameters, **body}
-        with self._asked("POST", path, fields) as response:
-            for line in response.iter_lines():
-                if not line.startswith("data:") or line == "data: [DONE]":
+        with self._answers(), self._asked("POST", path, fields) as response:
+            for line in answers.lines_of(response.iter_bytes()):
+                if not line.startswith(b"data:") or line.split() == [b"data:", b"[DONE]"]:
                     continue
-                chunk = orjson.loads(line.removeprefix("data:"))
+                chunk = answers.object_of(line.removeprefix(b"data:"))
                 if "error" in chunk:
-                    raise click.ClickException(_message(chunk))
-                if waiting := waiting_text(chunk):
+                    raise click.ClickException(answers.message_of(chunk))
+                if waiting := answers.waiting_text(chunk):
                     click.echo(waiting, err=True)
-                yield from chunk["choices"]
+                for choice in answers.choices_of(chunk):
+                    yield text_of(choice)
 
-    def _asked(self, method: str, path: str, body: object = None) -> closing[httpx2.Response]:
-        request = self._client.build_request(method, path, json=body)
+    @contextmanager
+    def _answers(self) -> Iterator[None]:
+        """Raise ClickException where the server is lost, or where its answer is none of OpenAI's API."""
         try:
-            response = self._client.send(request, stream=True)
+            yield
         except httpx2.TransportError as error:
             raise click.ClickException(f"no server answers at {self._url}: {error}; {_advice(error)}") from None
-        if response.status_code != 200:
-            raise click.ClickException(f"{response.status_code}: {_message(_read(response.read()))}")
-        return closing(response)
+        except (OddAnswer, httpx2.DecodingError) as error:
+            raise click.ClickException(f"{self._url} does not answer as OpenAI's API does: {error}") from None
 
+    def _asked(self, method: str, path: str, body: object = None) -> closing[httpx2.Response]:
+        """Return a response of 200, whose body is not read. Raises ClickException for any other."""
+        request = self._client.build_request(method, path, json=body)
+        response = self._client.send(request, stream=True)
+        if response.status_code == 200:
+            return closing(response)
 
-def waiting_text(chunk: dict[str, Any]) -> str:
-    """Return what a chunk says of an answer that has no token yet, "" for any other chunk."""
-    status, progress = chunk.get("queue_status"), chunk.get("prompt_progress")
-    known = []
-    if status is not None and status["queue_position"] > 0:
-        known.append(f"place {status['queue_position']}")
-    elif progress is not None and progress["total"]:
-        known.append(f"{progress['processed'] / progress['total']:.0%} of the prompt")
-    if status is not None and status["estimated_wait_seconds"] is not None:
-        known.append(f"about {status['estimated_wait_seconds']:.0f} s")
-    return f"waiting: {', '.join(known)}" if known else ""
+        with closing(response):
+            refusal = answers.json_or_page(answers.whole_of(response.iter_bytes(), is_success=False))
+            raise click.ClickException(f"{response.status_code}: {answers.message_of(refusal)}")
 
 
 def _advice(error: Exception) -> str:
@@ -175,33 +177,28 @@ def _show(pieces: Iterator[str]) -> str:
     return said
 
 
-def _read(body: bytes) -> Any:
-    """Return the JSON of an answer. A proxy may answer with a page, which becomes an error."""
-    try:
-        return orjson.loads(body)
-    except ValueError:
-        return {"error": body.decode(errors="replace")}
-
-
-def _message(body: Any) -> str:
-    error = body.get("error") if isinstance(body, dict) else None
-    return str(error.get("message") if isinstance(error, dict) else error or body)
-
-
 async def run_batch(source: BinaryIO, target: BinaryIO, url: str, api_key: str | None, num_at_once: int) -> int:
     """Ask for every line of `source`, `num_at_once` at a time. Returns how many were not answered with 200.
 
     A line has the form of OpenAI's batches, `{"custom_id": …, "url": "/v1/chat/completions", "body": …}`. Its answer is
     written when it comes: `{"id": …, "custom_id": …, "response": {"status_code": …, "request_id": …, "body": …},
-    "error": null}`. An error says why the server has not answered.
+    "error": null}`. An error says why the server has not answered, or was not asked.
     """
-    requests = _requests(source)
+    lines = _lines(source)
+    told: set[str] = set()
+
+    def tell(kind: str, text: str) -> None:
+        """Say on standard error the first of what may be said of every line."""
+        if text and kind not in told:
+            told.add(kind)
+            click.echo(f"lmi: {log.escape(text)}", err=True)
 
     async def ask_on(client: httpx2.AsyncClient) -> int:
         """Take the next line that nobody has taken, and the next after its answer."""
         num_failed = 0
-        for asked in requests:
-            answer = await _answer(client, asked)
+        for line in lines:
+            tell("line", line.fault)
+            answer = await _answer(client, line, tell)
             num_failed += answer["error"] is not None or answer["response"]["status_code"] != 200
             target.write(orjson.dumps(answer) + b"\n")
             target.flush()
@@ -211,40 +208,68 @@ async def run_batch(source: BinaryIO, target: BinaryIO, url: str, api_key: str |
         return sum(await asyncio.gather(*(ask_on(client) for _ in range(num_at_once))))
 
 
-def _requests(source: BinaryIO) -> Iterator[dict[str, Any]]:
-    """Yield each line. Raises ClickException for one that is none, with its number."""
+class BatchLine(NamedTuple):
+    """A request of a file, or with a `fault` a line that is none."""
+
+    custom_id: Any
+    path: str = ""  # behind /v1/
+    body: Json = {}
+    fault: str = ""
+
+
+def _lines(source: BinaryIO) -> Iterator[BatchLine]:
     for number, line in enumerate(source, 1):
-        if not line.strip():
-            continue
-        try:
-            asked = orjson.loads(line.removeprefix(codecs.BOM_UTF8))  # as PowerShell writes it
-            named = {name: asked[name] for name in ("custom_id", "url", "body")}
-        except (ValueError, TypeError, KeyError) as error:
-            raise click.ClickException(f"line {number}: not a request with custom_id, url and body: {error}") from None
-        if named["url"] not in ROUTES:
-            raise click.ClickException(f"line {number}: url={named['url']!r}: allowed is {', '.join(ROUTES)}")
-        yield named
+        if line.strip():
+            yield _line_of(line, f"line {number}")
 
 
-async def _answer(client: httpx2.AsyncClient, asked: dict[str, Any]) -> dict[str, Any]:
-    """Ask again where the server is busy, when it says that it may have room."""
-    answer = {"id": f"batch_req_{uuid4().hex}", "custom_id": asked["custom_id"], "response": None, "error": None}
-    body = {name: value for name, value in asked["body"].items() if name != "stream"}
+def _line_of(line: bytes, place: str) -> BatchLine:
+    try:
+        asked = orjson.loads(line.removeprefix(codecs.BOM_UTF8))  # as PowerShell writes it
+    except ValueError as error:
+        return BatchLine(None, fault=f"{place}: not a request with custom_id, url and body: {error}")
+    try:
+        custom_id, url, body = asked["custom_id"], asked["url"], asked["body"]
+    except (TypeError, KeyError) as error:
+        fault = f"{place}: not a request with custom_id, url and body: {error}"
+        return BatchLine(asked.get("custom_id") if isinstance(asked, dict) else None, fault=fault)
+
+    if url not in ROUTES:
+        return BatchLine(custom_id, fault=f"{place}: url={shorten(url)}: allowed is {', '.join(ROUTES)}")
+    if not isinstance(body, dict):
+        return BatchLine(custom_id, fault=f"{place}: body={shorten(body)}: must be an object")
+    whole = {name: value for name, value in body.items() if name != "stream"}
+    return BatchLine(custom_id, url.removeprefix("/v1/"), whole)
+
+
+async def _answer(client: httpx2.AsyncClient, line: BatchLine, tell: Callable[[str, str], None]) -> Json:
+    """Return the answer to a line. A busy server is asked again when it says that it may have room."""
+    answer: Json = {
+        "id": f"batch_req_{uuid4().hex}",
+        "custom_id": line.custom_id,
+        "response": None,
+        "error": None,
+    }
+    if line.fault:
+        return answer | {"error": {"code": "invalid_request", "message": line.fault}}
+
     for _ in range(MAX_TRIES):
         try:
-            response = await client.post(asked["url"].removeprefix("/v1/"), json=body)
+            async with client.stream("POST", line.path, json=line.body) as response:
+                body = await answers.whole_of_async(response.aiter_bytes(), response.status_code == 200)
         except httpx2.TransportError as error:
             return answer | {"error": {"code": "server_lost", "message": str(error) or type(error).__name__}}
+        except (OddAnswer, httpx2.DecodingError) as error:
+            return answer | {"error": {"code": "invalid_answer", "message": str(error)}}
         if response.status_code not in BUSY:
             break
-        try:
-            pause_s = float(response.headers.get("Retry-After", PAUSE_S))
-        except ValueError:  # a date
-            pause_s = PAUSE_S
+        pause_s, warning = answers.pause_of(response.headers)
+        tell("pause", warning)
         await asyncio.sleep(pause_s)
+
     found = {
         "status_code": response.status_code,
         "request_id": response.headers.get("x-request-id", ""),
-        "body": _read(response.content),
+        "body": answers.json_or_page(body),
     }
     return answer | {"response": found}

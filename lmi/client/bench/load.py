@@ -18,6 +18,7 @@ import click
 import httpx2
 import orjson
 
+from lmi.client import answers
 from lmi.client.bench.dialects import Ask, Dialect
 from lmi.http.listener import owners
 from lmi.shared import linux
@@ -107,7 +108,7 @@ class Load:
             sample.outcome = TIMEOUT
         except httpx2.TransportError:
             sample.outcome = LOST
-        except ValueError:  # what should be JSON is not
+        except (ValueError, TypeError, AttributeError, LookupError, httpx2.DecodingError):  # of another form
             sample.outcome = BROKEN
         finally:
             del self.running[id(sample)]
@@ -120,16 +121,15 @@ class Load:
         path = self.dialect.path if self.is_streamed else self.dialect.whole_path
         body = merged(self.dialect.body(self.model, ask, self.is_streamed), self.extra)
         async with self.client.stream("POST", path.format(model=self.model), json=body) as response:
-            if response.status_code != 200:
-                await response.aread()
+            if not self.is_streamed or response.status_code != 200:
+                answer = await answers.whole_of_async(response.aiter_bytes(), response.status_code == 200)
+                if response.status_code == 200:
+                    sample.num_reported = _reported(self.dialect, orjson.loads(answer))
                 return str(response.status_code)
-            if not self.is_streamed:
-                sample.num_reported = _reported(self.dialect, orjson.loads(await response.aread()))
-                return "200"
             has_end = False
-            async for line in response.aiter_lines():
-                data = line.removeprefix("data:").strip()
-                if not data.startswith("{"):  # an empty line, a comment, a field of SSE, [DONE]
+            async for line in answers.lines_of_async(response.aiter_bytes()):
+                data = line.removeprefix(b"data:").strip()
+                if not data.startswith(b"{"):  # an empty line, a comment, a field of SSE, [DONE]
                     continue
                 event = orjson.loads(data)
                 if event.get("error") or (event.get("details") or {}).get("finish_reason") == "error":
@@ -174,9 +174,10 @@ def merged(body: dict[str, Any], extra: dict[str, Any]) -> dict[str, Any]:
 async def first_model(client: httpx2.AsyncClient) -> str:
     """Return the first model of the server. Raises ClickException if it does not list any."""
     try:
-        response = await client.get("/v1/models")
-        return str(orjson.loads(response.raise_for_status().content)["data"][0]["id"])
-    except (httpx2.HTTPError, ValueError, LookupError) as error:
+        async with client.stream("GET", "/v1/models") as response:
+            response.raise_for_status()
+            return answers.first_model_of(await answers.whole_of_async(response.aiter_bytes(), is_success=True))
+    except (httpx2.HTTPError, ValueError) as error:
         raise click.ClickException(f"{client.base_url}: no list at /v1/models ({error}): name a --model") from None
 
 

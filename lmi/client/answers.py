@@ -1,0 +1,217 @@
+"""Reads what a server answers, which may be any server: how much it sends, and in which form, is not known before.
+
+What is too long is not read to its end. Whatever has another form than OpenAI's API gives it is an OddAnswer.
+"""
+
+import math
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping
+from typing import Any
+
+import orjson
+
+from lmi.errors import shorten
+
+MAX_ANSWER_BYTES = 128 << 20  # 2,048 embeddings of 3,072 numbers are about 125 million
+MAX_LINE_BYTES = 16 << 20
+MAX_ERROR_BYTES = 1 << 20
+MAX_MESSAGE_CHARS = 500
+
+PAUSE_S = 1.0
+MAX_PAUSE_S = 60.0
+
+Json = dict[str, Any]
+
+
+class OddAnswer(ValueError):
+    """An answer is too long, or has not the form that it should have."""
+
+
+class LineCutter:
+    """Cuts the pieces of an answer into lines. Neither a line nor all of them together may be endless."""
+
+    def __init__(self) -> None:
+        self._num_bytes = 0
+        self._rest = bytearray()
+
+    def feed(self, piece: bytes) -> list[bytes]:
+        """Return the lines that end in a piece. Raises OddAnswer."""
+        self._num_bytes += len(piece)
+        if self._num_bytes > MAX_ANSWER_BYTES:
+            raise OddAnswer(f"the answer has over {MAX_ANSWER_BYTES} bytes")
+
+        *ends, rest = piece.split(b"\n")
+        lines = []
+        for end in ends:
+            self._rest += end
+            lines.append(bytes(self._rest).rstrip(b"\r"))
+            self._rest.clear()
+
+        self._rest += rest
+        if len(self._rest) > MAX_LINE_BYTES:
+            raise OddAnswer(f"a line of the answer has over {MAX_LINE_BYTES} bytes")
+        return lines
+
+    def last(self) -> list[bytes]:
+        """Return the line that no line break ends, if there is one."""
+        return [bytes(self._rest)] if self._rest else []
+
+
+def lines_of(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    lines = LineCutter()
+    for piece in pieces:
+        yield from lines.feed(piece)
+    yield from lines.last()
+
+
+async def lines_of_async(pieces: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
+    lines = LineCutter()
+    async for piece in pieces:
+        for line in lines.feed(piece):
+            yield line
+    for line in lines.last():
+        yield line
+
+
+class Whole:
+    """Puts the pieces of an answer together, of an answer that is no success as many as an error needs."""
+
+    def __init__(self, is_success: bool) -> None:
+        self._is_success = is_success
+        self._data = bytearray()
+
+    def feed(self, piece: bytes) -> bool:
+        """Add a piece. Returns whether more is wanted. Raises OddAnswer."""
+        self._data += piece
+        if self._is_success and len(self._data) > MAX_ANSWER_BYTES:
+            raise OddAnswer(f"the answer has over {MAX_ANSWER_BYTES} bytes")
+        return self._is_success or len(self._data) < MAX_ERROR_BYTES
+
+    @property
+    def data(self) -> bytes:
+        return bytes(self._data if self._is_success else self._data[:MAX_ERROR_BYTES])
+
+
+def whole_of(pieces: Iterable[bytes], is_success: bool) -> bytes:
+    whole = Whole(is_success)
+    for piece in pieces:
+        if not whole.feed(piece):
+            break
+    return whole.data
+
+
+async def whole_of_async(pieces: AsyncIterable[bytes], is_success: bool) -> bytes:
+    whole = Whole(is_success)
+    async for piece in pieces:
+        if not whole.feed(piece):
+            break
+    return whole.data
+
+
+def json_or_page(body: bytes) -> Any:
+    """Return the JSON of an answer. A proxy may answer with a page, which becomes an error."""
+    try:
+        return orjson.loads(body)
+    except ValueError:
+        return {"error": body.decode(errors="replace")}
+
+
+def message_of(body: Any) -> str:
+    """Return what an answer says of an error, in one line."""
+    error = body.get("error") if isinstance(body, dict) else None
+    message = error.get("message") if isinstance(error, dict) else error
+    text = message if isinstance(message, str) else str(body)
+    line = " ".join(text[: 4 * MAX_MESSAGE_CHARS].split())
+    return line if len(line) <= MAX_MESSAGE_CHARS else f"{line[:MAX_MESSAGE_CHARS]} ..."
+
+
+def object_of(data: bytes) -> Json:
+    """Return the JSON object that an answer or a line of it is. Raises OddAnswer."""
+    try:
+        value = orjson.loads(data)
+    except ValueError:
+        raise OddAnswer(f"not JSON: {shorten(data.decode(errors='replace'))}") from None
+    return _as_object("the answer", value)
+
+
+def first_model_of(body: bytes) -> str:
+    """Return the name of the first model of a list. Raises OddAnswer."""
+    models = object_of(body).get("data")
+    if not isinstance(models, list) or not models:
+        raise OddAnswer(f"no list of models: data is {shorten(models)}")
+    name = _as_object("a model", models[0]).get("id")
+    if not isinstance(name, str):
+        raise OddAnswer(f"no list of models: the id of one is {shorten(name)}")
+    return name
+
+
+def choices_of(chunk: Json) -> list[Json]:
+    """Return the choices in a chunk of a streamed answer. Raises OddAnswer."""
+    choices = chunk.get("choices")
+    if not isinstance(choices, list):
+        raise OddAnswer(f"choices is no list: {shorten(choices)}")
+    return [_as_object("a choice", choice) for choice in choices]
+
+
+def delta_text(choice: Json) -> str:
+    """Return what a choice of a chat adds to the content. Raises OddAnswer."""
+    return _text("content", _as_object("delta", choice.get("delta")).get("content"))
+
+
+def completion_text(choice: Json) -> str:
+    """Return what a choice of a completion adds. Raises OddAnswer."""
+    return _text("text", choice.get("text"))
+
+
+def waiting_text(chunk: Json) -> str:
+    """Return what a chunk says of an answer that has no token yet, "" for any other chunk."""
+    status = chunk.get("queue_status")
+    progress = chunk.get("prompt_progress")
+    place = _number(status, "queue_position")
+    wait_s = _number(status, "estimated_wait_seconds")
+    total = _number(progress, "total")
+
+    known = []
+    if place > 0:
+        known.append(f"place {place:.0f}")
+    elif total > 0:
+        known.append(f"{_number(progress, 'processed') / total:.0%} of the prompt")
+    if wait_s > 0:
+        known.append(f"about {wait_s:.0f} s")
+    return f"waiting: {', '.join(known)}" if known else ""
+
+
+def pause_of(headers: Mapping[str, str]) -> tuple[float, str]:
+    """Return for how many seconds to wait before asking a busy server again.
+
+    And a warning, if that is not what the server asked for.
+    """
+    asked = headers.get("Retry-After", "")
+    try:
+        pause_s = float(asked)
+    except ValueError:  # there is none, or a date
+        return PAUSE_S, ""
+    if math.isnan(pause_s):
+        return PAUSE_S, ""
+    if pause_s > MAX_PAUSE_S:
+        return MAX_PAUSE_S, f"the server says Retry-After: {shorten(asked)}; asking again after {MAX_PAUSE_S:g} s"
+    return max(0.0, pause_s), ""
+
+
+def _as_object(what: str, value: Any) -> Json:
+    if not isinstance(value, dict):
+        raise OddAnswer(f"{what} is no JSON object: {shorten(value)}")
+    return value
+
+
+def _text(what: str, value: Any) -> str:
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise OddAnswer(f"{what} is no text: {shorten(value)}")
+    return value
+
+
+def _number(owner: Any, name: str) -> float:
+    """Return a number of an object, 0 where there is none."""
+    value = owner.get(name) if isinstance(owner, dict) else None
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else 0.0
