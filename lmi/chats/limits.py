@@ -2,7 +2,8 @@
 
 Nothing that a template does may take long or much memory at once, since it holds the interpreter's lock. So before a
 text, a list or a number is made, the size that it can have is spent from a `Budget`, and each container's size with
-all that it refers to is bounded, because writing or comparing one walks through all of it.
+all that it refers to is bounded, because writing or comparing one walks through all of it. How deep containers lie in
+each other is bounded too: Python hashes a tuple in a tuple in C, where no limit of recursion saves the stack.
 """
 
 import operator
@@ -10,11 +11,12 @@ import re
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sized
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from lmi.errors import GenerationFailed
 
 NODE_UNITS = 256  # what an element counts in a container's size, in which a character counts 1
+MAX_DEPTH = 200  # of containers in a container
 MAX_HEAVY_UNITS = 4 << 20  # of all that a filter may sort or compare
 MAX_BITS = 4096  # of an integer that is computed with
 MAX_NUMBER_CHARS = 1300  # of such an integer, or of a float
@@ -30,6 +32,19 @@ class OutOfRoom(GenerationFailed):
     """The rendering would need more memory than it may."""
 
 
+class Extent(NamedTuple):
+    """How large a value is with all that it refers to, as often as it does, and how many containers lie in each other.
+
+    A text and a number have the depth 0, a list of them 1.
+    """
+
+    num_units: int
+    depth: int
+
+
+LEAF = Extent(NODE_UNITS, 0)
+
+
 class Budget:
     """What is left for one rendering: units of memory, about a byte each, and time."""
 
@@ -37,7 +52,8 @@ class Budget:
         self._max_s, self._max_units = max_s, max_units
         self._end_s = time.monotonic() + max_s
         self._num_left = max_units
-        self._sizes: dict[int, tuple[object, int]] = {}  # of containers; each is kept, so that its id stays its own
+        # Of containers by their ids. Each container is kept, so that its id stays its own.
+        self._extents: dict[int, tuple[object, Extent]] = {}
 
     def check_time(self) -> None:
         if time.monotonic() > self._end_s:
@@ -50,23 +66,41 @@ class Budget:
             raise OutOfRoom(f"the chat template made over {self._max_units} characters")
 
     def size(self, value: Any) -> int:
-        """Return the size of a value with all that it refers to, as often as it does."""
-        if isinstance(value, str):
-            return NODE_UNITS + len(value)
-        if not isinstance(value, CONTAINERS):
-            return NODE_UNITS
-        if (known := self._sizes.get(id(value))) is not None:
-            return known[1]
-        size = NODE_UNITS + sum(map(self.size, value))
-        if isinstance(value, dict | MappingProxyType):
-            size += sum(map(self.size, value.values()))
-        return self.note_size(value, size)
+        """Return the size of a value with all that it refers to, as often as it does.
 
-    def note_size(self, value: object, size: int) -> int:
-        if size > self._max_units:
+        Raises OutOfRoom for one that is too large or too deep.
+        """
+        return self.extent(value).num_units
+
+    def extent(self, value: Any) -> Extent:
+        """Return the extent of a value. Raises OutOfRoom for one that is too large or too deep."""
+        if isinstance(value, str):
+            return Extent(NODE_UNITS + len(value), 0)
+        if not isinstance(value, CONTAINERS):
+            return LEAF
+
+        known = self._extents.get(id(value))
+        if known is not None:
+            return known[1]
+
+        num_units = NODE_UNITS
+        depth = 0
+        parts = [*value, *value.values()] if isinstance(value, dict | MappingProxyType) else value
+        for part in parts:
+            of_part = self.extent(part)
+            num_units += of_part.num_units
+            depth = max(depth, of_part.depth)
+
+        extent = Extent(num_units, depth + 1)
+        self._note(value, extent)
+        return extent
+
+    def _note(self, value: object, extent: Extent) -> None:
+        if extent.num_units > self._max_units:
             raise OutOfRoom(f"the chat template made a list with over {self._max_units} characters")
-        self._sizes[id(value)] = value, size
-        return size
+        if extent.depth > MAX_DEPTH:
+            raise OutOfRoom(f"the chat template made a list with over {MAX_DEPTH} lists in each other")
+        self._extents[id(value)] = value, extent
 
     def made(self, value: Any) -> Any:
         """Return a value that was just made from others, after spending what it takes."""
@@ -107,7 +141,10 @@ class Budget:
         elif sign == "+" and isinstance(left, list | tuple) and type(left) is type(right):
             self.spend(8 * (len(left) + len(right)))
             total: Any = operator.add(left, right)
-            self.note_size(total, self.size(left) + self.size(right))
+            of_left = self.extent(left)
+            of_right = self.extent(right)
+            depth = max(of_left.depth, of_right.depth)
+            self._note(total, Extent(of_left.num_units + of_right.num_units, depth))
             return total
         elif sign == "*" and isinstance(left, str | list | tuple) and isinstance(right, int):
             return self._repeated(left, right)
@@ -122,8 +159,9 @@ class Budget:
         self.spend(count * (num_units(value) if isinstance(value, str) else 8 * len(value)))
         if isinstance(value, str):
             return value * count
-        size = NODE_UNITS + count * self.size(value)
-        self.note_size(total := value * count, size)
+        total = value * count
+        of_value = self.extent(value)
+        self._note(total, Extent(NODE_UNITS + count * of_value.num_units, of_value.depth))
         return total
 
     def check_format(self, form: str, values: object) -> None:

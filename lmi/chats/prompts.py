@@ -6,11 +6,13 @@ contents spell together. The marks of the rendered text show the tokenizer which
 """
 
 import re
+from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
+from lmi.errors import ModelUnusable
 from lmi.settings.chat_templates import find_templates
 from lmi.settings.config import ModelConfig
 from lmi.text.tokenizer import Tokenizer
@@ -18,6 +20,8 @@ from lmi.types import Chat
 
 MARK = "\ufdd0"  # one of Unicode's noncharacters; content that has it nevertheless has two for one while it is marked
 MARKS = re.compile(f"{MARK}{MARK}?")
+MAX_SPECIAL_CHARS = 256
+NUM_LOOKED_AT = 4  # characters of a special token, by which a pattern finds where one may begin
 
 
 class ChatPrompts:
@@ -46,29 +50,54 @@ class Forgery:
     """Marks what spells one of some special tokens, or begins to at its end."""
 
     def __init__(self, specials: Iterable[str]) -> None:
-        texts = list(specials)
-        rests = {text[0]: [re.escape(each[1:]) for each in texts if each[0] == text[0]] for text in texts}
-        firsts = (f"{re.escape(first)}(?={'|'.join(rest)})" for first, rest in rests.items())  # spellings may overlap
-        self._first_char = re.compile("|".join(firsts)) if texts else None
-        self._beginnings = {text[:length] for text in texts for length in range(1, len(text))}
-        self._longest = max(map(len, self._beginnings), default=0)
+        """Raises ModelUnusable for a special token that is too long to be looked for."""
+        self._specials = frozenset(specials) - {""}
+        self._in_order = sorted(self._specials)
+        self._longest = max(map(len, self._specials), default=0)
+        if self._longest > MAX_SPECIAL_CHARS:
+            rule = f"have at most {MAX_SPECIAL_CHARS} characters where chats are written"
+            raise ModelUnusable(f"special tokens {rule}: one has {self._longest}")
+
+        self._lengths: dict[str, list[int]] = {}  # of the special tokens, by their first characters
+        for first, length in sorted({(text[0], len(text)) for text in self._specials}):
+            self._lengths.setdefault(first, []).append(length)
+
+        # It takes one look at each of a few characters: a pattern of all special tokens would try each of them.
+        num_looked_at = min(NUM_LOOKED_AT, *map(len, self._in_order or [""]))
+        chars_at = [_one_of({text[place] for text in self._specials}) for place in range(num_looked_at)]
+        self._may_begin = re.compile(f"{''.join(chars_at[:1])}(?={''.join(chars_at[1:])})")
 
     def mark(self, value: Any) -> Any:
         """Return a JSON value with marks in its texts."""
-        if self._first_char is None:
+        if not self._specials:
             return value
         if isinstance(value, str):
             text = value.replace(MARK, 2 * MARK)
-            lengths = range(1, min(self._longest, len(text)) + 1)
-            is_beginning = any(text[-length:] in self._beginnings for length in lengths)
-            return self._first_char.sub(lambda found: found[0] + MARK, text) + (MARK if is_beginning else "")
+            return self._may_begin.sub(self._marked, text) + (MARK if self._ends_in_beginning(text) else "")
         if isinstance(value, dict):
             return {self.mark(name): self.mark(each) for name, each in value.items()}
         return [self.mark(each) for each in value] if isinstance(value, (list, tuple)) else value
 
+    def _marked(self, found: re.Match[str]) -> str:
+        """Return the character at which a special token may begin, with a mark if one does. They may overlap."""
+        char, start = found[0], found.start()
+        is_special = any(found.string[start : start + length] in self._specials for length in self._lengths[char])
+        return char + MARK if is_special else char
+
+    def _ends_in_beginning(self, text: str) -> bool:
+        """Whether a text ends with the beginning of a special token."""
+        first_place = max(0, len(text) - self._longest + 1)
+        places = (place for place in range(first_place, len(text)) if text[place] in self._lengths)
+        return any(self._is_beginning(text[place:]) for place in places)
+
+    def _is_beginning(self, text: str) -> bool:
+        """Whether a special token begins with a text and is longer. In order, such a one is the next after it."""
+        index = bisect_right(self._in_order, text)
+        return index < len(self._in_order) and self._in_order[index].startswith(text)
+
     def unmark(self, text: str) -> tuple[str, list[int]]:
         """Return a text without marks, and the places between its characters where they were."""
-        if self._first_char is None or MARK not in text:
+        if not self._specials or MARK not in text:
             return text, []
         places: list[int] = []
         pieces, length, start = [], 0, 0
@@ -78,3 +107,8 @@ class Forgery:
             if len(found[0]) == 1:
                 places.append(length)
         return "".join([*pieces, text[start:]]), places
+
+
+def _one_of(chars: Iterable[str]) -> str:
+    """Return the pattern of one of some characters."""
+    return f"[{''.join(map(re.escape, sorted(chars)))}]"

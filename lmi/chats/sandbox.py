@@ -23,6 +23,7 @@ from lmi.errors import GenerationFailed
 from lmi.settings.chat_templates import MAX_TEMPLATE_CHARS
 
 MAX_SHORT_CHARS = 1000  # of a form of dates, and of the message of an exception
+MAX_NAMES_IN_BRANCHES = 1_000_000  # takes about a second; large templates have some ten thousand
 WITHOUT = ("pprint", "striptags", "urlize", "wordwrap", "xmlattr")  # filters that take long and no chat template uses
 MEASURED = ("capitalize", "e", "escape", "forceescape", "lower", "string", "upper")
 HEAVY = "dictsort filesizeformat groupby max min random sort title truncate unique urlencode wordcount".split()
@@ -68,7 +69,9 @@ class TemplateEnvironment(sandbox.ImmutableSandboxedEnvironment):
         if len(text) > MAX_TEMPLATE_CHARS:
             raise jinja2.TemplateError(f"over {MAX_TEMPLATE_CHARS} characters")
         self.begin()
-        tree = BoundedTree().visit(self.parse(text))
+        tree = self.parse(text)
+        check_branches(tree)
+        tree = BoundedTree().visit(tree)
         return jinja2.Template.from_code(self, self.compile(tree), self.make_globals(None))
 
     # What a template's code calls.
@@ -344,6 +347,14 @@ class BoundedTree(visitor.NodeTransformer):
             case nodes.Compare() if not _is_short(node):
                 return _filtered(node, CLOCK)
         return node
+
+
+def check_branches(tree: nodes.Template) -> None:
+    """Raise TemplateError for a template that Jinja compiles for long: it copies all names for each branch."""
+    num_names = len({node.name for node in tree.find_all(nodes.Name)})
+    num_branches = sum(1 for _ in tree.find_all(nodes.If))
+    if num_names * num_branches > MAX_NAMES_IN_BRANCHES:
+        raise jinja2.TemplateError(f"over {MAX_NAMES_IN_BRANCHES} names in branches: {num_names} x {num_branches}")
 
 
 def _is_short(node: nodes.Compare) -> bool:

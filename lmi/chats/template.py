@@ -140,7 +140,7 @@ class ChatTemplate:
             return self._write(template, {**chat.variables, **self._special_tokens, "documents": None, **known})
         except OutOfRoom as error:
             if _is_large((chat.messages, chat.tools, chat.variables), self._max_prompt_chars // MAX_COPIES):
-                raise errors.InvalidRequest(f"the messages are too long for the chat template: {error}") from error
+                raise errors.InvalidRequest(f"the messages are too long or deep for the template: {error}") from error
             raise
         except errors.GenerationFailed:
             raise
@@ -154,7 +154,7 @@ class ChatTemplate:
         self._environment.begin()
         chunks: list[str] = []
         num_chars = 0
-        for chunk in template.generate(**variables):
+        for chunk in template.generate(variables):  # by name, `self` would be its own argument
             num_chars += len(chunk)
             if num_chars > self._max_prompt_chars:
                 raise OutOfRoom(f"the chat template wrote over {self._max_prompt_chars} characters")

@@ -144,6 +144,56 @@ def test_a_variable_of_a_client_replaces_neither_the_template_nor_its_messages()
     assert template.render(Chat(messages=MESSAGES, variables=variables | {"bos_token": "x"})) == template.render(TALK)
 
 
+@pytest.mark.parametrize("name", ["self", "args", "kwargs", "context", "environment", "loop", "a b", ""])
+def test_a_variable_of_a_client_may_have_any_name(name: str) -> None:
+    chat = Chat(messages=MESSAGES, variables={name: "x"})
+    assert compiled(CHATML).render(chat) == compiled(CHATML).render(TALK)
+
+
+NESTINGS = [
+    "(ns.x,)",
+    "[ns.x]",
+    "{'a': ns.x}",
+    "{'a': [ns.x]}.items() | list",
+    "[1] + [ns.x]",
+    "[ns.x] * 2 if loop.last else [ns.x]",
+    "[ns.x][0:]",
+    "dict(a=ns.x)",
+    "dict([('a', ns.x)])",
+    "[ns.x] | batch(1) | list",
+    "[ns.x] | slice(1) | list",
+    "[ns.x] | list",
+    "[ns.x] | reverse | list",
+    "cycler(ns.x).items",
+    "[{'a': ns.x}] | map(attribute='a') | list",
+    "made(ns.x)",
+    "named(x=ns.x)",
+]
+
+
+@pytest.mark.parametrize("nesting", NESTINGS)
+def test_no_list_lies_deep_in_others(nesting: str) -> None:
+    macros = (
+        "{% macro made() %}{% set ns.x = varargs %}{% endmacro %}"
+        "{% macro named() %}{% set ns.x = kwargs %}{% endmacro %}"
+    )
+    template = compiled(
+        "{% set ns = namespace(x=()) %}" + macros + "{% for i in range(2000) %}"
+        f"{{% set x = {nesting} %}}{{% if x is iterable and x is not string %}}{{% set ns.x = x %}}{{% endif %}}"
+        "{% endfor %}{{ ns.x | length }}"
+    )
+    with pytest.raises(GenerationFailed, match="over 200 lists in each other"):
+        template.render(TALK)
+
+
+def test_a_client_s_own_values_that_lie_too_deep_are_the_client_s_fault() -> None:
+    deep: list[Any] = []
+    for _ in range(300):
+        deep = [deep]
+    with pytest.raises(InvalidRequest, match="too long or deep"):
+        compiled("{{ [tools] | length }}").render(Chat(messages=MESSAGES, tools=[{"deep": deep}]))
+
+
 def test_a_template_cannot_write_for_ever() -> None:
     attack = "{% for a in range(99999) %}{{ 'a' * 100000 }}{% endfor %}"
     with pytest.raises(GenerationFailed, match="1048576 characters"):
@@ -234,6 +284,12 @@ def test_a_test_of_numbers_writes_no_text() -> None:
 def test_a_template_that_cannot_be_compiled_is_refused_at_the_start(text: str) -> None:
     with pytest.raises(ModelUnusable, match="chat template: (too deep|over|No filter)"):
         compiled(text)
+
+
+def test_a_template_that_takes_long_to_compile_is_refused_at_the_start() -> None:
+    names = "".join(f"{{% set a{number} = 1 %}}" for number in range(6000))
+    with pytest.raises(ModelUnusable, match="over 1000000 names in branches: 6001 x 6000"):
+        compiled(names + "{% if x %}{% endif %}" * 6000)
 
 
 def test_messages_that_fill_the_limit_alone_are_the_client_s_fault() -> None:
