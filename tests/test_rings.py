@@ -117,11 +117,11 @@ STILL = {
     "lmi.server.routes.invocations": {"lines"},
 }
 # Lines of Python, with room for paragraphs until tokens are counted here in their place.
-MAX_LINES_OF_THE_HOUSE = 12_500
+MAX_LINES_OF_THE_HOUSE = 13_300
 MAX_LINES = {
     "lmi/adapters": 940,
     "lmi/apis": 6360,
-    "lmi/chats": 1040,
+    "lmi/chats": 1080,
     "lmi/client": 1360,
     "lmi/description": 490,
     "lmi/engine": 1850,
@@ -135,7 +135,7 @@ MAX_LINES = {
     "lmi/shared": 1510,
     "lmi/sources": 2520,
     "lmi/supervisor": 1920,
-    "lmi/text": 660,
+    "lmi/text": 1210,
     "lmi/user_code": 2690,
     "handlers/base": 1870,
     "handlers/driven": 840,

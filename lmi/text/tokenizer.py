@@ -1,11 +1,15 @@
 """A model's tokenizer: it encodes text, decodes tokens to pieces of text, and knows the special tokens.
 
 It reads a model folder with the precedence of transformers, but a child process (convert.py) converts a folder without
-tokenizer.json, because transformers would import torch here.
+tokenizer.json, because transformers would import torch here. A tokenizer whose parts are not all known
+(known_parts.py) encodes in another process (confined.py), so that no text holds this one.
 """
+
+from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import re
 import subprocess
@@ -17,19 +21,26 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import tokenizers
 from tokenizers import AddedToken
 
 from lmi.errors import GenerationFailed, InvalidParameter, ModelUnusable, PromptTooLong, cause_line
 from lmi.shared.model_files import read_bounded
+from lmi.text.known_parts import unknown_decoders, unknown_parts
+
+if TYPE_CHECKING:
+    from lmi.text.confined import ConfinedEncoder, Encoded
 
 # The library's threads would idle (one text in each call) and do not survive a fork.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# A panic of the library is an error of one text, and no reason for 40 lines of its stack.
+os.environ["RUST_BACKTRACE"] = "0"
 
-MAX_INLINE_CHARS = 4096  # takes 0.8 ms with a vocabulary of 129k; longer texts leave the event loop
+MAX_INLINE_CHARS = 4096  # in a turn of the event loop; takes 0.8 ms with a vocabulary of 129k
 WORD_CHARS = 256  # encoding a short word takes as long as this many characters of a text
+MAX_TOKEN_CHARS = 10_000
 NUM_THREADS = 2  # for long texts, so that a few of them cannot take every core
 CONVERSION_TIMEOUT_S = 120.0
 GAVE_UP = "the tokenizer gave up on this text"
@@ -44,6 +55,8 @@ OTHERS = (byte for byte in range(256) if byte not in PRINTABLE)
 BYTE_OF_CHAR = {chr(byte): byte for byte in PRINTABLE} | {chr(256 + n): byte for n, byte in enumerate(OTHERS)}
 
 T = TypeVar("T")
+
+log = logging.getLogger(__name__)
 
 
 class TokenTexts(dict[int, str | bytes]):
@@ -76,10 +89,12 @@ class Tokenizer:
         self.special_ids = {token_id for token_id, token in added if token.special}
         ids = map(backend.token_to_id, self.special_tokens.values())
         self.special_ids.update(token_id for token_id in ids if token_id is not None)
-        self._line = self.encode("\n", add_special_tokens=False)
-        self.special_texts = {} if backend.encode_special_tokens else self._special_texts()
         self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
         self.max_token_chars = max((len(backend.id_to_token(i) or "") for i in range(self.vocab_size)), default=1)
+        self._inline_chars_left = MAX_INLINE_CHARS
+        self._confined = self._confine()
+        self._line = self.encode("\n", add_special_tokens=False)
+        self.special_texts = {} if backend.encode_special_tokens else self._special_texts()
         self._anchor = self._find_anchor()
         self._left = self.decode([self._anchor])
         self._right = self.decode([self._anchor, self._anchor]).removeprefix(self._left)
@@ -112,12 +127,10 @@ class Tokenizer:
 
         A special token in the text is encoded as text if a place in `forged`, between two characters, is inside it.
         """
-        # Unlike `encode`, a batch (of one) releases the interpreter lock. The fast one knows no places.
-        encode = self._backend.encode_batch if forged else self._backend.encode_batch_fast
         try:
             with _explained(GenerationFailed, GAVE_UP):
-                encoding = encode([text], add_special_tokens=add_special_tokens)[0]
-        except TypeError as error:
+                encoding = self._encoding(text, add_special_tokens, has_offsets=bool(forged))
+        except (TypeError, UnicodeEncodeError) as error:
             raise InvalidParameter("inputs", "text of whole Unicode characters", "a lone surrogate") from error
         if not forged:
             return encoding.ids
@@ -127,6 +140,18 @@ class Tokenizer:
             is_forged = token_id in self.special_texts and inside < len(forged) and forged[inside] < end
             ids += self.special_texts[token_id][1] if is_forged else (token_id,)
         return ids
+
+    def _encoding(self, text: str, add_special_tokens: bool, has_offsets: bool) -> tokenizers.Encoding | Encoded:
+        if self._confined is not None:
+            return self._confined.encode(
+                text,
+                add_special_tokens=add_special_tokens,
+                spells_special_tokens=self._backend.encode_special_tokens,
+                has_offsets=has_offsets,
+            )
+        # Unlike `encode`, a batch (of one) releases the interpreter lock. The fast one knows no places.
+        encode = self._backend.encode_batch if has_offsets else self._backend.encode_batch_fast
+        return encode([text], add_special_tokens=add_special_tokens)[0]
 
     async def encode_async(
         self, text: str, *, add_special_tokens: bool = True, forged: Sequence[int] = ()
@@ -161,7 +186,8 @@ class Tokenizer:
         elif truncate is not None:
             kept = text[-max_chars:]
             first = len(text) - len(kept)
-        forged = [place - first for place in forged]
+        if first:
+            forged = [place - first for place in forged]
         ids = await self.encode_async(kept, add_special_tokens=add_special_tokens, forged=forged)
         if not ids:
             raise InvalidParameter("inputs", "a text of at least one token", text)
@@ -180,10 +206,45 @@ class Tokenizer:
         return await self._without_blocking(lambda: [ids for word in words for ids in self.spellings(word)], num_chars)
 
     async def _without_blocking(self, work: Callable[[], T], num_chars: int) -> T:
-        """Do what takes as long as encoding so many characters, in a thread if that is long."""
-        if num_chars <= MAX_INLINE_CHARS:
-            return work()
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        """Do what takes as long as encoding so many characters.
+
+        A thread does what is long, and what would make this turn of the event loop long together with what was done
+        before. A tokenizer in another process is always waited for in a thread.
+        """
+        loop = asyncio.get_running_loop()
+        if self._confined is not None or num_chars > self._inline_chars_left:
+            return await loop.run_in_executor(self._threads, work)
+
+        if self._inline_chars_left == MAX_INLINE_CHARS:
+            loop.call_soon(self._begin_turn)
+        self._inline_chars_left -= num_chars
+        return work()
+
+    def _begin_turn(self) -> None:
+        self._inline_chars_left = MAX_INLINE_CHARS
+
+    def _confine(self) -> ConfinedEncoder | None:
+        """Return what encodes in another process, if parts of the tokenizer are not known.
+
+        Raises ModelUnusable for a tokenizer that takes too long for short texts, or that this process cannot decode
+        with.
+        """
+        if self.max_token_chars > MAX_TOKEN_CHARS:
+            found = f"one has {self.max_token_chars}"
+            raise ModelUnusable(f"the tokenizer's tokens have at most {MAX_TOKEN_CHARS} characters here: {found}")
+        if unknown := unknown_decoders(self._backend):
+            raise ModelUnusable(f"the tokenizer has {unknown[0].what}, which is not decoded with here")
+        unknown = unknown_parts(self._backend, self.max_token_chars)
+        if not unknown:
+            return None
+
+        from lmi.text.confined import ConfinedEncoder
+
+        parts = "; ".join(part.what for part in unknown)
+        log.warning("the tokenizer has %s: it encodes in a process of its own", parts)
+        confined = ConfinedEncoder(self._backend)
+        confined.probe(unknown)
+        return confined
 
     def _encode_inside(self, text: str) -> list[int] | None:
         """Return the ids of a text behind a line break, or None where one token has parts of both."""
@@ -253,7 +314,7 @@ def _explained(kind: type[Exception], what: str) -> Iterator[None]:
     """Raise an error of ours for one of the library, or for its panic, a BaseException (a runaway regex)."""
     try:
         yield
-    except (TypeError, ModelUnusable):
+    except (TypeError, UnicodeEncodeError, ModelUnusable):
         raise
     except BaseException as error:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":  # it cannot be imported

@@ -72,7 +72,8 @@ def unigram_backend() -> tokenizers.Tokenizer:
 
 
 def poisoned_backend() -> tokenizers.Tokenizer:
-    """A tokenizer whose regular expression backtracks without end on a row of "a"."""
+    """A tokenizer whose regular expression backtracks without end on a row of "ac", which nobody tries at its start."""
     backend = byte_level_backend()
-    backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"(a+)+$"), "isolated")
+    poison = pre_tokenizers.Split(Regex(r"((?:[ab][cd])+)+$"), "isolated")
+    backend.pre_tokenizer = pre_tokenizers.Sequence([poison, backend.pre_tokenizer])
     return backend

@@ -1,0 +1,239 @@
+"""Which parts of a tokenizer are known to take a time, and to make a text, in proportion to the text that they get.
+
+A tokenizer comes with a model and is a stranger's file: the regular expressions in it may backtrack without end, its
+replacements may make a text a million times as long, and the library does all of it at once. So a tokenizer with a part
+that is not known here encodes in a process of its own (`confined.py`), and a decoder must be known.
+
+The expressions are those of tokenizers that the makers of models publish. Most are alternatives, in one order or
+another, that several families share, so it is these that are listed.
+"""
+
+import json
+from base64 import b64decode
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import tokenizers
+
+from lmi.errors import shorten
+
+MAX_PARTS = 24  # normalizers, pre-tokenizers or decoders that follow each other
+MAX_GROWTH = 64  # of a text, by all that the tokenizer replaces in it
+MAX_ADDED_CHARS = 64  # before a text
+MAX_ADDED_TOKENS = 64  # around a text
+MAX_STATE_CHARS = 4 << 20  # of a part as JSON
+
+# A word costs WordPiece the square of its characters, and a character Unigram the characters of the longest token.
+MAX_WORD_CHARS = 200
+MAX_UNIGRAM_CHARS = 256
+
+CONTRACTIONS = (
+    "(?i:'s|'t|'re|'ve|'m|'ll|'d)",
+    "(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])",
+    "'(?i:[sdmt]|ll|ve|re)",
+    *("'s", "'t", "'re", "'ve", "'m", "'ll", "'d"),
+)
+UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
+LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+BEFORE_WORD = r"[^\r\n\p{L}\p{N}]?"
+CAPITALISED = tuple(f"{BEFORE_WORD}{UPPER}*{LOWER}+{ending}" for ending in ("", *(f"{c}?" for c in CONTRACTIONS[:2])))
+CAPITALS = tuple(f"{BEFORE_WORD}{UPPER}+{LOWER}*{ending}" for ending in ("", *(f"{c}?" for c in CONTRACTIONS[:2])))
+LINE_ENDS = (r"\s*[\r\n]+", r"\s*[\r\n]", r"\s*\n+", r"\s*\n")
+SPACES = r"\s+"
+
+# An alternative of these takes all that it has looked at, or looks at a few characters.
+ALTERNATIVES = (
+    *CONTRACTIONS,
+    # Words.
+    *(r"\p{L}+", r" ?\p{L}+", r"\s?\p{L}+", r"[\p{L}]+"),
+    *(rf"{BEFORE_WORD}\p{{L}}+", rf"{BEFORE_WORD}+\p{{L}}+", rf"{BEFORE_WORD}[\p{{L}}\p{{M}}]+"),
+    *(r"[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+", r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+"""),
+    # Numbers.
+    *(r"\p{N}", r"[\p{N}]", r"\p{N}{1}", r"\p{N}{1,2}", r"\p{N}{1,3}", r"\p{N}+", r" ?\p{N}+"),
+    *(r"\d", r"\d{1,3}", r"\d+", r"[0-9]", r"[0-9]{3}", r"[0-9][0-9][0-9]", r"[0-9]+"),
+    # What is neither.
+    *(r" ?[^\s\p{L}\p{N}]+", r" ?[^\s\p{L}\p{N}]++", r"[^\s\p{L}\p{N}]+", r" ?[^\s\p{L}\p{N}\r\n]+"),
+    *(r" ?[^\s\p{L}\p{N}]+[\r\n]*", r" ?[^\s\p{L}\p{N}]++[\r\n]*", r" ?[^\s\p{L}\p{N}]+[\r\n/]*"),
+    *(r" ?[^\s\p{L}\p{N}]+[\r\n/]?", r" ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*", r" ?[\p{P}\p{S}]+[\r\n]*", r" ?[\p{P}\p{S}]+"),
+    *(r"\s?\p{P}+", r"\s?[!-/:-~！-／：-～‘-‟　-。]+", r"[\p{P}\$\+<=>\^~\|`]+", r"[\p{P}\$\+<=>\^~\|]+"),
+    *(r" ?[^(\s|[.,!?…。，、।۔،])]+", r" ?[^(\s|.,!?…。，、।۔،)]+", r"[\p{P}!-/:-@\[-`{-~]"),
+    # Chinese, Japanese, Korean.
+    *("[一-龥]+", "[一-龥぀-ゟ゠-ヿ]+", "[一-龥ࠀ-一가-퟿]+", r"[\p{Han}]+", r"\p{Han}+"),
+    *("[가-힣ㄱ-ㆎ]+", "[！…“”‘’—：；，、-〿︰-﹏]+", "[ㄅ-ㄯ]+"),
+    # Spaces and lines.
+    *(SPACES, r"\s+(?!\S)", r"[\r\n]", r"[\r\n]+", r"[^\n]+", r"[\n]+", r"\n", r"\n+", " ", " +", " {2,}", r"\s{2,}"),
+    *("▁", "▁+", "▁{2,}"),
+)
+# One of these may look at a long row in vain. The alternative that takes such a row must be there too.
+TAKEN_BY = {
+    **dict.fromkeys(LINE_ENDS, (SPACES,)),
+    **dict.fromkeys(CAPITALISED, CAPITALS),
+    **dict.fromkeys(CAPITALS, CAPITALISED),
+}
+LONGEST_FIRST = tuple(sorted({*ALTERNATIVES, *TAKEN_BY}, key=len, reverse=True))
+
+STEADY_NORMALIZERS = {
+    *("NFC", "NFD", "NFKC", "NFKD", "Nmt", "Lowercase", "Strip", "StripAccents", "BertNormalizer", "ByteLevel"),
+}
+STEADY_PRE_TOKENIZERS = {
+    *("ByteLevel", "BertPreTokenizer", "CharDelimiterSplit", "Digits", "Metaspace", "Punctuation"),
+    *("UnicodeScripts", "Whitespace", "WhitespaceSplit"),
+}
+STEADY_DECODERS = {
+    *("BPEDecoder", "ByteFallback", "ByteLevel", "CTC", "Fuse", "Metaspace", "Strip", "WordPiece"),
+}
+STEADY_PROCESSORS = {"BertProcessing", "ByteLevel", "RobertaProcessing"}
+
+Part = dict[str, Any]
+
+
+class UnknownPart(NamedTuple):
+    """A part of a tokenizer in words, and the regular expression in it, if it has one."""
+
+    what: str
+    pattern: str = ""
+
+
+def unknown_parts(backend: tokenizers.Tokenizer, max_token_chars: int) -> list[UnknownPart]:
+    """Return what of a tokenizer is not known to encode in proportion to the text; nothing if all is."""
+    return [
+        *_unknown_normalizers(_parts_of(backend.normalizer, "normalizers")),
+        *_unknown_pre_tokenizers(_parts_of(backend.pre_tokenizer, "pretokenizers")),
+        *_unknown_of_model(backend.model, max_token_chars),
+        *_unknown_processors(_parts_of(backend.post_processor, "processors")),
+    ]
+
+
+def unknown_decoders(backend: tokenizers.Tokenizer) -> list[UnknownPart]:
+    """Return what of a tokenizer is not known to decode in proportion to the tokens."""
+    parts = _parts_of(backend.decoder, "decoders")
+    faults = _fault_of_number("decoder", parts)
+    growth = 1.0
+    for part in parts:
+        if part["type"] == "Replace":
+            growth *= _growth_of_replacing(part)
+            faults += _fault_of_pattern("decoder", part)
+        elif part["type"] not in STEADY_DECODERS:
+            faults.append(UnknownPart(f"a decoder of type {part['type']}"))
+
+    return faults + _fault_of_growth("decoder", growth)
+
+
+def is_known_pattern(pattern: str) -> bool:
+    """Whether a regular expression is made of alternatives that are known to take no longer than a text is long."""
+    alternatives = []
+    rest = f"{pattern}|"
+    while rest:
+        found = next((known for known in LONGEST_FIRST if rest.startswith(f"{known}|")), None)
+        if found is None:
+            return False
+        alternatives.append(found)
+        rest = rest[len(found) + 1 :]
+
+    return all(any(taker in alternatives for taker in TAKEN_BY.get(found, (found,))) for found in alternatives)
+
+
+def _parts_of(part: Any, name_of_parts: str) -> list[Part]:
+    """Return a part of a tokenizer as JSON has it, a sequence as its parts."""
+    if part is None:
+        return []
+    state = bytes(part.__getstate__())
+    if len(state) > MAX_STATE_CHARS:
+        return [{"type": f"over {MAX_STATE_CHARS} characters"}]
+    return list(_flat(json.loads(state), name_of_parts))
+
+
+def _flat(part: Part, name_of_parts: str) -> Iterator[Part]:
+    if part["type"] != "Sequence":
+        yield part
+        return
+    for inner in part[name_of_parts]:
+        yield from _flat(inner, name_of_parts)
+
+
+def _unknown_normalizers(parts: list[Part]) -> list[UnknownPart]:
+    faults = _fault_of_number("normalizer", parts)
+    growth = 1.0
+    for part in parts:
+        match part["type"]:
+            case "Replace":
+                growth *= _growth_of_replacing(part)
+                faults += _fault_of_pattern("normalizer", part)
+            case "Precompiled":
+                growth *= _growth_of_map(part["precompiled_charsmap"])
+            case "Prepend":
+                if len(part["prepend"]) > MAX_ADDED_CHARS:
+                    faults.append(UnknownPart(f"a normalizer that adds {len(part['prepend'])} characters"))
+            case kind if kind not in STEADY_NORMALIZERS:
+                faults.append(UnknownPart(f"a normalizer of type {kind}"))
+
+    return faults + _fault_of_growth("normalizer", growth)
+
+
+def _unknown_pre_tokenizers(parts: list[Part]) -> list[UnknownPart]:
+    faults = _fault_of_number("pre-tokenizer", parts)
+    for part in parts:
+        if part["type"] == "Split":
+            faults += _fault_of_pattern("pre-tokenizer", part)
+        elif part["type"] not in STEADY_PRE_TOKENIZERS:
+            faults.append(UnknownPart(f"a pre-tokenizer of type {part['type']}"))
+
+    return faults
+
+
+def _unknown_of_model(model: Any, max_token_chars: int) -> list[UnknownPart]:
+    kind = type(model).__name__
+    if kind == "WordPiece" and model.max_input_chars_per_word > MAX_WORD_CHARS:
+        return [UnknownPart(f"WordPiece for words of {model.max_input_chars_per_word} characters")]
+    if kind == "Unigram" and max_token_chars > MAX_UNIGRAM_CHARS:
+        return [UnknownPart(f"Unigram with a token of {max_token_chars} characters")]
+    return []
+
+
+def _unknown_processors(parts: list[Part]) -> list[UnknownPart]:
+    faults = _fault_of_number("post-processor", parts)
+    for part in parts:
+        if part["type"] == "TemplateProcessing":
+            num_texts = sum("Sequence" in piece for piece in part["single"])
+            num_tokens = len(part["single"]) + sum(len(token["ids"]) for token in part["special_tokens"].values())
+            if num_texts > 1 or num_tokens > MAX_ADDED_TOKENS:
+                written = f"writes the text {num_texts} times, and {num_tokens} tokens"
+                faults.append(UnknownPart(f"a post-processor that {written}"))
+        elif part["type"] not in STEADY_PROCESSORS:
+            faults.append(UnknownPart(f"a post-processor of type {part['type']}"))
+
+    return faults
+
+
+def _fault_of_number(what: str, parts: list[Part]) -> list[UnknownPart]:
+    return [UnknownPart(f"{len(parts)} {what}s")] if len(parts) > MAX_PARTS else []
+
+
+def _fault_of_growth(what: str, growth: float) -> list[UnknownPart]:
+    return [UnknownPart(f"a {what} that makes a text {growth:g} times as long")] if growth > MAX_GROWTH else []
+
+
+def _fault_of_pattern(what: str, part: Part) -> list[UnknownPart]:
+    pattern = part["pattern"].get("Regex")
+    if pattern is None or is_known_pattern(pattern):
+        return []
+    return [UnknownPart(f"a {what} with the pattern {shorten(pattern)}", pattern)]
+
+
+def _growth_of_replacing(part: Part) -> float:
+    """Return how many times as long a text may become. What a regular expression finds may be one character."""
+    content = part["content"]
+    pattern = part["pattern"].get("String")
+    if pattern is None:
+        return max(1.0, float(len(content)))
+    return max(1.0, len(content) / len(pattern)) if pattern else float("inf")
+
+
+def _growth_of_map(charsmap: str | list[int] | None) -> float:
+    """Return the bytes of the longest text that one character may become.
+
+    SentencePiece's map has the size of a trie, the trie, and the texts in it, each with a zero byte at its end.
+    """
+    data = b64decode(charsmap) if isinstance(charsmap, str) else bytes(charsmap or ())
+    texts = data[4 + int.from_bytes(data[:4], "little") :]
+    return float(max(map(len, texts.split(b"\0"))))
