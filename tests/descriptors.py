@@ -1,4 +1,4 @@
-"""So many open descriptors that a further one has a number that `select` refuses."""
+"""So many open descriptors that a further one has a number that `select` refuses, or is refused itself."""
 
 from __future__ import annotations
 
@@ -23,4 +23,15 @@ def many_descriptors() -> Iterator[None]:
     finally:
         for fd in opened:
             os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+@contextmanager
+def no_descriptor_left() -> Iterator[None]:
+    """Until the block ends this process opens no file: EMFILE, as where clients hold all descriptors."""
+    _, hard = limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        yield
+    finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)

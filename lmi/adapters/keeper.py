@@ -34,7 +34,7 @@ class AdapterKeeper:
         dispatcher.look, dispatcher.may_rest = self.look, self._is_loading
         self._timeout_s = timeout_s
         self._load_s: float | None = None  # time.monotonic() of the first look at the load that goes on now
-        self._version: Version = frozenset()  # of the folder, as it was last read
+        self._version: Version | None = frozenset()  # of the folder, as it was last read; None: not the whole of it
         self._pending: list[Adapter] = []  # the entries that front ends worked on then
         self._loaded: dict[str, Adapter] = {}
         self._following: asyncio.Task[None] | None = None
@@ -62,9 +62,12 @@ class AdapterKeeper:
 
     async def follow(self) -> None:
         """Load the adapters that the folder has, and unload others. A load that failed is tried when it changes."""
-        while (version := self._folder.version()) != self._version or any(map(is_abandoned, self._pending)):
-            self._version = version
-            await self._follow(self._folder.entries())
+        while self._folder.version() != self._version or any(map(is_abandoned, self._pending)):
+            snapshot = self._folder.snapshot()
+            self._version = snapshot.version
+            await self._follow(snapshot.entries)
+            if snapshot.version is None:
+                return  # the next beat looks again
 
     async def _follow(self, entries: list[Adapter]) -> None:
         self._pending = [entry for entry in entries if entry.state is State.PENDING]

@@ -151,15 +151,17 @@ class SeveralModels(Models):
 
         async def look() -> None:
             nonlocal seen
-            if (version := self.folder.version()) == seen:
+            if seen is not None and self.folder.version() == seen:
                 return
+
+            snapshot = self.folder.snapshot()
             self.let_go()
-            ready = {entry.folder: entry for entry in self._ready()}
+            ready = {entry.folder: entry for entry in snapshot.entries if entry.state is State.READY}
             for folder in tasks.keys() - ready.keys():
                 tasks.pop(folder).cancel()
             for folder in ready.keys() - tasks.keys():
                 tasks[folder] = asyncio.create_task(until_done(partial(self._bring, ready[folder])))
-            seen = version
+            seen = snapshot.version
 
         try:
             while True:

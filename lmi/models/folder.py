@@ -9,6 +9,7 @@ from dataclasses import replace
 import msgspec
 
 from lmi.adapters.files import register_beside
+from lmi.errors import Unavailable
 from lmi.runtime import Runtime, ServerRuntime
 from lmi.settings.config import Config
 from lmi.shared.desired_state import Entry, Folder, State, is_abandoned
@@ -30,9 +31,10 @@ class ModelFolder(Folder[Model]):
     """The models. Its changes are exact however many processes ask at once.
 
     A front end writes an entry when a client asks for a model, marks it READY when the model can be used, and removes
-    it when a client asks for that. The supervisor only reads: it starts the processes of each entry, and ends them when
-    the entry is gone, is FAILED, or its writer died before it was done. So the entry says what should be, and the
-    shared block of the model says what is.
+    it when a client asks for that. The supervisor starts the processes of each entry, and ends them when the entry is
+    gone, is FAILED, or its writer died before it was done. So the entry says what should be, and the shared block of
+    the model says what is. The supervisor changes only what nobody else will: it removes the entry of a writer that
+    died, and marks a READY one FAILED whose processes are gone.
     """
 
     def __init__(self, server: ServerRuntime) -> None:
@@ -48,14 +50,30 @@ class ModelFolder(Folder[Model]):
             self.withdraw(each)
         return entry
 
-    def settle(self, entry: Model, state: State, reason: str = "", cause: str = "") -> bool:
+    def settle(self, entry: Model, state: State, reason: str = "", cause: str = "", flags: int = fcntl.LOCK_EX) -> bool:
         """Change the state of an entry. Returns False if it is no longer there."""
         new = msgspec.structs.replace(entry, state=state, reason=reason, cause=cause, settled_s=time.time())
-        return self.change(entry.name, lambda found: new if is_same(found, entry) else found) is new
+        return self.change(entry.name, lambda found: new if is_same(found, entry) else found, flags) is new
 
-    def withdraw(self, entry: Model) -> None:
+    def withdraw(self, entry: Model, flags: int = fcntl.LOCK_EX) -> None:
         """Remove an entry, unless another one has taken its name."""
-        self.change(entry.name, lambda found: None if is_same(found, entry) else found)
+        self.change(entry.name, lambda found: None if is_same(found, entry) else found, flags)
+
+    def lose(self, entry: Model, reason: str) -> bool:
+        """Mark an entry FAILED whose processes are gone, or remove it where the disk has no room for a word.
+
+        Never waits for the lock. Returns False if somebody has it, so that this is for the next look.
+        """
+        flags = fcntl.LOCK_EX | fcntl.LOCK_NB
+        try:
+            return self.settle(entry, State.FAILED, reason, Unavailable.label, flags)
+        except BlockingIOError:
+            return False
+        except OSError:
+            with suppress(OSError):
+                self.withdraw(entry, flags)
+                return True
+        return False
 
     def sweep(self) -> list[Model]:
         """Remove the entries whose writer died before it was done, and return them. Never waits for the lock."""
@@ -79,7 +97,14 @@ class ModelFolder(Folder[Model]):
         return runtime
 
     def has_files(self, entry: Model) -> bool:
-        return (self._server.path / entry.folder).is_dir()
+        """Return whether the folder of a model's processes is there, also where it cannot be looked at now."""
+        try:
+            (self._server.path / entry.folder).stat()
+        except FileNotFoundError:
+            return False
+        except OSError:
+            return True
+        return True
 
     def files(self, entry: Model) -> Runtime:
         """Return the folder of a model's processes. Raises OSError if it has just been removed."""

@@ -23,6 +23,8 @@ ORPHAN_S = 2.0  # that a new folder may be without an entry
 UNLOAD_S = 30.0  # for requests that run when their model is unloaded
 NOTICE_S = 0.2  # for a request that a front end took just before it saw that the model is gone
 
+LOST = "its processes are gone, because its entry or its folder was away for a while; load it again"
+
 log = logging.getLogger(__name__)
 
 
@@ -37,18 +39,25 @@ class ModelFollower:
     def look(self) -> None:
         """Forget the models that are over, start those that should be there, and note which should not."""
         self.models[:] = [model for model in self.models if not model.is_over]
-        with suppress(OSError):  # a folder that cannot be read now, as without a descriptor for it, changes nothing
-            entries = self._folder.entries()
-            wanted = {entry.folder: entry for entry in entries if entry.state is not State.FAILED}
-            for model in self.models:
-                model.is_wanted = model.folder in wanted
-            for folder in wanted.keys() - {model.folder for model in self.models}:
-                self._start(wanted[folder])
-            self._tidy(entries)
+        snapshot = self._folder.snapshot()
+        entries = snapshot.entries
 
-    def _tidy(self, entries: list[Model]) -> None:
-        """Remove what is left of loads that were given up before they began here, or whose front end died."""
-        if len(entries) < len(self._folder.version()):
+        wanted = {entry.folder: entry for entry in entries if entry.state is not State.FAILED}
+        for model in self.models:
+            model.is_wanted = model.folder in wanted
+        for folder in wanted.keys() - {model.folder for model in self.models}:
+            self._start(wanted[folder])
+
+        if snapshot.version is not None:  # else a folder may belong to an entry that cannot be read now
+            with suppress(OSError):
+                self._tidy(entries, num_files=len(snapshot.version))
+
+    def _tidy(self, entries: list[Model], num_files: int) -> None:
+        """Remove what is left of loads that were given up before they began here, or whose front end died.
+
+        `num_files` is the number of all entries, also of those that do not count.
+        """
+        if len(entries) < num_files:
             for entry in self._folder.sweep():
                 log.info("model %s is not loaded: the front end that loaded it died", entry.name)
         states = {entry.folder: entry.state for entry in entries}
@@ -62,8 +71,12 @@ class ModelFollower:
                         shutil.rmtree(path, ignore_errors=True)
 
     def _start(self, entry: Model) -> None:
-        if not self._folder.has_files(entry):  # it was given up before
+        if not self._folder.has_files(entry):
+            is_ready = entry.state is State.READY  # else it was given up before, which its front end sees
+            if is_ready and self._folder.lose(entry, LOST):
+                log.error("model %s failed: %s", entry.name, LOST)
             return
+
         try:
             runtime = self._folder.files_with_environ(entry)
             first = requirements(runtime.config, runtime)  # which a server of one model has before there is a model

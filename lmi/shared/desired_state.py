@@ -1,7 +1,8 @@
 """The models and adapters that should be loaded, as files that every process of the server may write and read.
 
 A file is renamed into place, so a reader sees an old entry or a new one. Names come from clients, so a file is named by
-a hash. An entry is PENDING while its writer works on it, and does not count if that process is dead.
+a hash. An entry is PENDING while its writer works on it, and does not count if that process is dead. One that cannot be
+read now, as without a free descriptor or on a disk that fails, is unknown and not removed: it counts as it did before.
 """
 
 import enum
@@ -10,14 +11,15 @@ import hashlib
 import logging
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
 import msgspec
 
-from lmi.errors import InvalidParameter
+from lmi.errors import InvalidParameter, Unavailable
 from lmi.shared.linux import write_whole
 
 NAME_PATTERN = "[A-Za-z0-9][A-Za-z0-9._:-]{0,255}"
@@ -42,11 +44,20 @@ T = TypeVar("T", bound=Entry)
 Version = frozenset[tuple[str, int, int]]
 
 
+@dataclass(frozen=True, slots=True)
+class Snapshot(Generic[T]):
+    """What one look at a folder found. The version is None if a part could not be read, which is worth another look."""
+
+    entries: list[T]  # that count, sorted by name
+    version: Version | None
+
+
 class Folder(Generic[T]):
     def __init__(self, path: Path, kind: type[T]) -> None:
         self._path = path
         self._decoder = msgspec.json.Decoder(kind)
-        self._reported: Version = frozenset()  # of unreadable files that were logged
+        self._known: dict[str, T] = {}  # by the name of the file, as it was read last
+        self._unreadable: set[str] = set()  # files that were reported
 
     def add(self, entry: T) -> bool:
         """Write an entry. Returns False if another entry has its name. Raises InvalidParameter for a bad name."""
@@ -60,57 +71,101 @@ class Folder(Generic[T]):
         return self.change(old.name, lambda found: new if found == old else found) is new
 
     def remove(self, name: str) -> T | None:
-        """Remove the entry of this name. Returns it, or None if no entry has the name."""
+        """Remove the entry of this name. Returns it, or None if no entry has the name or nobody here ever read it."""
         with self.lock():
-            old = self.read(name)
-            self._file(name).unlink(missing_ok=True)
+            old = self._read(self._file(name))
+            self._unlink(self._file(name))
         return old
 
-    def change(self, name: str, make: Callable[[T | None], T | None]) -> T | None:
-        """Put what `make` returns in place of the entry of this name, where None is no entry. Returns the new one."""
-        with self.lock():
-            old = self.read(name)
+    def change(self, name: str, make: Callable[[T | None], T | None], flags: int = fcntl.LOCK_EX) -> T | None:
+        """Put what `make` returns in place of the entry of this name, where None is no entry. Returns the new one.
+
+        An entry that cannot be read now and was never read here counts as none, so that a new one can take its place.
+        """
+        file = self._file(name)
+        with self.lock(flags):
+            old = self._read(file)
             new = make(old)
             if new is None:
-                self._file(name).unlink(missing_ok=True)
+                self._unlink(file)
             elif new is not old:
                 check_name(name)
-                write_whole(self._file(name), msgspec.json.encode(new))
+                write_whole(file, msgspec.json.encode(new))
+                self._known[file.name] = new
         return new
 
     def read(self, name: str) -> T | None:
-        return self._read(self._file(name))
+        """Return the entry of this name, as it was read last if it cannot be read now, or None.
+
+        Raises Unavailable for one that cannot be read now and was never read here.
+        """
+        file = self._file(name)
+        entry = self._read(file)
+        if entry is None and file.name in self._unreadable:
+            raise Unavailable(f"whether {name!r} is loaded here cannot be read now, see the log")
+        return entry
 
     def entries(self) -> list[T]:
-        """Return all readable entries, sorted by name. An unreadable file is logged once and left out."""
-        found = (self._read(Path(self._path, file)) for file, _, _ in self.version())
-        counted = [entry for entry in found if entry is not None and not is_abandoned(entry)]
-        return sorted(counted, key=lambda entry: entry.name)
+        """Return the entries that count, sorted by name. What cannot be read now is as `snapshot` says."""
+        return self.snapshot().entries
 
-    def version(self) -> Version:
-        """Return a value that differs after every change of the folder."""
+    def snapshot(self) -> Snapshot[T]:
+        """Look at the whole folder. What cannot be read now is as it was read last, or left out if it never was."""
+        version = self.version()
+        if version is None:
+            return Snapshot(_counted(self._known.copy().values()), None)
+
+        files = {file for file, _, _ in version}
+        for file in set(self._known) - files:
+            self._known.pop(file, None)
+        self._unreadable.intersection_update(files)
+
+        found = [self._read(self._path / file) for file in files]
+        is_whole = not self._unreadable & files
+        return Snapshot(_counted(entry for entry in found if entry is not None), version if is_whole else None)
+
+    def version(self) -> Version | None:
+        """Return a value that differs after every change of the folder, or None if it cannot be listed now."""
         found = set()
-        with suppress(FileNotFoundError), os.scandir(self._path) as files:
-            for file in files:
-                if file.name.endswith(".json"):
-                    with suppress(FileNotFoundError):  # removed since the folder was listed
-                        found.add((file.name, file.stat().st_ino, file.stat().st_mtime_ns))
+        try:
+            with os.scandir(self._path) as files:
+                for file in files:
+                    if file.name.endswith(".json"):
+                        with suppress(FileNotFoundError):  # removed since the folder was listed
+                            found.add((file.name, file.stat().st_ino, file.stat().st_mtime_ns))
+        except FileNotFoundError:  # nothing was written yet
+            pass
+        except OSError:
+            return None
         return frozenset(found)
 
     def _file(self, name: str) -> Path:
         return self._path / f"{key(name)}.json"
 
+    def _unlink(self, file: Path) -> None:
+        file.unlink(missing_ok=True)
+        self._known.pop(file.name, None)
+        self._unreadable.discard(file.name)
+
     def _read(self, file: Path) -> T | None:
+        """Return what a file has, or had when it was read last, or None. One that cannot be read is logged once."""
         try:
-            return self._decoder.decode(file.read_bytes())
+            entry = self._decoder.decode(file.read_bytes())
         except FileNotFoundError:
+            self._known.pop(file.name, None)
+            self._unreadable.discard(file.name)
             return None
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-            unreadable = {entry for entry in self.version() if entry[0] == file.name}
-            if not unreadable <= self._reported:
-                log.error("%s cannot be read and is left out: %s", file, error)
-            self._reported |= unreadable
-            return None
+            known = self._known.get(file.name)
+            if file.name not in self._unreadable:
+                self._unreadable.add(file.name)
+                counts = "is left out" if known is None else "counts as it did before"
+                log.error("%s cannot be read and %s: %s", file, counts, error)
+            return known
+
+        self._known[file.name] = entry
+        self._unreadable.discard(file.name)
+        return entry
 
     @contextmanager
     def lock(self, flags: int = fcntl.LOCK_EX) -> Iterator[None]:
@@ -119,6 +174,10 @@ class Folder(Generic[T]):
         with open(self._path / "lock", "wb") as file:
             fcntl.flock(file, flags)
             yield
+
+
+def _counted(entries: Iterable[T]) -> list[T]:
+    return sorted((entry for entry in entries if not is_abandoned(entry)), key=lambda entry: entry.name)
 
 
 def key(name: str) -> str:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import time
 from pathlib import Path
 
 import pytest
 
-from lmi.models.follower import KILL_S, UNLOAD_S, PassingModel
-from lmi.runtime import Runtime
+from lmi.models.folder import Model
+from lmi.models.follower import KILL_S, LOST, UNLOAD_S, ModelFollower, PassingModel
+from lmi.runtime import Runtime, ServerRuntime
 from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig
+from lmi.shared.desired_state import State
 from lmi.shared.state import FrontEndRecord, Phase
+from tests.descriptors import no_descriptor_left
 
 START_S = 1000.0
 
@@ -80,3 +84,63 @@ def test_a_failed_model_forgets_the_processes_that_ended_since_others_may_get_th
     life.look(now + KILL_S)
     assert life.left == set()
     assert not life.is_over  # its folder says why until the model is loaded again or unloaded
+
+
+@pytest.fixture
+def follower(tmp_path: Path) -> ModelFollower:
+    """A follower with one model that is READY, whose processes are still to start."""
+    server = ServerConfig(multi_model=True)
+    follower = ModelFollower(ServerRuntime.create(server, tmp_path))
+    config = Config(server=server, model=ModelConfig(path=str(tmp_path), name="m"), engine=EngineConfig())
+    runtime = follower._folder.add_files(config)
+    follower._folder.replace(Model(name="m", state=State.READY, folder=runtime.path.name))
+    follower.look()
+    return follower
+
+
+def look(follower: ModelFollower, after_s: float) -> None:
+    """Do what the supervisor does in a turn."""
+    follower.look()
+    for model in follower.models:
+        model.look(START_S + after_s)
+
+
+def test_an_entry_that_cannot_be_read_for_a_while_unloads_nothing(follower: ModelFollower, tmp_path: Path) -> None:
+    [file] = (tmp_path / "models").glob("*.json")
+    whole = file.read_bytes()
+    [model] = follower.models
+    for after_s in range(4):
+        file.write_bytes(b"{")
+        look(follower, 100 * after_s)
+        file.write_bytes(whole)
+        look(follower, 100 * after_s + 1)
+        with no_descriptor_left():
+            look(follower, 100 * after_s + 2)
+    assert follower.models == [model] and model.is_wanted
+    assert model.runtime.path.is_dir() and not any(child.is_retired for child in model.children)
+
+
+def test_no_folder_is_tidied_away_that_may_belong_to_an_entry_which_cannot_be_read(
+    follower: ModelFollower, tmp_path: Path
+) -> None:
+    orphan = tmp_path / "7"
+    orphan.mkdir()
+    os.utime(orphan, (0, 0))
+    unknown = tmp_path / "models" / f"{'0' * 64}.json"
+    unknown.write_bytes(b"{")
+    look(follower, 0)
+    assert orphan.is_dir()
+    unknown.unlink()
+    look(follower, 1)
+    assert not orphan.exists()
+
+
+def test_a_ready_entry_without_its_folder_fails_with_the_reason(follower: ModelFollower, tmp_path: Path) -> None:
+    [model] = follower.models
+    [entry] = follower._folder.entries()
+    follower.models.clear()  # as after the end of a model whose entry was away, and then came back
+    shutil.rmtree(model.runtime.path)
+    look(follower, 0)
+    [found] = follower._folder.entries()
+    assert (found.state, found.reason, found.folder) == (State.FAILED, LOST, entry.folder)
+    assert follower.models == []

@@ -12,8 +12,9 @@ import msgspec
 import pytest
 
 from lmi.adapters.files import Adapter
-from lmi.errors import InvalidParameter
+from lmi.errors import InvalidParameter, Unavailable
 from lmi.shared.desired_state import Folder, State
+from tests.descriptors import no_descriptor_left
 
 
 def folder(tmp_path: Path) -> Folder[Adapter]:
@@ -108,3 +109,49 @@ def test_a_change_of_an_entry_that_was_removed_or_changed_meanwhile_does_not_bri
     assert entries.entries() == [new]
     assert entries.remove("formal") and not entries.swap(new, old)
     assert entries.entries() == []
+
+
+def test_an_entry_that_cannot_be_read_for_a_moment_counts_as_it_did_before(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    state, known = folder(tmp_path), entry("formal")
+    assert state.add(known)
+    [file] = tmp_path.rglob("*.json")
+    whole = file.read_bytes()
+
+    file.write_bytes(whole[:9])
+    for _ in range(3):
+        assert state.read("formal") == known and state.entries() == [known]
+        assert state.snapshot().version is None, "it is worth another look"
+    assert [record.message for record in caplog.records] == [
+        f"{file} cannot be read and counts as it did before: Input data was truncated"
+    ]
+    assert not state.add(entry("formal", path="/other")), "its name is taken"
+
+    file.write_bytes(whole)
+    assert state.entries() == [known] and state.snapshot().version == state.version()
+    assert state.remove("formal") == known and state.entries() == []
+
+
+def test_without_a_free_descriptor_a_folder_is_as_it_was_read_last(tmp_path: Path) -> None:
+    state, known = folder(tmp_path), entry("formal")
+    assert state.add(known)
+    with no_descriptor_left():
+        assert state.version() is None and state.snapshot().version is None
+        assert state.entries() == [known] and state.read("formal") == known
+    assert state.snapshot().version == state.version() is not None
+
+
+def test_an_entry_that_was_never_read_is_neither_there_nor_gone_and_a_new_one_may_take_its_place(
+    tmp_path: Path,
+) -> None:
+    assert folder(tmp_path).add(entry("formal"))
+    [file] = tmp_path.rglob("*.json")
+    file.write_bytes(b"{")
+
+    state = folder(tmp_path)
+    with pytest.raises(Unavailable, match="'formal' is loaded here cannot be read now"):
+        state.read("formal")
+    assert state.read("rude") is None
+    assert state.add(entry("formal", path="/other"))
+    assert [found.path for found in folder(tmp_path).entries()] == ["/other"]
