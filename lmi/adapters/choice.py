@@ -15,7 +15,7 @@ from lmi.adapters.registry import NotRegistered
 from lmi.apis.base.readers import Parsed
 from lmi.apis.openai.schema import OpenAIFormat
 from lmi.capabilities import unknown_adapter
-from lmi.errors import Unavailable, UnknownModel, Unsupported, shorten, without_paths
+from lmi.errors import UnknownModel, Unsupported, shorten
 from lmi.http.exchange import ENDPOINT_NAME, Exchange
 from lmi.models.choice import OPENAI_PATHS
 from lmi.server.service import Service
@@ -29,8 +29,8 @@ SAFE_ALIAS = re.compile(r"[ -~]{1,256}")
 async def choose_adapter(exchange: Exchange, service: Service, parsed: Parsed[Any]) -> Parsed[Any]:
     """Return the requests, each with its adapter.
 
-    Raises UnknownAdapter or UnknownModel for a name that is not registered, and Unavailable if no engine is ready or
-    none could load the adapter.
+    Raises UnknownAdapter or UnknownModel for a name that is not registered, Unavailable if no engine is ready that may
+    have the adapter, and why it cannot be loaded if no engine can.
     """
     outside = list(_named_outside(exchange))
     in_body = tuple(request.adapter for request in parsed.requests)
@@ -91,5 +91,4 @@ async def _find(service: Service, name: str, said: str, *, is_model: bool) -> No
         return  # the pipeline says that this engine has no adapters
     await engines.wait_for(lambda: name in engines.adapters or registry.failure(name))
     if name not in engines.adapters:
-        reason = registry.failure(name) or "no engine that has it is ready"
-        raise Unavailable(f"Adapter {said} cannot be used: {without_paths(reason, {entry.path: entry.src})}")
+        raise registry.why_unusable(entry, said)

@@ -120,8 +120,29 @@ class AdapterRegistry:
 
     def failure(self, name: str) -> str | None:
         """Return why an engine could not load a registered adapter, or None."""
-        outcomes = (one.outcomes[name] for one in self.engines.serving().values() if name in one.outcomes)
-        return next((cause_line(from_info(found.error)) for found in outcomes if found.error is not None), None)
+        return next(map(cause_line, self._failures(name)), None)
+
+    def why_unusable(self, entry: Adapter, said: str) -> LmiError:
+        """Return the error of a request for a registered adapter that no engine has.
+
+        Where an engine may still come that has it, the client may ask again. An engine that has failed to load it does
+        not try again by itself, so where all have, it gets the reason of the load.
+        """
+        failures = self._failures(entry.name)
+        reason = cause_line(failures[0]) if failures else "no engine that has it is ready"
+        message = f"Adapter {said} cannot be used: {without_paths(reason, {entry.path: entry.src})}"
+
+        may_come = len(failures) < len(self.engines.records)
+        if may_come or isinstance(failures[0], errors.Unavailable):
+            return errors.Unavailable(message)
+        if isinstance(failures[0], errors.OutOfMemory):
+            return errors.OutOfMemory(message)
+        return AdapterUnusable(message)
+
+    def _failures(self, name: str) -> list[LmiError]:
+        """Return the errors of the engines that serve and could not load an adapter."""
+        outcomes = [engine.outcomes.get(name) for engine in self.engines.serving().values()]
+        return [from_info(outcome.error) for outcome in outcomes if outcome is not None and outcome.error is not None]
 
     async def _load(self, entry: Adapter) -> None:
         """Wait until every engine has tried the entry, unless another takes its place. Raises the first reason."""

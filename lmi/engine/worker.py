@@ -77,7 +77,7 @@ def load(runtime: Runtime, record: EngineRecord, function: str) -> tuple[Executo
 async def serve(executor: Executor, record: EngineRecord, runtime: Runtime, slot: int) -> None:
     """Serve front ends until SIGTERM. Raises RuntimeError if the executor stops before.
 
-    Raises ModelUnusable if an adapter beside the model cannot be loaded in a server that starts.
+    Raises ModelUnusable if an adapter beside the model cannot be loaded before an engine of this slot was ever ready.
     """
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     server, timeout_s = runtime.config.server, runtime.config.engine.model_loading_timeout_s
@@ -98,13 +98,14 @@ async def serve(executor: Executor, record: EngineRecord, runtime: Runtime, slot
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, stop.set)
     record.stage = "adapters"
-    await (adapters.load_first() if record.num_starts <= 1 else adapters.follow())
+    await (adapters.follow() if record.was_ready else adapters.load_first())
     record.stage = ""
     uid = server.user.uid if server.user else None
     listener = await listen(lambda: FrontEndConnection(dispatcher), runtime.engine_socket(slot), uid)
     executor.pass_responses_to(dispatcher.deliver)
     beat()
     gc.freeze()  # loaded objects stay; without this a full collection would hold up every stream
+    record.was_ready = 1
     record.phase = Phase.READY
     await stop.wait()
     has_failed = not executor.can_enqueue_requests()

@@ -194,6 +194,7 @@ class SupervisorRecord(Record):
     reason = TextField(2048)  # why it failed or drains, one line for people
     stage = TextField(64)  # of the start, before there are engines: download, requirements
     progress = Float()  # of the stage, 0 to 1
+    credentials_version = Int()  # how often keys and certificates were read again
     log_level = Int()  # that SIGUSR1 chose, for the processes that have a record; 0: that of the settings
     num_engine_restarts = Int()
     num_log_lines_dropped = Int()
@@ -214,6 +215,7 @@ class EngineRecord(Record):
     pid = Int(is_gauge=True)
     phase = Int()
     num_starts = Int()
+    was_ready = Int()  # 1 once a process of this slot was ready
     stage = TextField(64, is_gauge=True)  # config, weights, warm-up ...
     progress = Float(is_gauge=True)  # of the stage, 0 to 1
     reason = TextField(2048)  # of the last death, one line

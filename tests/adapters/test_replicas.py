@@ -398,16 +398,17 @@ def test_an_engine_that_starts_again_without_an_adapter_s_files_says_why_and_the
     run(test)
 
 
-def test_an_adapter_beside_the_model_that_cannot_be_loaded_ends_the_first_start(server: Server, tmp_path: Path) -> None:
-    async def test() -> None:
-        await ready(server)
-        server.kill(0)
-        (tmp_path / "model" / "adapters" / "static" / "adapter_model.safetensors").write_text("{")
-        server.start(0)
-        assert await asyncio.to_thread(server.processes[0].wait, TIMEOUT_S) == ModelUnusable.exit_code
-        assert server.block.engines[0].reason.startswith("adapter static: ")
-
-    run(test)
+@pytest.mark.parametrize("num_starts", [1, 2])
+def test_an_adapter_beside_the_model_that_is_broken_ends_every_life_before_the_first_ready_one(
+    tmp_path: Path, num_starts: int
+) -> None:
+    """The second start is that of an engine that was killed while it loaded."""
+    server = Server(tmp_path)
+    (tmp_path / "model" / "adapters" / "static" / "adapter_model.safetensors").write_text("{")
+    server.block.engines[0].num_starts = num_starts
+    server.start(0)
+    assert server.processes[0].wait(TIMEOUT_S) == ModelUnusable.exit_code
+    assert server.block.engines[0].reason.startswith("adapter static: ")
 
 
 def test_a_load_that_lasts_longer_than_a_step_may_does_not_count_as_a_hang(server: Server, tmp_path: Path) -> None:

@@ -159,7 +159,7 @@ def test_weights_that_come_late_and_are_broken_harm_only_those_that_ask_for_them
     unregister(server, "late")
 
 
-def test_an_adapter_whose_files_are_gone_when_its_engine_is_back_is_503_with_the_cause(tmp_path: Path) -> None:
+def test_an_adapter_whose_files_are_gone_when_its_engine_is_back_is_424_with_the_cause(tmp_path: Path) -> None:
     with serving(tmp_path / "model", num_engines=1, frontend_workers=2) as server:
         folder = write_adapter(tmp_path / "model" / "lost", 1)
         assert register(server, "lost", Path("lost"))[0] == 200
@@ -169,7 +169,7 @@ def test_an_adapter_whose_files_are_gone_when_its_engine_is_back_is_503_with_the
         wait_until(lambda: num_ready(server) == 1, "it is back", 60.0)
         answer = server.post({"inputs": PROMPT}, headers={HEADER: "lost"})
         said = json.loads(answer.body)["error"]
-        assert answer.status == 503 and said.startswith("Adapter lost cannot be used: ") and "adapter_config" in said
+        assert answer.status == 424 and said.startswith("Adapter lost cannot be used: ") and "adapter_config" in said
         assert first_letter(server, "kept") == "c"
         reason = call(server, "GET", "/adapters/lost")[1]["reason"]
         assert "adapter_config" in reason and str(tmp_path) not in said + reason
