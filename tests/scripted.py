@@ -76,7 +76,9 @@ from lmi.server.service import Models, Service
 from lmi.sessions.folder import Sessions
 from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig
 from lmi.shared.desired_state import Folder
+from lmi.shared.memory_file import MemoryFile
 from lmi.shared.state import Block, Phase
+from lmi.supervisor.credentials import SharedCredentials, hand_over, read_again
 from lmi.text import tokenizer as lmi_tokenizer
 from lmi.user_code.calls import UserCodeWorkers
 from lmi.user_code.options import UserCodeConfig
@@ -358,6 +360,12 @@ class Host:
     loop: asyncio.AbstractEventLoop
     tokenizer: RecordingTokenizer
     user_code: UserCodeWorkers | None = None
+    credentials: MemoryFile | None = None
+
+    def read_credentials_again(self) -> None:
+        """Do what the supervisor does at SIGHUP."""
+        assert self.credentials is not None
+        read_again(self.config.server, self.credentials, self.server_block.supervisor)
 
     def post(
         self, body: object, path: str = "/invocations", headers: dict[str, str] | None = None
@@ -459,7 +467,9 @@ async def _serve(
     models = Models(FrontEnd(ServerRuntime(folder, config.server), server_block, server_block.frontends[0]))
     registry = AdapterRegistry(engines, Folder(folder / "adapters", Adapter), config.server.max_adapters)
     models.add(Service(config, block, models.front_end, engines, pipeline, user_code, sessions, registry))
-    app = build_app(models, traces(models.front_end) if traces else None)
+    credentials = hand_over(config.server)
+    shared = None if credentials is None else SharedCredentials(credentials, server_block.supervisor)
+    app = build_app(models, traces(models.front_end) if traces else None, shared)
     server = uvicorn.Server(
         uvicorn.Config(
             app, port=0, lifespan="on", log_config=None, http=GuardedProtocol, ws="none", timeout_graceful_shutdown=1
@@ -470,7 +480,7 @@ async def _serve(
     while not server.started:
         await asyncio.sleep(0.005)
     port = server.servers[0].sockets[0].getsockname()[1]
-    started.append(Host(port, executor, block, server_block, config, loop, tokenizer, user_code))
+    started.append(Host(port, executor, block, server_block, config, loop, tokenizer, user_code, credentials))
     while not stop.is_set():
         await asyncio.sleep(0.01)
     server.should_exit = True
@@ -479,6 +489,8 @@ async def _serve(
     engine_server.close()
     if user_code_server is not None:
         user_code_server.close()
+    if credentials is not None:
+        os.close(credentials.fd)
 
 
 async def _run_user_code(

@@ -27,7 +27,7 @@ from lmi.cli import lmi
 from lmi.gateway.command import gateway
 from lmi.server.app import ROUTES, SERVER_ROUTES
 from lmi.sources.source import NEVER
-from lmi.supervisor.stages import check_certificate
+from lmi.supervisor.credentials import read_certificate
 from scripts.sagemaker_kit.__main__ import main as sagemaker
 from tests.clients.venvs import python_of
 from tests.system.container import ENVIRON, free_port, wait_until
@@ -315,7 +315,7 @@ def check_program(words: list[str]) -> None:
 def check_openssl(words: list[str]) -> None:
     """It makes a certificate that a server can use."""
     subprocess.run(["openssl", *words], check=True, capture_output=True)
-    check_certificate("tls.crt", "tls.key")
+    read_certificate("tls.crt", "tls.key")
 
 
 CHECKS: dict[str, Callable[[list[str]], None]] = {

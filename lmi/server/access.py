@@ -2,19 +2,19 @@
 
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from pathlib import Path
 
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
-from lmi.errors import BadConfiguration, Unauthorized, cause_line
+from lmi.errors import Unauthorized
 from lmi.http.browsers import ANY, check_page, is_loopback
 from lmi.http.exchange import Exchange
 from lmi.runtime import ServerRuntime
-from lmi.settings.annexes import KEYS, digest
+from lmi.settings.annexes import digest
+from lmi.supervisor.credentials import Credentials, SharedCredentials
 
 PAGES = ("/", "/playground", "/docs")  # they ask for the key that their requests need
 PROBES = ("/ping", "/health", "/healthz", "/livez", "/readyz", "/v2/health/live", "/v2/health/ready")  # need no key
@@ -32,9 +32,12 @@ log = logging.getLogger(__name__)
 class Access:
     """What one front end lets in. A key's digest is looked up, so the time of a comparison tells nothing of a key."""
 
-    def __init__(self, runtime: ServerRuntime) -> None:
-        self._config = runtime.config
+    def __init__(self, runtime: ServerRuntime, credentials: SharedCredentials | None = None) -> None:
+        self._runtime, self._config = runtime, runtime.config
+        self._is_open = not self._config.api_keys and self._config.api_key_file is None
         self._keys = keys_of(runtime)
+        self._credentials = None if self._config.api_key_file is None else credentials
+        self._known: Credentials | None = None  # whose keys are among those above
         self._hosts = self._config.allowed_hosts or (() if is_loopback(self._config.host) else (ANY,))
         self._has_told_of_key = False
 
@@ -61,7 +64,7 @@ class Access:
     def _key_of(self, exchange: Exchange) -> str:
         """Return the digest of the request's key, "" where it needs none. Raises Unauthorized."""
         given = given_keys(exchange)
-        if not self._keys:
+        if self._is_open:
             if given and not self._has_told_of_key:  # its owner may believe that the server checks it
                 self._has_told_of_key = True
                 said = "a client sent an API key, but this server has no keys and checks nothing: it serves everyone"
@@ -70,11 +73,21 @@ class Access:
         is_page = exchange.path in PAGES or exchange.path.startswith("/pages/")
         if exchange.path in PROBES or (is_page and exchange.method in ("GET", "HEAD")):
             return ""
+        self._follow_file()
         key = next((key for key in map(digest, given) if key in self._keys), "")
         if not key:
             what = "this server does not know the key of the request" if given else "the request has no key"
             raise Unauthorized(f"{what}: send one as Authorization: Bearer KEY or x-api-key")
         return key
+
+    def _follow_file(self) -> None:
+        """Take the keys of the file as the supervisor has read it last. It may have none, and then nobody is served."""
+        if self._credentials is None:
+            return
+        current = self._credentials.current()
+        if current is not self._known:
+            self._known = current
+            self._keys = keys_of(self._runtime, current.keys)
 
 
 def given_keys(exchange: Exchange) -> list[str]:
@@ -85,27 +98,12 @@ def given_keys(exchange: Exchange) -> list[str]:
     return [key.strip().decode("latin-1") for key in keys]
 
 
-def keys_of(runtime: ServerRuntime) -> set[str]:
-    """Return the digests of a server's keys, with its own gateway's if there are any. Raises BadConfiguration."""
-    found = set(runtime.config.api_keys)
-    if (file := runtime.config.api_key_file) is not None:
-        found.update(read_keys(Path(file)))
+def keys_of(runtime: ServerRuntime, of_file: Iterable[str] = ()) -> set[str]:
+    """Return the digests of a server's keys, with its own gateway's if there are any. `of_file` are those of a file."""
+    found = {*runtime.config.api_keys, *of_file}
     if found:
         with suppress(FileNotFoundError):
             found.add(runtime.gateway_key().read_text())
-    return found
-
-
-def read_keys(path: Path) -> list[str]:
-    """Return the digests of the keys in a file. Raises BadConfiguration."""
-    try:
-        lines = [line.strip() for line in path.read_text().splitlines()]
-        found = [key for line in lines if line for key in KEYS.parse(line)]
-    except (OSError, ValueError) as error:
-        said = cause_line(error) if isinstance(error, OSError) else f"a line is not {KEYS.allowed}"
-        raise BadConfiguration(f"option.api_key_file={path} cannot be read: {said}") from None
-    if not found:
-        raise BadConfiguration(f"option.api_key_file={path} has no key")
     return found
 
 

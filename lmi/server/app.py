@@ -30,9 +30,12 @@ from lmi.server.load_report import report_load
 from lmi.server.routes import anthropic, health, invocations, kserve, openai, pages, responses, tgi
 from lmi.server.service import Models, Service
 from lmi.sessions.http import kept_clean
+from lmi.supervisor.credentials import SharedCredentials
 from lmi.user_code import routes as user_code
 
 if TYPE_CHECKING:
+    import ssl
+
     from lmi.tracing import Exporter
 
 Handler = Callable[[Exchange, Service], Awaitable[None]]
@@ -75,10 +78,20 @@ def create_app() -> ASGIApp:
     kind = SeveralModels if runtime.config.multi_model else Models
     models = kind(FrontEnd(runtime, block, block.frontends[int(os.environ["LMI_SLOT"])]))
     models.load()
-    return build_app(models, exporter_of(models.front_end))
+    return build_app(models, exporter_of(models.front_end), SharedCredentials.from_environ(block.supervisor))
 
 
-def build_app(models: Models, exporter: Exporter | None = None) -> ASGIApp:
+def tls_context(config: object, make_default: object) -> ssl.SSLContext:
+    """Return the context in which this front end speaks TLS. uvicorn calls it, and asks what to do in its place."""
+    record = ServerRuntime.from_environ().attach().supervisor
+    credentials = SharedCredentials.from_environ(record)
+    assert credentials is not None
+    return credentials.serving_context()
+
+
+def build_app(
+    models: Models, exporter: Exporter | None = None, credentials: SharedCredentials | None = None
+) -> ASGIApp:
     """Make the application of these models, which run while the server runs. `exporter` takes its traces."""
 
     @asynccontextmanager
@@ -91,7 +104,7 @@ def build_app(models: Models, exporter: Exporter | None = None) -> ASGIApp:
     by_code = {path: handler for path, _, handler in USER_CODE_ROUTES}
     of_models = [(path, methods, of_model(handler, by_code.get(path))) for path, methods, handler in ROUTES]
     routes = [Route(path, Endpoint(handler), methods=methods) for path, methods, handler in SERVER_ROUTES + of_models]
-    app = ErrorMiddleware(Router(routes, lifespan=lifespan, redirect_slashes=False), models, exporter)
+    app = ErrorMiddleware(Router(routes, lifespan=lifespan, redirect_slashes=False), models, exporter, credentials)
     origins = models.front_end.config.cors_allowed_origins
     return CrossOrigin(app, origins, app.end_requests) if origins else app
 
@@ -134,9 +147,15 @@ def of_model(of_engines: Handler, of_user_code: Handler | None) -> ServerHandler
 class ErrorMiddleware:
     """The application around all others. It answers errors that a route raises, in the form of the path's API."""
 
-    def __init__(self, app: ASGIApp, models: Models, exporter: Exporter | None = None) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        models: Models,
+        exporter: Exporter | None = None,
+        credentials: SharedCredentials | None = None,
+    ) -> None:
         self._app, self._models, self._front_end = app, models, models.front_end
-        self._access = Access(models.front_end.runtime)
+        self._access = Access(models.front_end.runtime, credentials)
         self._exporter = exporter
         self._open: set[Exchange] = set()
         self._end: LmiError | None = None  # of requests that are open when the time of a drain is over

@@ -23,7 +23,7 @@ from gunicorn.workers.workertmp import WorkerTmp  # type: ignore[import-untyped]
 from uvicorn.server import Server
 from uvicorn_worker import UvicornWorker  # type: ignore[import-untyped]
 
-import lmi.server.app  # noqa: F401  # before the fork, so that all workers share its code
+import lmi.server.app  # before the fork, so that all workers share its code
 import lmi.shared.log
 from lmi.http.protocol import GuardedProtocol, Refusal
 from lmi.runtime import ServerRuntime
@@ -125,9 +125,7 @@ class FrontEndWorker(UvicornWorker):  # type: ignore[misc]
         "proxy_headers": False,
         "access_log": False,
         "timeout_graceful_shutdown": _finish_s + LAST_S,
-        "ssl_certfile": _server.ssl_certfile,
-        "ssl_keyfile": _server.ssl_keyfile,
-        "ssl_ciphers": "",  # Python's
+        "ssl_context_factory": lmi.server.app.tls_context if _server.ssl_certfile else None,
     }
     tmp: WorkerTmp
     slot: int

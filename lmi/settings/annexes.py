@@ -37,7 +37,7 @@ class AccessConfig:
     api_keys: tuple[str, ...] = option((), KEYS, key="option.api_key", names="LMI_API_KEY")
     """keys of which a request needs one, as Authorization: Bearer KEY or x-api-key; only digests of them are kept"""
     api_key_file: str | None = option(None, ABSOLUTE_PATH, key="option.api_key_file", is_path=True)
-    """file with further keys, one on each line"""
+    """file with further keys, one on each line; SIGHUP reads it again"""
     cors_allowed_origins: tuple[str, ...] = option((), ORIGINS, names="allowed_origins")
     """origins whose pages may call this server from a browser, as in https://app.example; *: all"""
     allowed_hosts: tuple[str, ...] = option((), HOSTS)

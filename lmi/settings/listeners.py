@@ -110,7 +110,8 @@ class ListenersConfig:
     gateway_port: int | None = option(None, GATEWAY, key="with_gateway")
     """port on loopback for AWS's SageMaker API in front of the server; without PORT: 8081"""
     ssl_certfile: str | None = option(None, ABSOLUTE_PATH, is_path=True)
-    """file with this server's certificate and those that signed it, in PEM; the port speaks HTTPS then"""
+    """file with this server's certificate and those that signed it, in PEM; the port speaks HTTPS then; SIGHUP reads it
+    again"""
     ssl_keyfile: str | None = option(None, ABSOLUTE_PATH, is_path=True)
     """file with the certificate's key, without a password; nothing: ssl_certfile has it too"""
     user: User | None = option(

@@ -16,10 +16,12 @@ from lmi.settings.handler import USER_CODE, announced
 from lmi.settings.listeners import User
 from lmi.shared import linux
 from lmi.shared.linux import REPLICA, SUPERVISOR_PID
+from lmi.shared.memory_file import MemoryFile
 from lmi.shared.state import Block, Phase
 from lmi.sources.source import unreadable
 from lmi.supervisor.child import Child, ChildKind
 from lmi.supervisor.cores import Cores, of_cores, of_threads
+from lmi.supervisor.credentials import FD_NAME
 from lmi.supervisor.restarts import HangLimits, RestartTable
 
 APP = "lmi.server.app:create_app()"
@@ -178,14 +180,20 @@ def worker(
 
 
 def front_end(
-    runtime: ServerRuntime, block: Block, listeners: Sequence[socket.socket], cores: Callable[[], Sequence[int]]
+    runtime: ServerRuntime,
+    block: Block,
+    listeners: Sequence[socket.socket],
+    cores: Callable[[], Sequence[int]],
+    credentials: MemoryFile | None = None,
 ) -> ChildKind:
     """Return the kind of the gunicorn master, which starts and restarts its workers.
 
     If it dies, its workers finish their requests. `cores` are those it is bound to when it starts; none: all.
     """
-    fds, user = tuple(listener.fileno() for listener in listeners), runtime.config.user
+    user = runtime.config.user
+    fds = [listener.fileno() for listener in listeners]
     bound = [word for fd in fds for word in ("-b", f"fd://{fd}")]
+    handed = {} if credentials is None else {FD_NAME: str(credentials.fd)}
     command = [sys.executable, "-P", "-m", "gunicorn", "-c", "python:lmi.server.gunicorn", *bound, APP]
 
     def fatal(code: int, why: str) -> StartError | None:
@@ -201,9 +209,9 @@ def front_end(
     return ChildKind(
         title="front end",
         argv=lambda slot: command,
-        environ=lambda slot: environ_of_front_end(environ_of(runtime.path, user)) | of_cores(cores()),
+        environ=lambda slot: environ_of_front_end(environ_of(runtime.path, user)) | of_cores(cores()) | handed,
         become=user.become if user else None,
-        inherited_fds=fds,
+        inherited_fds=(*fds, *map(int, handed.values())),
         folder=str(runtime.path),  # gunicorn imports from its working directory, and a model folder is not trusted
         restarts=lambda: RestartTable(MAX_FRONT_END_DEATHS, 600.0, first_delay_s=0.05),
         fatal=fatal,

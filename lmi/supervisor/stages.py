@@ -50,41 +50,13 @@ def raise_file_limit() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def check_certificate(certfile: str | None, keyfile: str | None) -> None:
-    """Raise BadConfiguration for files that cannot be read, are no PEM, are no pair or want a password."""
-    if certfile is None:
-        if keyfile is not None:
-            raise BadConfiguration(f"ssl_keyfile={keyfile}: there is no ssl_certfile, which it is the key of")
-        return
-    import ssl
-
-    for key, file in (("ssl_certfile", certfile), ("ssl_keyfile", keyfile)):
-        try:
-            if file is not None:
-                open(file, "rb").close()
-        except OSError as error:
-            raise BadConfiguration(f"{key}={file} cannot be read: {error.strerror}") from None
-    try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certfile, keyfile, password=_refuse)
-    except ssl.SSLError as error:
-        reason = (error.reason or str(error)).replace("_", " ").lower()
-        named = f"ssl_certfile={certfile}" + (f" and ssl_keyfile={keyfile}" if keyfile else "")
-        raise BadConfiguration(f"{named}: not a certificate and its key in PEM ({reason})") from None
-
-
-def _refuse() -> str:
-    raise BadConfiguration("ssl_keyfile: the key has a password; a server needs one without")
-
-
 def check_user(user: User, runtime: ServerRuntime) -> None:
     """Raise BadConfiguration unless children may become the user, and can then use what front ends open."""
     if os.geteuid() != 0:
         raise BadConfiguration(
             f"option.user={user}: only root may start processes as another user, and this is user {os.geteuid()}"
         )
-    files = (runtime.config.ssl_certfile, runtime.config.ssl_keyfile)
     needed = {sys.executable: os.X_OK, str(runtime.path): os.W_OK | os.X_OK}
-    needed |= {file: os.R_OK for file in files if file is not None}
     pid = os.fork()
     if pid == 0:
         try:

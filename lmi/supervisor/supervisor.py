@@ -23,11 +23,13 @@ from lmi.settings.config import Config
 from lmi.settings.resolve import Resolved
 from lmi.shared import linux
 from lmi.shared.log import count_dropped_in, follow
+from lmi.shared.memory_file import MemoryFile
 from lmi.shared.state import Phase
 from lmi.sources.processes import Fetch, FetchProcesses
 from lmi.supervisor import banner, kinds, stages
 from lmi.supervisor.child import Child, Failure
 from lmi.supervisor.cores import Cores, claimed, usable
+from lmi.supervisor.credentials import hand_over, read_again
 from lmi.supervisor.gateway import gateways
 from lmi.supervisor.restarts import DRAIN_CUT_S, DRAIN_END_S, LATE_TURN_S, PauseNotes, Pauses, drain_notice_s
 from lmi.supervisor.stages import Settle, Stage
@@ -50,10 +52,12 @@ class Supervisor:
         listeners: Sequence[socket.socket],
         signals: linux.Signals,
         steps: Iterator[Stage | Config],
+        credentials: MemoryFile | None = None,
     ) -> None:
         self._runtime, self._config, self._block = runtime, runtime.config, runtime.attach()
         self._listeners = listeners  # of the server's port, and of that for management, if there is one
         self._signals = signals
+        self._credentials = credentials  # that front ends inherit, if there are files of keys or certificates
         self._steps = steps
         self._stage: Stage | None = None
         self._models: Sequence[kinds.RunningModel] = ()
@@ -64,7 +68,8 @@ class Supervisor:
             follower = ModelFollower(runtime)
             self._models, self._follow = follower.models, follower.look
         self._cores: Sequence[int] = ()  # of the front ends; none: all
-        self._front_end = Child(kinds.front_end(runtime, self._block, listeners, lambda: self._cores))
+        front_end = kinds.front_end(runtime, self._block, listeners, lambda: self._cores, credentials)
+        self._front_end = Child(front_end)
         self._gateways = gateways(runtime, listeners[0].getsockname()[1])
         self._fetches = FetchProcesses(runtime)
         self._pauses = Pauses(LATE_TURN_S)
@@ -176,13 +181,15 @@ class Supervisor:
         return signals
 
     def _on_signal(self, signum: signal.Signals) -> None:
-        is_hangup = signum == signal.SIGHUP and sys.stderr.isatty()
+        is_hangup = signum == signal.SIGHUP and self._credentials is None and sys.stderr.isatty()
         if signum == signal.SIGTERM and not self._is_ending:
             log.info("SIGTERM: no new requests, open ones have %g s", self._config.drain_timeout_s)
             self._enter(Phase.DRAINING, "the server was told to stop")
         elif signum in self._signals.ENDING or is_hangup:
             log.info("%s: stopping now", signum.name)
             self._exit_code = self._failure.code if self._failure else 128 + signum
+        elif signum == signal.SIGHUP and self._credentials is not None:
+            read_again(self._config, self._credentials, self._block.supervisor)
         elif signum == signal.SIGUSR1:
             self._toggle_debug()
 
@@ -308,7 +315,7 @@ def serve(resolved: Resolved, settle: Settle) -> int:
     """Serve until a signal or a failure ends the server. Returns the exit code. A StartError comes before any child."""
     config = resolved.config.server
     stages.raise_file_limit()
-    stages.check_certificate(config.ssl_certfile, config.ssl_keyfile)
+    credentials = hand_over(config)
     listeners = [bind(config.host, port) for port in (config.port, config.management_port) if port is not None]
     linux.set_title("lmi-supervisor")
     linux.adopt_orphans()
@@ -325,7 +332,7 @@ def serve(resolved: Resolved, settle: Settle) -> int:
         steps = stages.stages(resolved, settle, runtime)
         url = local_url(config.host, listeners[0].getsockname()[1], config.scheme)
         with runtime.running(url):
-            return Supervisor(runtime, listeners, signals, steps).run()
+            return Supervisor(runtime, listeners, signals, steps, credentials).run()
     finally:
         runtime.remove()
 

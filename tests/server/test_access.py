@@ -10,10 +10,11 @@ import pytest
 from lmi import __version__
 from lmi.errors import BadConfiguration
 from lmi.runtime import ServerRuntime
-from lmi.server.access import PROBES, keys_of, read_keys
+from lmi.server.access import PROBES, keys_of
 from lmi.settings.annexes import KEYS
 from lmi.settings.config import ServerConfig
-from tests.scripted import host
+from lmi.supervisor.credentials import read_keys
+from tests.scripted import Host, host
 
 WITH_KEYS = {"api_keys": KEYS.parse("sk-one, sk-two")}
 BODY = {"inputs": "say a"}
@@ -86,6 +87,38 @@ def test_keys_of_a_file_count_too(tmp_path: Path) -> None:
     with host(tmp_path, server={**WITH_KEYS, "api_key_file": str(file)}) as lmi:
         for key in ("sk-one", "sk-three", "sk-four"):
             assert lmi.post(BODY, headers={"x-api-key": key})[0].status == 200
+
+
+def statuses(lmi: Host, *keys: str) -> list[int]:
+    return [lmi.post(BODY, headers={"x-api-key": key})[0].status for key in keys]
+
+
+def test_keys_that_a_file_loses_or_gets_count_once_it_is_read_again(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("sk-old\n")
+    with host(tmp_path, server={**WITH_KEYS, "api_key_file": str(file)}) as lmi:
+        assert statuses(lmi, "sk-old", "sk-new", "sk-one") == [200, 401, 200]
+        file.write_text("sk-new\n")
+        assert statuses(lmi, "sk-old", "sk-new", "sk-one") == [200, 401, 200]
+        lmi.read_credentials_again()
+        assert statuses(lmi, "sk-old", "sk-new", "sk-one") == [401, 200, 200]
+        file.write_text("not a key\n")
+        lmi.read_credentials_again()
+        assert statuses(lmi, "sk-old", "sk-new", "sk-one") == [401, 200, 200]
+
+
+def test_a_file_that_has_lost_all_its_keys_closes_everything_but_what_tells_whether_it_serves(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("sk-old\n")
+    with host(tmp_path, server={"api_key_file": str(file)}) as lmi:
+        file.write_text("")
+        lmi.read_credentials_again()
+        assert statuses(lmi, "sk-old", "", "sk-new") == [401] * 3
+        assert lmi.post(BODY)[0].status == lmi.send("GET", "/metrics")[0].status == 401
+        assert lmi.send("GET", "/ping")[0].status == 200
+        file.write_text("sk-new")
+        lmi.read_credentials_again()
+        assert statuses(lmi, "sk-old", "sk-new") == [401, 200]
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import ssl
 import subprocess
@@ -72,6 +73,56 @@ def test_answers_and_streams_come_over_tls_and_one_connection_has_many(server: S
             response = connection.getresponse()
             last = json.loads(response.read().splitlines()[-1])
             assert (response.status, last["generated_text"]) == (200, "abcab")
+
+
+def asked(server: Server, trusted: Path, key: str) -> set[int | str]:
+    """What forty clients get, each on its own connection, so that every front end is asked."""
+    context = ssl.create_default_context(cafile=str(trusted))
+    found: set[int | str] = set()
+    for _ in range(40):
+        connection = HTTPSConnection("localhost", server.port, timeout=60, context=context)
+        try:
+            connection.request("GET", "/v1/models", headers={"x-api-key": key})
+            found.add(connection.getresponse().status)
+        except ssl.SSLCertVerificationError:
+            found.add("not trusted")
+        finally:
+            connection.close()
+    return found
+
+
+def test_keys_and_certificates_change_in_all_front_ends_at_once_or_in_none(pem: Path, tmp_path: Path) -> None:
+    own, other = pem / "own.crt", pem / "other.crt"
+    files = {name: tmp_path / name for name in ("keys", "tls.crt", "tls.key")}
+
+    def write(name: str) -> None:
+        files["keys"].write_text(f"sk-{name}\n")
+        for kind in ("crt", "key"):
+            files[f"tls.{kind}"].write_bytes((pem / f"{name}.{kind}").read_bytes())
+
+    write("own")
+    options = {"ssl_certfile": files["tls.crt"], "ssl_keyfile": files["tls.key"], "option.api_key_file": files["keys"]}
+    with launch(write_model(tmp_path / "model", frontend_workers=2, **options)) as server:
+        wait_until(lambda: '"event":"ready"' in server.log.read_text(), "it is ready")
+        assert asked(server, own, "sk-own") == {200} and asked(server, own, "sk-other") == {401}
+
+        write("other")
+        killed = server.pids("lmi-front")[0]
+        os.kill(killed, signal.SIGKILL)
+        wait_until(lambda: len({*server.pids("lmi-front")} - {killed}) == 2, "another front end has started")
+        wait_until(lambda: "starts again as process" in server.log.read_text(), "it says so")
+        assert asked(server, own, "sk-own") == {200} and asked(server, own, "sk-other") == {401}
+
+        server.signal(signal.SIGHUP)
+        wait_until(lambda: "SIGHUP: read again: " in server.log.read_text(), "it has read them")
+        assert asked(server, other, "sk-other") == {200} and asked(server, other, "sk-own") == {401}
+        assert asked(server, own, "sk-other") == {"not trusted"}
+
+        write("own")
+        files["tls.key"].unlink()
+        server.signal(signal.SIGHUP)
+        wait_until(lambda: "what was read before still counts" in server.log.read_text(), "it says so")
+        assert asked(server, other, "sk-other") == {200} and asked(server, other, "sk-own") == {401}
 
 
 def test_a_client_that_leaves_ends_its_generation(server: Server, pem: Path) -> None:
