@@ -8,12 +8,14 @@ browser's word that the page is of the same origin counts too: no script can wri
 import ipaddress
 import re
 from collections.abc import Container
+from urllib.parse import unquote
 
 from lmi.errors import ForeignPage, shorten
 from lmi.http.exchange import Exchange
 
 ANY = "*"
 OWN_PAGE = ("same-origin", "none")  # none: the user, not a page, has asked
+USUAL_PORTS = {"http": "80", "https": "443"}
 
 
 def check_page(exchange: Exchange, origins: Container[str], hosts: Container[str]) -> None:
@@ -21,17 +23,33 @@ def check_page(exchange: Exchange, origins: Container[str], hosts: Container[str
 
     The same for one that names this server by none of `hosts`, if the public DNS may have that name.
     """
-    host, origin = exchange.headers.get("host", ""), exchange.headers.get("origin")
-    name = re.sub(r":\d*$", "", host).strip("[]").rstrip(".").lower()
+    host = exchange.headers.get("host", "")
+    name = unquote(re.sub(r":\d*$", "", host)).strip("[]").rstrip(".").lower()
     is_public = "." in name and not name.endswith(".localhost") and not _is_address(name)
     if is_public and ANY not in hosts and name not in hosts:
         rule = "Host must be an address, a name without a dot, or one of lmi serve's allowed_hosts"
         raise ForeignPage(f"{rule}, given {shorten(host)}")
-    if origin is None or ANY in origins or origin in origins:
+
+    given = exchange.headers.getlist("origin")
+    if not given or ANY in origins:
         return
-    if exchange.headers.get("sec-fetch-site") not in OWN_PAGE and origin.partition("://")[2].lower() != host.lower():
-        rule = "Origin must be that of this server or one of lmi serve's cors_allowed_origins"
+    rule = "Origin must be that of this server or one of lmi serve's cors_allowed_origins"
+    if len(given) > 1:
+        raise ForeignPage(f"{rule}, given {len(given)} of them")
+
+    [origin] = given
+    is_own = _parts_of(origin) == _parts_of(f"{exchange.scope['scheme']}://{host}")
+    if origin not in origins and not is_own and exchange.headers.get("sec-fetch-site") not in OWN_PAGE:
         raise ForeignPage(f"{rule}, given {shorten(origin)}")
+
+
+def _parts_of(origin: str) -> tuple[str, str, str]:
+    """Return the scheme, host and port of an origin, which may leave out the scheme's usual port. Source: RFC 6454."""
+    scheme, _, place = origin.lower().partition("://")
+    port = re.search(r":(\d+)$", place)
+    if port is None:
+        return scheme, place.removesuffix(":"), USUAL_PORTS.get(scheme, "")
+    return scheme, place[: port.start()], port[1]
 
 
 def _is_address(name: str) -> bool:

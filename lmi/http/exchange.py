@@ -25,6 +25,7 @@ from lmi.http.body import BodyMemory
 REQUEST_ID = "x-request-id"
 CUSTOM_ATTRIBUTES = "x-amzn-sagemaker-custom-attributes"
 TIMEOUT, TIMEOUT_MS = "X-Request-Timeout", "x-envoy-expected-rq-timeout-ms"  # how long the client waits
+NUM_ANNOUNCED = "lmi.num_announced_bytes"  # in the scope: of a chunked body, with a large chunk that is still to come
 ENDPOINT_NAME = "X-Lmi-Endpoint-Name"  # from the gateway; SageMaker tells a container no name of its endpoint
 MAX_ATTRIBUTE_CHARS = 1024  # SageMaker's limit
 MAX_HEADER_BYTES = 4096  # of a response; SageMaker's asynchronous endpoints refuse more
@@ -151,7 +152,7 @@ class Exchange:
                 raise ClientGone("the client left before its request was complete")
             piece = message.get("body", b"")
             num_before, num_after = len(body), len(body) + len(piece)
-            if num_after > max_bytes:
+            if max(num_after, self.scope.get(NUM_ANNOUNCED, 0)) > max_bytes:
                 raise BodyTooLarge(max_bytes)
             memory.check_room(num_before, num_after)
             memory.change(num_before, num_after)

@@ -16,7 +16,8 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from itertools import islice
+from typing import Any, ClassVar, Literal, cast
 from urllib.parse import unquote
 
 import httptools
@@ -26,16 +27,19 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from lmi.errors import shorten
-from lmi.http.exchange import SENT
+from lmi.http.exchange import NUM_ANNOUNCED, SENT
 from lmi.http.flow import FairFlow
 
 log = logging.getLogger(__name__)
 
 MAX_HEAD_BYTES = 64 << 10
-MAX_FIELDS = 128
+MAX_FIELDS = 128  # of a head, and of a trailer
 MAX_CHUNKS, LARGE_CHUNK_BYTES = 65_536, 1024  # a body may have more chunks if they have so many bytes on average
 MAX_UNTOLD_BYTES = 16 << 10  # of chunk extensions and blanks, of which the parser tells nothing
 CHUNK_LINES_BYTES = 32  # around a chunk without an extension, at most
+LARGE_CHUNK = re.compile(rb"\n([0-9A-Fa-f]{6,32}+)[\r;][^\n]{0,1024}+(?=\n)")  # perhaps of a chunk of over 1 MB
+MAX_LINES_LOOKED_AT = 64  # of one read, which has at most a few chunks of this size
+LARGE_CHUNK_AT_START = re.compile(LARGE_CHUNK.pattern[1:])
 MAX_SPLIT_LINE_BYTES = 1024  # of a request line that comes in pieces are looked at
 MAX_PIPELINED = 16
 MIN_BODY_BYTES_PER_S = 1024
@@ -46,6 +50,7 @@ BODY_LOOK_S = 1.0
 RESERVED_FDS = 40  # for files and sockets other than clients'
 TWO_SPACES = re.compile(rb"[\r\n]*[^\s]+ (?: |[^\s]+  )")  # in a request line; the parser takes them for one
 HOST = re.compile(r"(\[[\w:.%~-]+\]|[\w.~!$&'()*+,;=%-]*)(:\d*)?", re.ASCII)  # RFC 3986, 3.2.2 and 3.2.3
+NO_SNIFFING = b"x-content-type-options", b"nosniff"  # every answer has the content type that its head says
 OTHER_VERSION = 505, "only HTTP/1.1 and HTTP/1.0 are spoken here"
 LARGE_HEAD = 431, f"a request head has at most {MAX_HEAD_BYTES} bytes"
 
@@ -64,6 +69,7 @@ class Arrival:
 
     num_fed_bytes: int = 0  # to the parser
     num_head_bytes: int = 0
+    num_trailers: int = 0
     num_chunks: int = 0
     num_body_bytes: int = 0
     body_s: float = 0.0  # that the client had for its body so far
@@ -76,6 +82,7 @@ class Cycle(RequestResponseCycle):
     """
 
     num_head_bytes = num_missing_bytes = 0
+    is_chunked = False  # the body comes in chunks
     is_early = False  # the answer began before the body was complete, and the rest is not awaited
     is_delimited_by_close = False  # the answer to an HTTP/1.0 client ends where the connection does
 
@@ -219,7 +226,7 @@ class GuardedProtocol(HttpToolsProtocol):
         """
         while data:
             try:
-                self.parser.feed_data(data)
+                self._parse(data)
                 return
             except httptools.HttpParserUpgrade as upgrade:
                 head = [self.parser.get_method(), b" ", self.url, b" HTTP/1.1\r\n"]
@@ -228,6 +235,44 @@ class GuardedProtocol(HttpToolsProtocol):
                 data = b"".join([*head, b"\r\n", data[upgrade.args[0] :]])
                 self.parser = httptools.HttpRequestParser(self)
                 self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as in uvicorn
+
+    def _parse(self, data: bytes) -> None:
+        """Parse bytes, and tell the application of a large chunk as soon as its size has come.
+
+        The parser tells no size. So it gets a line that may have one up to the line's last byte, and then that byte: if
+        a chunk begins with it, the line was no text of the body. A line that comes in two pieces is not seen, and its
+        chunk counts as it comes. An upgrade has its place in all of `data`.
+        """
+        is_body = self._part == "body"
+        may_have_chunks = self.cycle.is_chunked if is_body else data.find(b"hunked", 0, MAX_HEAD_BYTES) >= 0
+        if not may_have_chunks:
+            self.parser.feed_data(data)
+            return
+
+        lines = [*islice(LARGE_CHUNK.finditer(data), MAX_LINES_LOOKED_AT)]
+        if is_body and (first := LARGE_CHUNK_AT_START.match(data)) is not None:
+            lines.insert(0, first)
+
+        begin = 0
+        try:
+            for line in lines:
+                self.parser.feed_data(data[begin : line.end()])
+                begin = line.end()
+                num_before = self._arrival.num_chunks
+                self.parser.feed_data(data[begin : begin + 1])
+                begin += 1
+                if self._arrival.num_chunks > num_before:
+                    self._announce(int(line[1], 16))
+            if begin < len(data):
+                self.parser.feed_data(data[begin:])
+        except httptools.HttpParserUpgrade as upgrade:
+            raise httptools.HttpParserUpgrade(begin + upgrade.args[0]) from None
+
+    def _announce(self, num_bytes: int) -> None:
+        """Let the application see that a chunk of so many bytes comes, which may be more than it takes."""
+        scope = cast(dict[str, Any], self.cycle.scope)
+        scope[NUM_ANNOUNCED] = self._arrival.num_body_bytes + num_bytes
+        self.cycle.message_event.set()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -240,8 +285,11 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._count_head(len(name) + len(value) + 4)
-        if self._part == "body":
-            return  # a trailer, which must not pass for a field of the head
+        if self._part == "body":  # a trailer, which must not pass for a field of the head
+            self._arrival.num_trailers += 1
+            if self._arrival.num_trailers > MAX_FIELDS:
+                raise Refusal(431, f"a request has at most {MAX_FIELDS} trailer fields")
+            return
         super().on_header(name, value)
         if len(self.headers) > MAX_FIELDS:
             raise Refusal(431, f"a request has at most {MAX_FIELDS} header fields")
@@ -261,6 +309,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._complete_scope()
         self._part = "body"
         self._begin_request(int(fields.get("content-length", sys.maxsize)))
+        self.cycle.is_chunked = "transfer-encoding" in fields
         if len(self.pipeline) > MAX_PIPELINED:
             raise Refusal(400, f"at most {MAX_PIPELINED} requests may wait on one connection")
 
@@ -291,7 +340,7 @@ class GuardedProtocol(HttpToolsProtocol):
             logger=self.logger,
             access_logger=self.access_logger,
             access_log=False,  # the application writes it
-            default_headers=self.server_state.default_headers,
+            default_headers=[*self.server_state.default_headers, NO_SNIFFING],
             message_event=asyncio.Event(),
             expect_100_continue=self.expect_100_continue and self.scope["http_version"] == "1.1",
             keep_alive=self.scope["http_version"] == "1.1" and self.parser.should_keep_alive(),
@@ -418,6 +467,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self.note_refusal(refusal)
         body, more = self.rendered(refusal)
         more += "retry-after: 1\r\n" if refusal.status == 503 else ""
+        more += "x-content-type-options: nosniff\r\n"
         fields = f"content-type: application/json\r\ncontent-length: {len(body)}\r\n{more}connection: close\r\n\r\n"
         self.transport.write(STATUS_LINE[refusal.status] + fields.encode() + body)
         return self._linger(LINGER_S)

@@ -210,6 +210,7 @@ def assert_refused(answer: bytes, status: int) -> None:
     head, _, body = answer.partition(b"\r\n\r\n")
     assert statuses(answer) == [status], answer[:300]
     assert b"content-type: application/json" in head and b"connection: close" in head and b"server:" not in head
+    assert head.count(b"x-content-type-options: nosniff") == 1
     assert body.endswith(b"}\n")
     parsed = json.loads(body)
     assert parsed.keys() == {"error", "code"} and parsed["code"] == status and parsed["error"]
@@ -345,6 +346,7 @@ CORPUS: dict[str, tuple[bytes, int]] = {
     "a field name of 1 MB": (post("x" * 1_000_000 + ": a"), 431),
     "a head of 70 KB in fields": (post(*(f"X-{i}: {'a' * 1000}" for i in range(70))), 431),
     "200 fields": (post(*(f"X-{i}: a" for i in range(200))), 431),
+    "more trailers than fields may be": (post(CHUNKED, body=b"0\r\n" + b"X: a\r\n" * (MAX_FIELDS + 1) + b"\r\n"), 431),
     "100 000 fields": (post(*(f"X-{i}: a" for i in range(100_000))), 431),
 }
 
@@ -374,6 +376,12 @@ GOOD: dict[str, tuple[bytes, bytes]] = {
         post("Transfer-Encoding: chunked", body=b"1\r\na\r\n" * 60_000 + b"0\r\n\r\n"),
         b"60000",
     ),
+    "as many trailers as may be": (post(CHUNKED, body=b"0\r\n" + b"X: a\r\n" * MAX_FIELDS + b"\r\n"), b"/ 0"),
+    "text that looks like the line of a large chunk": (
+        post(CHUNKED, body=b"14\r\n\nfffffff\r\nfffffff\r\n\n\r\n7\r\nfffffff\r\n0\r\n\r\n"),
+        b"/ 27",
+    ),
+    "a large chunk": (post(CHUNKED, body=b"%07x;a=b\r\n%b\r\n0\r\n\r\n" % (1 << 20, bytes(1 << 20))), b"/ 1048576"),
     "an empty line before the request": (b"\r\n" + GET, b"/ 0"),
     "an expectation that can be met": (post("Expect: 100-continue", "Content-Length: 3", body=b"abc"), b"/ 3"),
     "chunks with short extensions": (
@@ -399,6 +407,7 @@ def test_good_bytes_are_served(served: Served, name: str) -> None:
     data, answer = GOOD[name]
     heard = served.talk(data, end=answer)
     assert b"HTTP/1.1 200 OK" in heard and answer in heard
+    assert b"x-content-type-options: nosniff\r\n" in heard
 
 
 def test_a_connection_carries_thousands_of_requests(served: Served) -> None:

@@ -280,6 +280,20 @@ def test_an_announced_body_over_the_limit_is_413_before_it_is_asked_for(lmi: Hos
     assert b"connection: close" in answer.lower()
 
 
+@pytest.mark.parametrize("pieces", [1, 2])
+@pytest.mark.parametrize("line", [b"ffffffffffffffff", b"3b9aca00;a=b", b"00000003B9ACA00"])
+def test_a_chunk_over_the_limit_is_413_before_it_has_come(lmi: Host, line: bytes, pieces: int) -> None:
+    head = b"POST /invocations HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    chunk = b"2\r\n{}\r\n" + line + b"\r\nabc"
+    with socket.create_connection(("127.0.0.1", lmi.port), timeout=5) as raw:
+        for piece in [head + chunk] if pieces == 1 else [head, chunk]:
+            raw.sendall(piece)
+        answer = raw.recv(65536)
+        while b"max_request_size" not in answer:
+            answer += raw.recv(65536)
+    assert answer.startswith(b"HTTP/1.1 413 ")
+
+
 def say(lmi: Host, fields: bytes, num_bytes: int | None = None) -> bytes:
     """Send a request with these header fields and return what comes until the connection closes.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,27 @@ def test_the_server_s_own_pages_may_also_behind_a_proxy_that_changes_the_host(tm
         assert status(lmi, {"Origin": "https://llm.example", "Sec-Fetch-Site": "same-site"}) == 403
 
 
+def test_an_origin_of_another_scheme_is_another_one_also_at_the_same_place(tmp_path: Path) -> None:
+    with host(tmp_path) as lmi:
+        assert status(lmi, {"Host": "localhost", "Origin": "http://localhost:80"}) == 200
+        assert status(lmi, {"Host": "localhost:80", "Origin": "http://localhost"}) == 200
+        assert status(lmi, {"Host": "localhost:8080", "Origin": "https://localhost:8080"}) == 403
+        assert status(lmi, {"Host": "localhost", "Origin": "https://localhost"}) == 403
+        at_a_proxy = {"Host": "localhost", "Origin": "https://localhost", "Sec-Fetch-Site": "same-origin"}
+        assert status(lmi, at_a_proxy) == 200
+
+
+def test_two_origins_are_none_of_this_server(tmp_path: Path) -> None:
+    with host(tmp_path) as lmi:
+        own = f"Origin: http://127.0.0.1:{lmi.port}\r\n"
+        for further in (own, "Origin: https://evil.example\r\n"):
+            with socket.create_connection(("127.0.0.1", lmi.port), 60) as connection:
+                head = f"POST /invocations HTTP/1.1\r\nHost: 127.0.0.1:{lmi.port}\r\n{own}{further}"
+                connection.sendall(f"{head}Content-Length: {len(ASK)}\r\n\r\n".encode() + ASK)
+                assert connection.recv(100).startswith(b"HTTP/1.1 403 ")
+        assert lmi.executor.requests == []
+
+
 @pytest.mark.parametrize("origins", [("https://evil.example",), ("*",)])
 def test_a_page_that_the_option_lets_in_may(origins: tuple[str, ...], tmp_path: Path) -> None:
     with host(tmp_path, server={"cors_allowed_origins": origins}) as lmi:
@@ -61,7 +83,8 @@ def test_where_there_are_keys_a_key_decides_and_no_origin(tmp_path: Path) -> Non
 
 def test_on_loopback_no_name_that_the_dns_may_turn_into_it_is_answered(tmp_path: Path) -> None:
     with host(tmp_path) as lmi:
-        for name in ("rebound.example", "rebound.example:8080", "127.0.0.1.rebound.example", "rebound.example."):
+        dotted = "rebound.example", "rebound.example:8080", "127.0.0.1.rebound.example", "rebound.example."
+        for name in (*dotted, "rebound%2eexample", "rebound%2Eexample:80"):
             for method, path in (("GET", "/metrics"), ("GET", "/v1/models"), ("GET", "/"), ("POST", "/invocations")):
                 headers = {"Host": name, "Origin": f"http://{name}"}
                 response, body = lmi.send(method, path, ASK, headers)
