@@ -227,6 +227,18 @@ REQUIRED = {"host", "x-amz-date"}  # among the signed headers
 SIGNED_IF_SENT = ("x-amz-", "x-amzn-sagemaker-")  # AWS's rule, and what chooses the model or its session
 DIGEST = "x-amz-content-sha256"  # is compared with the body
 TIME_FORM = "%Y%m%dT%H%M%SZ"
+NO_MATCH = "The request signature we calculated does not match the signature you provided."
+
+
+@dataclass(frozen=True, slots=True)
+class Signed:
+    """What the head of a request says of its signature."""
+
+    names: list[str]  # of the headers that are signed
+    region: str
+    date: str
+    signature: str
+    digest: str | None  # of the body, in hex
 
 
 class Signatures:
@@ -243,8 +255,12 @@ class Signatures:
             raise BadConfiguration("--check-signatures needs botocore: pip install boto3") from None
         self._credentials = Credentials(key, secret, environ.get("AWS_SESSION_TOKEN") or None)
 
-    def check(self, exchange: AwsExchange) -> None:
-        """Raise AwsError unless the request is signed with these credentials, as it is, and lately."""
+    def check_head(self, exchange: AwsExchange) -> Signed:
+        """Return what the head says of the signature, before a byte of the body is read.
+
+        Raises AwsError unless it is by these credentials, lately made and bound to this request. Where the head has the
+        digest of the body, as that of S3's clients, the signature itself is checked here.
+        """
         given = AUTHORIZATION.fullmatch(exchange.headers.get("authorization", ""))
         if given is None:
             raise AwsError("MissingAuthenticationTokenException", 403, "Missing Authentication Token")
@@ -252,6 +268,7 @@ class Signatures:
         if (given["key"], token) != (self._credentials.access_key, self._credentials.token):
             message = "The security token included in the request is invalid."
             raise AwsError("UnrecognizedClientException", 403, message)
+
         date = exchange.headers.get("x-amz-date", "")
         try:
             skew_s = abs(time.time() - timegm(time.strptime(date, TIME_FORM)))
@@ -259,30 +276,47 @@ class Signatures:
             skew_s = float("inf")
         if skew_s > MAX_SKEW_S or not date.startswith(given["day"]):
             raise _wrong(f"Signature expired or not yet current: X-Amz-Date is more than {MAX_SKEW_S:g} s off.")
-        # What anyone could have added to a signed request, whose meaning it changes.
-        sent = {name for name in exchange.headers.keys() if name.startswith(SIGNED_IF_SENT)}
-        if unsigned := sorted(sent - {DIGEST, *given["headers"].split(";")}):
-            raise _wrong(f"There were headers present in the request which were not signed: {', '.join(unsigned)}")
-        if not hmac.compare_digest(self._sign(exchange, given, date), given["signature"]):
-            raise _wrong("The request signature we calculated does not match the signature you provided.")
 
-    def _sign(self, exchange: AwsExchange, given: re.Match[str], date: str) -> str:
+        # What anyone could have added to a signed request, whose meaning it changes.
+        names = given["headers"].split(";")
+        sent = {name for name in exchange.headers.keys() if name.startswith(SIGNED_IF_SENT)}
+        if unsigned := sorted(sent - {DIGEST, *names}):
+            raise _wrong(f"There were headers present in the request which were not signed: {', '.join(unsigned)}")
+
+        signed = Signed(names, given["region"], date, given["signature"], exchange.headers.get(DIGEST))
+        is_bound = REQUIRED <= set(names) and given["service"] == SERVICE
+        if not is_bound:  # it would be good for other requests too
+            raise _wrong(NO_MATCH)
+        if signed.digest is not None and not re.fullmatch("[0-9a-f]{64}", signed.digest):  # as UNSIGNED-PAYLOAD
+            raise _wrong(NO_MATCH)
+        if signed.digest is not None:
+            self._compare(exchange, signed, signed.digest)
+        return signed
+
+    def check_body(self, exchange: AwsExchange, signed: Signed) -> None:
+        """Raise AwsError unless the body is the one that was signed."""
+        digest = hashlib.sha256(exchange.payload).hexdigest()
+        if signed.digest is None:
+            self._compare(exchange, signed, digest)
+        elif signed.digest != digest:
+            raise _wrong(NO_MATCH)
+
+    def _compare(self, exchange: AwsExchange, signed: Signed, digest: str) -> None:
+        """Raise AwsError unless the request has the signature that it has with this digest of its body."""
         from botocore.auth import SigV4Auth  # type: ignore[import-untyped]
         from botocore.awsrequest import AWSRequest  # type: ignore[import-untyped]
 
-        names, headers = given["headers"].split(";"), exchange.headers
-        digest = hashlib.sha256(exchange.payload).hexdigest()
-        is_bound = REQUIRED <= set(names) and headers.get(DIGEST, digest) == digest
-        if not is_bound or given["service"] != SERVICE:
-            return ""  # it would be good for other requests too
+        headers = exchange.headers
         query = exchange.scope["query_string"].decode("latin-1")
         url = f"http://{headers['host']}{exchange.scope['raw_path'].decode('latin-1')}" + (f"?{query}" if query else "")
-        signed = {name: ",".join(headers.getlist(name)) for name in names}
-        request = AWSRequest(exchange.method, url, signed, exchange.payload)
-        request.context["timestamp"] = date
-        signer = SigV4Auth(self._credentials, SERVICE, given["region"])
-        text: str = signer.signature(signer.string_to_sign(request, signer.canonical_request(request)), request)
-        return text
+        request = AWSRequest(exchange.method, url, {name: ",".join(headers.getlist(name)) for name in signed.names})
+        request.context["timestamp"] = signed.date
+
+        signer = SigV4Auth(self._credentials, SERVICE, signed.region)
+        signer.payload = lambda request: digest
+        text = signer.signature(signer.string_to_sign(request, signer.canonical_request(request)), request)
+        if not hmac.compare_digest(text, signed.signature):
+            raise _wrong(NO_MATCH)
 
 
 def _wrong(message: str) -> AwsError:

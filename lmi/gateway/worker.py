@@ -96,6 +96,7 @@ class Gateway:
             raise AwsError("UnknownOperationException", 404, "The requested operation is not supported by the gateway.")
         [(found, handler)] = matches
         exchange.names = found.groupdict()
+        signed = None if self._signatures is None else self._signatures.check_head(exchange)
         max_bytes = self.settings.max_body_bytes
         try:
             exchange.payload = await exchange.body(max_bytes, self.body_memory)
@@ -103,8 +104,8 @@ class Gateway:
             raise too_large(max_bytes) from None
         if (size := len(exchange.payload)) > LARGE_BODY_BYTES:
             log.warning("a body of %d bytes: AWS's API model allows %d", size, LARGE_BODY_BYTES)
-        if self._signatures is not None:
-            self._signatures.check(exchange)
+        if self._signatures is not None and signed is not None:
+            self._signatures.check_body(exchange, signed)
         await exchange.run_while_there(handler(self, exchange))
 
     async def invoke(self, exchange: AwsExchange) -> None:

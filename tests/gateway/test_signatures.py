@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from hashlib import sha256
 from http.client import HTTPConnection
 from pathlib import Path
 
@@ -125,6 +127,39 @@ def test_a_header_that_was_added_to_a_signed_request_is_refused(aws: Gateway, na
 @pytest.mark.parametrize(("late_s", "found"), [(290, (200, None)), (310, WRONG), (-290, (200, None)), (-310, WRONG)])
 def test_a_signature_is_good_for_five_minutes(aws: Gateway, late_s: float, found: tuple[int, str | None]) -> None:
     assert post(aws, signed(aws, late_s=late_s)) == found
+
+
+def heard_of_the_head(aws: Gateway, headers: dict[str, str]) -> bytes:
+    """What the gateway says to a request of which no byte of the body comes."""
+    fields = {"Host": f"127.0.0.1:{aws.port}", **headers, "Content-Length": "20000000"}
+    lines = [f"POST {PATH} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items()), "", ""]
+    with socket.create_connection(("127.0.0.1", aws.port), 5) as connection:
+        connection.sendall("\r\n".join(lines).encode())
+        return connection.recv(65536)
+
+
+@pytest.mark.parametrize(
+    ("changed", "kind"),
+    [
+        ({"Authorization": ""}, b"MissingAuthenticationTokenException"),
+        ({"X-Amz-Security-Token": "other"}, b"UnrecognizedClientException"),
+        ({"X-Amz-Date": "20200101T000000Z"}, b"InvalidSignatureException"),
+        ({"X-Amz-Target": "other"}, b"InvalidSignatureException"),
+        ({"X-Amz-Content-SHA256": "0" * 64}, b"InvalidSignatureException"),
+        ({"X-Amz-Content-SHA256": "UNSIGNED-PAYLOAD"}, b"InvalidSignatureException"),
+    ],
+)
+def test_what_the_head_shows_is_refused_before_a_byte_of_the_body_is_read(
+    aws: Gateway, changed: dict[str, str], kind: bytes
+) -> None:
+    answer = heard_of_the_head(aws, {**signed(aws), **changed})
+    assert answer.startswith(b"HTTP/1.1 403 ") and kind in answer
+
+
+def test_a_digest_in_the_head_is_of_the_body_that_comes(aws: Gateway) -> None:
+    digest = {"X-Amz-Content-SHA256": sha256(b"{}").hexdigest()}
+    assert post(aws, {**signed(aws), **digest}) == (200, None)
+    assert post(aws, {**signed(aws), **digest}, b"{ }") == WRONG
 
 
 def test_names_that_need_escapes_and_queries_are_signed_as_they_stand(aws: Gateway) -> None:
