@@ -9,6 +9,7 @@ holds the lock of the folder, so the limits are exact. An owner may hold as many
 last place from others. Only an id that is a random UUID ever becomes part of a path.
 """
 
+import errno
 import fcntl
 import hashlib
 import logging
@@ -34,6 +35,7 @@ ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f
 FILE = "session.json"
 HIDDEN = "."  # begins the name of a session that is being made or removed
 COUNTS, ALL = ".open", "all"
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 SCAN_S, FULL_SCAN_S = 60.0, 1.0  # between two scans for sessions that have expired, and where there is no room
 
 log = logging.getLogger(__name__)
@@ -47,7 +49,11 @@ class InvalidSession(LmiError, label="invalid_session", status=400):
 
 
 class SessionFailed(LmiError, label="session_failed", status=424):
-    """A session cannot be opened or closed here: there are too many, or the disk is full."""
+    """A session cannot be opened or closed here: there are too many, or the folder cannot be written."""
+
+
+class NoRoomForSession(SessionFailed, status=507):
+    """A session cannot be opened here, because its disk is full. Another server may have room."""
 
 
 class Session(msgspec.Struct, frozen=True):
@@ -91,7 +97,8 @@ class Sessions:
                 return session
         except OSError as error:
             log.error("no session can be created in %s: %s", self._path, error.strerror)
-            raise SessionFailed(f"no session can be created: {error.strerror}") from None
+            kind = NoRoomForSession if error.errno in FULL else SessionFailed
+            raise kind(f"no session can be created: {error.strerror}") from None
 
     def find(self, session_id: str) -> Session | None:
         """Return the session, which may have expired, or None if no session has this id."""

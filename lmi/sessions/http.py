@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 import msgspec
 
 from lmi.apis.base.readers import LEFT_OUT, PROMPTS, BodyOutline, without_mark
-from lmi.errors import LmiError, shorten
+from lmi.errors import LmiError, Unavailable, shorten
 from lmi.http.exchange import Exchange
 from lmi.server.service import Service
 from lmi.sessions.folder import InvalidSession, Session, Sessions
@@ -57,7 +57,7 @@ def request_type(body: bytes, *, is_ours: bool = True) -> str | None:
 
 
 async def change_session(exchange: Exchange, service: Service, asked: str) -> None:
-    """Open or close a session and answer. Raises InvalidSession or SessionFailed."""
+    """Open or close a session and answer. Raises InvalidSession, SessionFailed or Unavailable."""
     sessions = switched_on(service, "requestType", asked)
     if asked == NEW_SESSION:
         client = exchange.scope.get("client")  # behind SageMaker and other proxies all clients have the same address
@@ -105,7 +105,10 @@ def switched_on(service: Service, name: str, given: str) -> Sessions:
 
 
 async def open_session(sessions: Sessions, session_id: str) -> Session:
-    session = await asyncio.to_thread(sessions.find, session_id)
+    try:
+        session = await asyncio.to_thread(sessions.find, session_id)
+    except OSError as error:  # for a moment, as without a free descriptor
+        raise Unavailable(f"the session cannot be read now: {error.strerror}") from None
     if session is None or session.has_expired:
         raise not_open(session_id)
     return session

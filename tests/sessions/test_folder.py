@@ -173,7 +173,7 @@ def test_a_disk_without_room_leaves_nothing_behind(tmp_path: Path) -> None:
         "import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (10, 10))\n"
         "try: Sessions(Path(sys.argv[1]), 60).open()\n"
-        "except SessionFailed as error: sys.stdout.write(str(error)[:9])"
+        "except SessionFailed as error: print(error.status, str(error)[:9], end='')"
     )
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)
-    assert done.stdout == "no sessio" and list(tmp_path.iterdir()) == []
+    assert done.stdout == "507 no sessio" and list(tmp_path.iterdir()) == []
