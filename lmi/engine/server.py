@@ -20,7 +20,7 @@ from lmi.engine.queue import QueueEntry, RequestQueue, priority_class
 from lmi.errors import EngineLost, LmiError, Overloaded
 from lmi.executor import ErrorKind, Executor, Request, RequestPerfMetrics, Response, ResponseError
 from lmi.ipc import Accepted, FrameTooLarge, ThreadSafeWriter, frame
-from lmi.shared.state import MAX_LORA_NAMES_BYTES, EngineRecord
+from lmi.shared.state import MAX_LORA_NAMES_BYTES, EngineRecord, Phase
 from lmi.types import WaitStatus
 
 MAX_UNSENT_BYTES = 64 << 20  # a front end that leaves more unread loses its connection
@@ -183,6 +183,7 @@ class Dispatcher:
     def deliver(self, responses: list[Response]) -> None:
         """Send the Responses of one or more steps, one frame for each connection. Call it from one thread only."""
         outputs: dict[FrontEndConnection, list[Response]] = {}
+        is_lost = False
         with self._lock:
             now = time.monotonic()
             self._observe(has_output=True)  # before requests end: the queue learns who was in these steps
@@ -196,6 +197,7 @@ class Dispatcher:
                 if result is not None and result.prompt_token_ids is not None:
                     self._queue.note_prompt(entry, len(result.prompt_token_ids))
                 if response.is_final:
+                    is_lost = is_lost or (response.error is not None and response.error.kind is ErrorKind.ENGINE_LOST)
                     is_answered = response.error is None and not entry.has_left
                     self._end(entry, now, has_left=entry.has_left, is_answered=is_answered)
                 else:
@@ -204,6 +206,8 @@ class Dispatcher:
                     if entry.num_open > 1 and result is not None and result.is_sequence_final:
                         self._queue.note_sequence_end(entry)
                 outputs.setdefault(entry.connection, []).append(response)
+            if is_lost and not self._executor.can_enqueue_requests():
+                self._record.phase = Phase.DRAINING  # `/ping` tells it before the first client hears of it
             for connection, batch in outputs.items():
                 connection.send_output(batch)
             self._start(now)

@@ -17,13 +17,16 @@ from lmi.errors import EngineLost, from_info
 from lmi.executor import (
     Capabilities,
     EngineInfo,
+    ErrorKind,
     GuidedDecodingParams,
     GuideType,
     LoraConfig,
     PromptProgress,
     Request,
+    Response,
+    ResponseError,
 )
-from lmi.shared.state import MAX_LORA_NAMES_BYTES, Block
+from lmi.shared.state import MAX_LORA_NAMES_BYTES, Block, EngineRecord, Phase
 from lmi.types import Origin, WaitStatus
 
 GUIDE = GuidedDecodingParams(GuideType.REGEX, "a")
@@ -159,3 +162,33 @@ def test_an_engine_tells_how_much_of_a_prompt_is_computed() -> None:
         assert executor.await_responses(request_id)
         assert executor.get_prompt_progress(request_id) == PromptProgress(3, 0)
         assert executor.get_prompt_progress(request_id + 1) == PromptProgress()
+
+
+class Noticing(Told):
+    """It notes the phase in which its engine is as others see it when an answer is on its way."""
+
+    record: EngineRecord
+    phases: list[int]
+
+    def send_output(self, responses: list[Response]) -> None:
+        self.phases.append(self.record.phase)
+
+
+def test_an_engine_that_stops_is_not_ready_any_more_before_the_first_client_hears_of_it(tmp_path: Path) -> None:
+    async def submit(executor: Noting) -> None:
+        record = Block.create(tmp_path / "block", 1, 1).engines[0]
+        record.phase = Phase.READY
+        dispatcher = Dispatcher(executor, record)
+        connection = Noticing(dispatcher)
+        connection.phases, connection.record = [], record
+        for number in range(2):
+            dispatcher.submit(connection, Submit(number, Request((1, 2), 4), Origin()))
+
+        first, second = dispatcher._entries
+        dispatcher.deliver([Response(first, error=ResponseError("one rank is slow", ErrorKind.GENERATION))])
+        executor.shutdown()
+        dispatcher.deliver([Response(second, error=ResponseError("one rank is lost", ErrorKind.ENGINE_LOST))])
+        assert connection.phases == [Phase.READY, Phase.DRAINING]
+
+    with Noting() as executor:
+        asyncio.run(submit(executor))
