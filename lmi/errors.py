@@ -125,6 +125,10 @@ class Unavailable(LmiError, label="unavailable", status=503, retry_after_s=1):
     """No engine can take the request (Retry-After): loading, draining or restarting."""
 
 
+class Draining(Unavailable, label="draining"):
+    """This server ends and takes no new requests; another one may take it at once (Retry-After, X-Lmi-Refusal)."""
+
+
 class EngineLost(Unavailable, label="engine_lost"):
     """The engine that had accepted the request died, was replaced or shut down before the end."""
 

@@ -18,7 +18,7 @@ from lmi.adapters.registry import AdapterRegistry, AdapterUnusable, NameTaken, N
 from lmi.apis.base.readers import Reader, boolean, json_schema_of, read_object, refused, text
 from lmi.apis.openai.api import OPENAI_CHAT
 from lmi.description.parts import STRING, ApiDescription, Schema, asked, content, parameter, struct
-from lmi.errors import InvalidParameter, InvalidRequest, Unavailable, shorten, without_paths
+from lmi.errors import InvalidParameter, InvalidRequest, shorten, without_paths
 from lmi.http.exchange import Exchange
 from lmi.models.routes import PAGE, page
 from lmi.server.service import Service
@@ -125,8 +125,7 @@ async def _registry(exchange: Exchange, service: Service) -> AdapterRegistry:
     """Return the registry. Raises HTTPException, UnknownModel, Unavailable, or InvalidRequest if there is no LoRA."""
     if not service.config.server.management:
         raise HTTPException(404, "adapters cannot be changed here (management=false)")
-    if service.front_end.is_draining:
-        raise Unavailable("the server is shutting down and takes no new requests")
+    service.front_end.check_serves()
     if (model := exchange.scope["path_params"].get("model")) is not None:
         service.check_model(model)
     if service.config.is_user_code or service.engines is None or service.adapters is None:

@@ -92,7 +92,7 @@ async def fetch(wanted: WantedSource, timeout_s: float, place: Path, block: Bloc
                     kind = errors.InvalidRequest if failure.exit_code in CLIENT_FAULTS else errors.Unavailable
                     raise kind(f"src {failure.message}")
                 if block.supervisor.phase in (Phase.DRAINING, Phase.FAILED):
-                    raise errors.Unavailable("the server is shutting down, it fetches nothing")
+                    raise errors.Draining("the server is shutting down, it fetches nothing")
                 await asyncio.sleep(LOOK_S)
         raise errors.Unavailable("the fetch of src was given up, see the log")
     except TimeoutError:

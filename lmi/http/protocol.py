@@ -26,9 +26,10 @@ from starlette.datastructures import Headers
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from lmi.errors import shorten
+from lmi.errors import Overloaded, shorten
 from lmi.http.exchange import NUM_ANNOUNCED, SENT
 from lmi.http.flow import FairFlow
+from lmi.http.refusals import refusal_headers
 
 log = logging.getLogger(__name__)
 
@@ -85,6 +86,7 @@ class Cycle(RequestResponseCycle):
     is_chunked = False  # the body comes in chunks
     is_early = False  # the answer began before the body was complete, and the rest is not awaited
     is_delimited_by_close = False  # the answer to an HTTP/1.0 client ends where the connection does
+    is_leaving: Callable[[], bool]  # whether the server leaves, and a connection ends with its next answer
 
     def send(self, message: Any) -> Awaitable[None]:  # type: ignore[override]  # any awaitable does
         """Send a part of the response. A piece of a stream is written before this returns, if the client keeps up."""
@@ -128,7 +130,7 @@ class Cycle(RequestResponseCycle):
         has_length = any(name == b"content-length" for name, _ in message.get("headers", []))
         if self.scope["http_version"] == "1.0" and not has_length:
             self.is_delimited_by_close, self.chunked_encoding = True, False
-        self.keep_alive = self.keep_alive and not self.is_early
+        self.keep_alive = self.keep_alive and not self.is_early and not self.is_leaving()
         await super().send(message)
         self.keep_alive = self.keep_alive or self.is_early  # the protocol lingers and then closes
 
@@ -346,6 +348,7 @@ class GuardedProtocol(HttpToolsProtocol):
             keep_alive=self.scope["http_version"] == "1.1" and self.parser.should_keep_alive(),
             on_response=self.on_response_complete,
         )
+        self.cycle.is_leaving = self.is_leaving
         self.cycle.num_head_bytes, self.cycle.num_missing_bytes = self._arrival.num_head_bytes, num_body_bytes
         self._unanswered.append(self.cycle)
         if before is None or before.response_complete:
@@ -466,11 +469,16 @@ class GuardedProtocol(HttpToolsProtocol):
             return self._set_timer(self.transport.abort, LINGER_S)
         self.note_refusal(refusal)
         body, more = self.rendered(refusal)
-        more += "retry-after: 1\r\n" if refusal.status == 503 else ""
+        if refusal.status == 503:
+            more += "".join(f"{name.lower()}: {text}\r\n" for name, text in refusal_headers(Overloaded()).items())
         more += "x-content-type-options: nosniff\r\n"
         fields = f"content-type: application/json\r\ncontent-length: {len(body)}\r\n{more}connection: close\r\n\r\n"
         self.transport.write(STATUS_LINE[refusal.status] + fields.encode() + body)
         return self._linger(LINGER_S)
+
+    def is_leaving(self) -> bool:
+        """Whether each connection shall end with its next answer, so that its client connects to another server."""
+        return False
 
     def rendered(self, refusal: Refusal) -> tuple[bytes, str]:
         """Return the body of a refusal, and the lines of further headers."""

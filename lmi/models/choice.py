@@ -89,7 +89,7 @@ class SeveralModels(Models):
         return name
 
     def _check_room(self) -> None:
-        """Raise Unavailable while draining, and Overloaded if the queues of all models together are full."""
+        """Raise Draining while the server drains, and Overloaded if the queues of all models together are full."""
         self.front_end.check_serves()
         limit = sum(service.max_in_flight for service in self.services.values())
         limit = max(limit, self.front_end.config.job_queue_size)

@@ -180,7 +180,7 @@ class ModelRegistry:
 
     def _check_is_serving(self) -> None:
         if self._models.front_end.is_draining:
-            raise errors.Unavailable("the server is shutting down, it loads and unloads no model")
+            raise errors.Draining("the server is shutting down, it loads and unloads no model")
 
     async def _is_loaded_by(self, entry: Model) -> bool:
         """Wait for a load that another request began, and raise what it raises. False: its front end died."""

@@ -12,6 +12,7 @@ from starlette.types import ASGIApp
 from lmi.errors import Unauthorized
 from lmi.http.browsers import ANY, check_page, is_loopback
 from lmi.http.exchange import Exchange
+from lmi.http.refusals import REFUSAL
 from lmi.runtime import ServerRuntime
 from lmi.settings.annexes import digest
 from lmi.supervisor.credentials import Credentials, SharedCredentials
@@ -20,7 +21,12 @@ PAGES = ("/", "/playground", "/docs")  # they ask for the key that their request
 PROBES = ("/ping", "/health", "/healthz", "/livez", "/readyz", "/v2/health/live", "/v2/health/ready")  # need no key
 KEY_FIELDS = (b"x-api-key", b"api-key")
 FAIRNESS_ID, MAX_CLIENT_CHARS = "x-llm-d-inference-fairness-id", 128
-READABLE = ("Retry-After", "X-Request-Id", "WWW-Authenticate")  # by pages of other origins, beside what every page may
+READABLE = (
+    "Retry-After",
+    REFUSAL,
+    "X-Request-Id",
+    "WWW-Authenticate",
+)  # by pages of other origins, beside what every page may
 # The requests of the management port, and those of both: /docs and the playground both read the description.
 MANAGEMENT = re.compile(r"/metrics|/docs|/load|/server_info|/v1/(un)?load_lora_adapter|(/models/[^/]+)?/adapters(/.*)?")
 CHANGES_MODELS = re.compile(r"POST /models|DELETE /models/[^/]+")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from gunicorn.arbiter import Arbiter  # type: ignore[import-untyped]
 
-from lmi.errors import StartError, Unavailable
+from lmi.errors import Draining, StartError
 from lmi.http.body import BodyMemory
 from lmi.runtime import ServerRuntime
 from lmi.shared.linux import write_whole
@@ -35,9 +35,9 @@ class FrontEnd:
         return self.block.supervisor.phase == Phase.DRAINING
 
     def check_serves(self) -> None:
-        """Raise Unavailable while draining."""
+        """Raise Draining while the server drains."""
         if self.is_draining:
-            raise Unavailable("the server is shutting down and takes no new requests")
+            raise Draining("the server is shutting down and takes no new requests")
 
     def report_ignored(self, lines: Sequence[str], request_id: str) -> None:
         """Log names without effect: a new one as a warning, then for DEBUG, so that a client does not fill the log."""

@@ -131,7 +131,7 @@ class Service:
             raise UnknownModel(f"no version {shorten(version)} of the model is served here, only {model.version!r}")
 
     def check_room(self, num_sequences: int = 1) -> None:
-        """Raise Unavailable while draining, and Overloaded if the model's queue has no room."""
+        """Raise Draining while the server drains, and Overloaded if the model's queue has no room."""
         self.front_end.check_serves()
         limit = self.max_in_flight
         records = zip(self.block.frontends, self.front_end.block.frontends, strict=True)
@@ -142,7 +142,7 @@ class Service:
 
     @contextmanager
     def admitted(self, num_sequences: int = 1) -> Iterator[None]:
-        """Hold a place for each sequence of a request. Raises Overloaded or Unavailable if not all find room."""
+        """Hold a place for each sequence of a request. Raises Overloaded or Draining if not all find room."""
         self.check_room(num_sequences)
         of_server, of_model = self.front_end.record, self.record
         of_server.num_in_flight += 1

@@ -53,6 +53,13 @@ class StrictProtocol(PatientProtocol):
     max_connections = 2
 
 
+class LeavingProtocol(PatientProtocol):
+    leaves = threading.Event()
+
+    def is_leaving(self) -> bool:
+        return self.leaves.is_set()
+
+
 class App:
     """Answers with the path and the size of the body. `/slow` waits before its answer until the test lets it go on.
 
@@ -596,6 +603,17 @@ def test_bad_bytes_in_a_queued_body_do_not_harm_the_answer_before_it(served: Ser
     assert statuses(heard) == [200, 400] and "/bad" not in served.app.heard
 
 
+def test_when_a_server_leaves_each_answer_that_begins_ends_its_connection() -> None:
+    with serving(LeavingProtocol) as served, served.connect() as connection:
+        connection.sendall(GET)
+        assert b"connection: close" not in until(connection, b"/ 0")
+        connection.sendall(post(path="/slow"))
+        wait_until(lambda: "/slow" in served.app.heard)
+        LeavingProtocol.leaves.set()
+        served.app.go_on.set()
+        assert b"connection: close" in hear(connection), "and the server closes"
+
+
 def test_idle_connections_make_room_for_new_ones(strict: Served) -> None:
     idle = [strict.connect() for _ in range(2)]
     idle[0].sendall(GET[:10])
@@ -615,7 +633,7 @@ def test_busy_connections_stay_and_newcomers_are_refused(strict: Served) -> None
         until(connection, b"first,")
     refused = strict.talk(GET)
     assert_refused(refused, 503)
-    assert b"retry-after: 1" in refused
+    assert b"retry-after: 1" in refused and b"x-lmi-refusal: overloaded" in refused
     strict.app.go_on.set()
     for connection in busy:
         with connection:

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Generic, NamedTuple, Self
 
 from lmi.apis.base.readers import Message, Parsed
 from lmi.errors import LmiError, PromptTooLong, Unauthorized
+from lmi.http.refusals import refusal_headers
 from lmi.settings.config import ModelConfig
 from lmi.types import Answer, AnswerFormat, Delta, Format, OutputFormat, Token, WaitStatus
 
@@ -252,10 +253,10 @@ def _opening(row: Row, error: LmiError) -> str:
 
 
 def retry_header(error: LmiError) -> dict[str, str]:
-    """Return the header that says when to try again, if that can help, or that a key is missing."""
+    """Return the headers that say when and where to try again, if that can help, or that a key is missing."""
     if isinstance(error, Unauthorized):
         return {"WWW-Authenticate": "Bearer"}
-    return {} if error.retry_after_s is None else {"Retry-After": str(error.retry_after_s)}
+    return refusal_headers(error)
 
 
 class Forms(NamedTuple):

@@ -1,0 +1,25 @@
+"""Headers that tell a proxy what a refusal means: whether another server may take the request at once.
+
+Envoy's two are those of its router: with the first it asks no other server, with the second it sends no more requests
+to this one until a health check succeeds.
+"""
+
+from collections.abc import Mapping
+
+from lmi.errors import Draining, LmiError, Overloaded
+
+REFUSAL = "X-Lmi-Refusal"
+OF_REFUSALS: Mapping[type[LmiError], Mapping[str, str]] = {
+    Overloaded: {REFUSAL: Overloaded.label, "x-envoy-overloaded": "true"},
+    Draining: {REFUSAL: Draining.label, "x-envoy-immediate-health-check-fail": "true"},
+}
+
+
+def refusal_headers(error: LmiError) -> dict[str, str]:
+    """Return when a client may try again, if that can help, and why this server does not take its request now."""
+    if error.retry_after_s is None:
+        return {}
+
+    kind = next((kind for kind in OF_REFUSALS if isinstance(error, kind)), None)
+    told = {} if kind is None else OF_REFUSALS[kind]
+    return {"Retry-After": str(error.retry_after_s), **told}
