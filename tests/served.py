@@ -25,7 +25,7 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.system.container import Answer, Container, wait_until
+from tests.system.container import Answer, Container, free_port, wait_until
 
 TIMEOUT_S = 60.0
 QUIET = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
@@ -108,15 +108,22 @@ class Server(Container):
 
 @contextmanager
 def launch(
-    folder: Path, environ: Mapping[str, str] | None = None, command_prefix: Sequence[str] = ()
+    folder: Path,
+    environ: Mapping[str, str] | None = None,
+    command_prefix: Sequence[str] = (),
+    port: int | None = None,
 ) -> Iterator[Server]:
-    """Start `lmi serve folder` and do not wait for it. `command_prefix`: the words of a command that runs a command."""
+    """Start `lmi serve folder` and do not wait for it. `command_prefix`: the words of a command that runs a command.
+
+    Without `port` it has a free one.
+    """
     with tempfile.TemporaryDirectory(prefix="lmi-served-") as name:
         runtime = Path(name) / "tmp"
         runtime.mkdir()
         server = Server(
             folder,
             Path(name) / "log",
+            port or free_port(),
             environ={**QUIET, "TMPDIR": str(runtime), **(environ or {})},
             command_prefix=list(command_prefix),
         )

@@ -79,10 +79,8 @@ class FrontEndProtocol(GuardedProtocol):
     body_timeout_s = _server.body_timeout_s
     stall_timeout_s = _server.stall_timeout_s
 
-    def on_headers_complete(self) -> None:
-        super().on_headers_complete()
-        if _block.supervisor.phase == Phase.DRAINING and self.cycle is not None:
-            self.cycle.keep_alive = False
+    def is_leaving(self) -> bool:
+        return _block.supervisor.phase in (Phase.LEAVING, Phase.DRAINING)
 
     def note_refusal(self, refusal: Refusal) -> None:
         super().note_refusal(refusal)

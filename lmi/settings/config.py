@@ -48,8 +48,11 @@ class RequestsConfig:
         "SAGEMAKER_MODEL_SERVER_TIMEOUT",
     )
     """seconds for a whole request, then 504"""
+    drain_delay_s: float = option(0.0, kinds.DELAY)
+    """seconds after SIGTERM in which requests are served although /ping says 503, so that a load balancer that asks it
+    loses none; then drain_timeout begins"""
     drain_timeout_s: float = option(25.0)
-    """seconds for open answers after SIGTERM"""
+    """seconds for open answers after SIGTERM, or after drain_delay"""
     stall_timeout_s: float = option(30.0)
     """seconds that a client may leave its answer unread"""
     stream_keepalive_s: float | None = option(10.0)

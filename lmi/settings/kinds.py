@@ -106,6 +106,10 @@ def _seconds(text: str) -> float:
     return value
 
 
+def _delay(text: str) -> float:
+    return 0.0 if float(text) == 0 else _seconds(text)
+
+
 def _size(number: str, unit: str) -> int:
     size = int(number) * SIZE_UNITS[unit.lower()]
     if not size:
@@ -129,6 +133,7 @@ TEXT = Kind("any text in UTF-8", str)
 ABSOLUTE_PATH = matching("an absolute path", r"/[^\0]*")
 BOOLEAN = Kind("true or false", word(WORDS))
 SECONDS = Kind("seconds, more than 0", _seconds, unit="SECONDS")
+DELAY = Kind("seconds, 0 or more", _delay, unit="SECONDS")
 MILLISECONDS = Kind("milliseconds, more than 0", _seconds, unit="MS")
 NO_SECONDS = dict.fromkeys(("none", "0", "-1"))
 SECONDS_OR_NONE = Kind("seconds, more than 0, or none", word(NO_SECONDS, _seconds), unset="none", unit="SECONDS")

@@ -32,6 +32,8 @@ from lmi.user_code.settings import choose_code, choose_requirements, unrun_code,
 # What an option of the server needs of an extra. Engines look for their own in `check` of their `Handler`.
 LIBRARIES = {"option.otlp_traces_endpoint": ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")}
 PLATFORM_WAITS_S = 60.0  # SageMaker, for the answer of a real-time endpoint
+PLATFORM_KILLS_S = 30.0  # SageMaker, after SIGTERM
+END_S = 2.5  # from the end of drain_timeout to the end of the last process
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +201,8 @@ def _choose_for_server(values: Values) -> None:
         waits = f"SageMaker waits {PLATFORM_WAITS_S:g} s for an answer, so they count"
         values.warn(f"{values.how_given(key).said}: {waits}")
         values.settle(key, PLATFORM_WAITS_S, "SageMaker")
+    if is_platform:
+        _check_end(values)
     if values.machine.is_container:
         values.choose("host", "0.0.0.0", "this is a container")
     values.choose("frontend_workers", min(4, max(1, values.machine.num_cores // 2)), "half of the cores, 1 to 4")
@@ -206,6 +210,15 @@ def _choose_for_server(values: Values) -> None:
     if key in values:
         values.settle(key, str((values.cwd / values.given(key)).absolute()), "absolute")
     values.choose(key, str(default_download_dir(values.environ).absolute()), "the user's cache")
+
+
+def _check_end(values: Values) -> None:
+    """Warn of a drain that the platform cuts."""
+    delay_s, timeout_s = values.final("drain_delay"), values.final("drain_timeout")
+    if delay_s + timeout_s + END_S > PLATFORM_KILLS_S:
+        both = f"drain_delay={delay_s:g}, drain_timeout={timeout_s:g}"
+        left_s = PLATFORM_KILLS_S - END_S
+        values.warn(f"{both}: SageMaker kills a container {PLATFORM_KILLS_S:g} s after SIGTERM, both have {left_s:g} s")
 
 
 def _config(

@@ -186,6 +186,7 @@ class Phase(enum.IntEnum):
     DRAINING = 3
     LOST = 4  # died or hung; a restart is on its way
     FAILED = 5  # final, but for one of several engines, which is tried again
+    LEAVING = 6  # a server that was told to stop and serves on, while those who ask `/ping` choose another
 
 
 class SupervisorRecord(Record):

@@ -39,12 +39,16 @@ WARN_AFTER_S = 300.0  # of a start that SageMaker may not wait for
 STOP_S = 0.5  # for each stage of an immediate end: engines, errors to clients, front ends
 STRAYS_S = 0.3  # for a library's process that tidies up after an engine and ends by itself when the engine has ended
 OWN_OOM_SCORE = -500
+TOLD_TO_STOP = "the server was told to stop"
 
 log = logging.getLogger(__name__)
 
 
 class Supervisor:
-    """One server and its children. It loads (LOADING), serves (READY), and ends in a drain (DRAINING) or FAILED."""
+    """One server and its children. It loads (LOADING), serves (READY), and ends in a drain (DRAINING) or FAILED.
+
+    Before the drain it may serve on while others are told that it will end (LEAVING).
+    """
 
     def __init__(
         self,
@@ -78,6 +82,7 @@ class Supervisor:
         self._phase = Phase.STARTING  # also in its record, where `/ping` reads it
         self._phase_s = self._started_s = time.monotonic()  # when the phase began
         self._warn_after_s = WARN_AFTER_S
+        self._notice_s = 0.0  # of the drain
         self._failure: Failure | None = None
         self._exit_code: int | None = None  # set when the server ends
 
@@ -158,6 +163,7 @@ class Supervisor:
         elif self._phase == Phase.DRAINING:
             self._drain(now)
         else:
+            self._leave_in_time(now)
             self._follow()
             for model in self._models:
                 model.look(now)
@@ -182,9 +188,12 @@ class Supervisor:
 
     def _on_signal(self, signum: signal.Signals) -> None:
         is_hangup = signum == signal.SIGHUP and self._credentials is None and sys.stderr.isatty()
-        if signum == signal.SIGTERM and not self._is_ending:
-            log.info("SIGTERM: no new requests, open ones have %g s", self._config.drain_timeout_s)
-            self._enter(Phase.DRAINING, "the server was told to stop")
+        if signum == signal.SIGTERM and self._phase == Phase.READY and self._config.drain_delay_s:
+            delay_s, timeout_s = self._config.drain_delay_s, self._config.drain_timeout_s
+            log.info("SIGTERM: new requests are served for %g s more, then open ones have %g s", delay_s, timeout_s)
+            self._enter(Phase.LEAVING, TOLD_TO_STOP)
+        elif signum == signal.SIGTERM and not self._is_ending:
+            self._begin_drain("SIGTERM: ", drain_notice_s(self._config.drain_timeout_s))
         elif signum in self._signals.ENDING or is_hangup:
             log.info("%s: stopping now", signum.name)
             self._exit_code = self._failure.code if self._failure else 128 + signum
@@ -225,7 +234,7 @@ class Supervisor:
 
     def _announce(self) -> None:
         """Print the banner once, when the server can give its first answer."""
-        if self._phase == Phase.READY or not any(record.beat_s for record in self._block.frontends):
+        if self._phase != Phase.LOADING or not any(record.beat_s for record in self._block.frontends):
             return
         port, after_s = self._listeners[0].getsockname()[1], time.monotonic() - self._started_s
         if self._config.multi_model:
@@ -247,12 +256,24 @@ class Supervisor:
                 record = engines[0] if engines else self._block.supervisor
                 log.warning("%s", banner.slow_start(now - self._started_s, record.stage or "start", record.progress))
 
+    def _leave_in_time(self, now: float) -> None:
+        """Begin the drain at the end of `drain_delay`, in which everybody was told of it."""
+        is_over = self._pauses.ran_s(self._phase_s, now) >= self._config.drain_delay_s
+        if self._phase == Phase.LEAVING and is_over:
+            self._begin_drain("", notice_s=0.0)
+
+    def _begin_drain(self, why: str, notice_s: float) -> None:
+        """Take no new requests: answer them with 503 for `notice_s`, and then close the port."""
+        log.info("%sno new requests, open ones have %g s", why, self._config.drain_timeout_s)
+        self._notice_s = notice_s
+        self._enter(Phase.DRAINING, TOLD_TO_STOP)
+
     def _drain(self, now: float) -> None:
         """Take the next step of a drain: stop the front ends first, and the engines when no front end needs them."""
         timeout_s, since_s = self._config.drain_timeout_s, self._pauses.ran_s(self._phase_s, now)
         records = [child.record for child in self._workers if child.record is not None]
         is_serving = self._config.multi_model or any(record.phase == Phase.READY for record in records)
-        if self._is_listening and (since_s >= drain_notice_s(timeout_s) or not is_serving):
+        if self._is_listening and (since_s >= self._notice_s or not is_serving):
             self._stop_listening()
             self._front_end.send(signal.SIGTERM)
         has_front_ends = self._front_end.pid is not None or any(map(linux.is_alive, self._front_end_pids()))

@@ -20,8 +20,8 @@ STAGES = set(re.findall(r"^FROM \S+ AS (\S+)$", (ROOT / "Dockerfile").read_text(
 # The fields of the compose specification that the file uses.
 TOP = {"name", "networks", "services", "x-server"}
 FIELDS = set(
-    "build cap_drop command deploy healthcheck image networks ports profiles read_only security_opt shm_size "
-    "stop_grace_period tmpfs volumes".split()
+    "build cap_drop command deploy environment healthcheck image networks ports profiles read_only security_opt "
+    "shm_size stop_grace_period tmpfs volumes".split()
 )
 
 
@@ -60,7 +60,9 @@ def test_a_server_serves_the_folder_that_MODEL_names_and_else_the_demo(name: str
     assert match and (FILE.parent / match[1] / "config.json").is_file()
     assert service["command"][0] in lmi.commands
     assert service["ports"] == [f"127.0.0.1:{ServerConfig().port}:{ServerConfig().port}"]
-    assert float(service["stop_grace_period"].removesuffix("s")) >= ServerConfig().drain_timeout_s + 4
+    delay_s = float(service["environment"]["SERVING_DRAIN_DELAY"])
+    assert delay_s > 0, "a load balancer has time to look elsewhere"
+    assert float(service["stop_grace_period"].removesuffix("s")) >= delay_s + ServerConfig().drain_timeout_s + 4
 
 
 def test_only_the_gpu_profile_reserves_gpus_and_shared_memory() -> None:

@@ -357,12 +357,12 @@ def test_only_a_lost_server_is_restarted(container: dict[str, Any]) -> None:
     assert startup["periodSeconds"] * startup["failureThreshold"] == 3600
 
 
-def test_a_pod_has_time_for_its_pause_its_drain_and_its_end(pod: dict[str, Any], container: dict[str, Any]) -> None:
-    pause_s = container["lifecycle"]["preStop"]["sleep"]["seconds"]
+def test_a_pod_has_time_for_its_delay_its_drain_and_its_end(pod: dict[str, Any], container: dict[str, Any]) -> None:
+    delay_s = float(variables(container)["SERVING_DRAIN_DELAY"])
     drain_s = float(variables(container)["SERVING_DRAIN_TIMEOUT"])
-    assert pod["terminationGracePeriodSeconds"] >= pause_s + drain_s + END_S
+    assert pod["terminationGracePeriodSeconds"] >= delay_s + drain_s + END_S
     readiness = container["readinessProbe"]
-    assert pause_s >= readiness["periodSeconds"] * readiness["failureThreshold"]
+    assert delay_s >= readiness["periodSeconds"] * readiness["failureThreshold"]
 
 
 def test_every_variable_is_one_that_lmi_its_engine_or_the_hub_reads(container: dict[str, Any]) -> None:

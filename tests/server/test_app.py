@@ -452,6 +452,30 @@ def test_draining_refuses_new_requests_and_turns_ping_503(tmp_path: Path) -> Non
         assert lmi.send("GET", "/ping")[0].status == 503
 
 
+def test_a_server_that_leaves_serves_on_while_ping_is_503(tmp_path: Path) -> None:
+    with host(tmp_path) as lmi:
+        lmi.server_block.supervisor.phase = Phase.LEAVING
+        assert lmi.post({"inputs": "say hi"})[0].status == 200
+        assert [lmi.send("GET", path)[0].status for path in ("/ping", "/health", "/v2/health/ready")] == [503] * 3
+        assert lmi.send("GET", "/v2/health/live")[0].status == 200
+
+
+def test_a_proxy_can_tell_a_server_that_ends_from_one_with_too_much_to_do(tmp_path: Path) -> None:
+    with host(tmp_path, server={"job_queue_size": 1}) as lmi:
+        lmi.block.frontends[0].num_sequences += 1 + lmi.block.engines[0].max_num_sequences
+        for path in ("/invocations", "/v1/completions", "/generate"):
+            response, _ = lmi.post({"inputs": "say hi", "prompt": "say hi"}, path)
+            refused = response.headers["x-lmi-refusal"], response.headers["x-envoy-overloaded"]
+            assert refused == ("overloaded", "true") and response.headers["retry-after"] == "1"
+
+        lmi.server_block.supervisor.phase = Phase.DRAINING
+        for path in ("/invocations", "/v1/completions", "/generate", "/adapters"):
+            response, _ = lmi.post({"inputs": "say hi", "prompt": "say hi"}, path)
+            told = response.headers["x-lmi-refusal"], response.headers["x-envoy-immediate-health-check-fail"]
+            assert (response.status, *told) == (503, "draining", "true")
+            assert "x-envoy-overloaded" not in response.headers
+
+
 def test_a_failed_server_turns_ping_500_and_says_why(tmp_path: Path) -> None:
     with host(tmp_path) as lmi:
         lmi.server_block.supervisor.phase = Phase.FAILED

@@ -72,6 +72,22 @@ def test_no_wait_is_longer_than_the_platform_s(folder: Path, more: str, environ:
     assert any("SageMaker waits 60 s" in warning for warning in resolved.warnings) == (wait_s == 60.0)
 
 
+@pytest.mark.parametrize(
+    ("lines", "environ", "is_warned"),
+    [
+        ("drain_delay=3", {}, False),
+        ("drain_delay=3", {"SAGEMAKER_BIND_TO_PORT": "8080"}, True),
+        ("drain_delay=3\ndrain_timeout=20", {"SAGEMAKER_BIND_TO_PORT": "8080"}, False),
+        ("", {"SAGEMAKER_BIND_TO_PORT": "8080"}, False),
+    ],
+)
+def test_a_drain_that_the_platform_cuts_is_warned_of(
+    folder: Path, lines: str, environ: dict[str, str], is_warned: bool
+) -> None:
+    said = "SageMaker kills a container 30 s after SIGTERM"
+    assert any(said in warning for warning in settle(folder, lines, environ).warnings) == is_warned
+
+
 def test_one_body_of_the_allowed_size_always_has_room(folder: Path) -> None:
     assert settle(folder).config.server.max_body_memory == 256 << 20
     resolved = settle(folder, "max_request_size=1g")
@@ -300,6 +316,9 @@ BAD_LINES = {
     "max_request_size=64x": "bytes, more than 0, as in 67108864, 64k, 64m or 1g",
     "max_request_size=0": "bytes, more than 0, as in 67108864, 64k, 64m or 1g",
     "predict_timeout=soon": "seconds, more than 0, or none",
+    "drain_delay=-1": "seconds, 0 or more",
+    "drain_delay=nan": "seconds, 0 or more",
+    "drain_delay=1e9": "at most 10000000",
     "drain_timeout=-1": "seconds, more than 0",
     "drain_timeout=nan": "seconds, more than 0",
     "drain_timeout=inf": "seconds, more than 0",
