@@ -18,12 +18,22 @@ SEND_BUFFER_BYTES = 128 << 10
 tokens, and only after them the server would notice that the client has stopped."""
 LISTENING = "0A"
 
+Address = tuple[str, int]  # a number, not a name, and a port
+
+
+def address_of(host: str, port: int) -> Address:
+    """Return the address that a host name means. Raises PortUnavailable."""
+    try:
+        return _resolved(host, port)[1]
+    except OSError as error:
+        raise PortUnavailable(f"cannot listen on {host} port {port}: {error.strerror or error}") from error
+
 
 def bind(host: str, port: int) -> socket.socket:
     """Return the listening socket. Raises PortUnavailable, which names the port and its owner."""
     try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        listener = socket.create_server(address[:2], family=family, backlog=BACKLOG)
+        family, address = _resolved(host, port)
+        listener = socket.create_server(address, family=family, backlog=BACKLOG)
     except OSError as error:
         by = ""
         if (pid := next(owners(port), None)) is not None:
@@ -31,6 +41,12 @@ def bind(host: str, port: int) -> socket.socket:
         raise PortUnavailable(f"cannot listen on {host} port {port}: {error.strerror or error}{by}") from error
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)  # connections inherit it
     return listener
+
+
+def _resolved(host: str, port: int) -> tuple[socket.AddressFamily, Address]:
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    family, _, _, _, address = found[0]
+    return family, (str(address[0]), int(address[1]))
 
 
 def owners(port: int) -> Iterator[int]:

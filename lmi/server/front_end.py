@@ -35,8 +35,8 @@ class FrontEnd:
         return self.block.supervisor.phase == Phase.DRAINING
 
     def check_serves(self) -> None:
-        """Raise Draining while the server drains."""
-        if self.is_draining:
+        """Raise Draining while the server drains, unless another has its port: then nobody comes who is not here."""
+        if self.is_draining and not self.block.supervisor.heir:
             raise Draining("the server is shutting down and takes no new requests")
 
     def report_ignored(self, lines: Sequence[str], request_id: str) -> None:

@@ -106,6 +106,11 @@ class Beat(WorkerTmp):  # type: ignore[misc]
 class FrontEndServer(Server):
     """Lets the application end its open requests before it cancels them."""
 
+    def stop_accepting(self) -> None:
+        """Leave the port to another process. The connections that are here go on."""
+        for server in self.servers if self.started else ():
+            server.close()
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         asyncio.get_running_loop().call_later(_finish_s, self.config.app.end_requests)  # type: ignore[union-attr]
         await super().shutdown(sockets)
@@ -173,7 +178,7 @@ class FrontEndWorker(UvicornWorker):  # type: ignore[misc]
         if not server.started:  # BOOT_ERROR ends the master too
             sys.exit(Arbiter.WORKER_BOOT_ERROR if _block.supervisor.phase == Phase.LOADING else 1)
 
-    async def _beat(self, server: Server) -> None:
+    async def _beat(self, server: FrontEndServer) -> None:
         """Report once a second. End in order when the master is gone or the supervisor drains.
 
         A TERM reports a drain too, but an early one is lost.
@@ -189,6 +194,8 @@ class FrontEndWorker(UvicornWorker):  # type: ignore[misc]
             parent = os.getppid()
             if parent not in (self.ppid, _supervisor_pid):
                 os._exit(0)  # the supervisor is gone, and with it the container
+            if _block.supervisor.heir:
+                server.stop_accepting()
             if _block.supervisor.phase != Phase.DRAINING:
                 draining_since_s = now
             if parent != self.ppid or now - draining_since_s > 2 * BEAT_S:

@@ -122,6 +122,9 @@ class ListenersConfig:
     )
     """user that all processes but the supervisor and those that fetch run as where root starts the server; nothing: the
     same user"""
+    takeover: bool = option(False, is_for_operator=True)
+    """take the port over from the server of lmi that has it, once this one is ready; that one drains then. Where no
+    server has it, this one starts as usual"""
     safe_port_range: tuple[int, int] | None = option(None, PORT_RANGE, names="SAGEMAKER_SAFE_PORT_RANGE")
     """ports for every listener beside the server's own port, such as an engine's rendezvous"""
 

@@ -16,6 +16,7 @@ RANGE, LEADER_PORT = "safe_port_range", "option.master_port"
 
 def check_listeners(values: Values) -> None:
     """Refuse a management port that another listener has or that the range does not allow, and a gateway before TLS."""
+    _check_takeover(values)
     port, key, with_gateway = values.given("management_port"), "management_port", values.final("with_gateway")
     if with_gateway and values.final("ssl_certfile"):
         values.refuse("with_gateway", "no port beside ssl_certfile, since the gateway asks the server in plain HTTP")
@@ -28,6 +29,19 @@ def check_listeners(values: Values) -> None:
         values.refuse(key, f"a port of {RANGE}, {first}-{last}")
     elif with_gateway and values.final("multi_model"):
         values.refuse(key, "no such port where the gateway loads and unloads models (with_gateway, multi_model)")
+
+
+def _check_takeover(values: Values) -> None:
+    """Refuse a takeover of what the new server would not have, or not get."""
+    if not values.final("takeover"):
+        return
+
+    if values.final("multi_model"):
+        values.refuse("takeover", "false with multi_model, since the new server would not have the models")
+    elif values.final("with_gateway"):
+        values.refuse("takeover", "false with with_gateway; `lmi gateway` of its own goes on in front of both servers")
+    elif values.final("port") == 0:
+        values.refuse("takeover", "false where port=0 takes a free one")
 
 
 def choose_ports(values: Values, variables: Sequence[str], config: EngineConfig) -> EngineConfig:

@@ -197,6 +197,7 @@ class SupervisorRecord(Record):
     progress = Float()  # of the stage, 0 to 1
     credentials_version = Int()  # how often keys and certificates were read again
     log_level = Int()  # that SIGUSR1 chose, for the processes that have a record; 0: that of the settings
+    heir = Int()  # the pid of the server that has taken the ports of this one over
     num_engine_restarts = Int()
     num_log_lines_dropped = Int()
     num_log_lines_dropped_by_master = Int()  # gunicorn's, which writes this field and has no record

@@ -46,6 +46,11 @@ NOT_DAMAGED = re.compile("no architectures|option[.]rolling_batch=|is not instal
 # has no hint, because none is better than a wrong one.
 HINTS = (
     ("bad_configuration", "", OPTIONS),
+    (
+        "port_unavailable",
+        r"[(]lmi-",
+        "--takeover takes the port over once this server is ready, --port chooses another",
+    ),
     ("port_unavailable", "", "--host and --port choose another address; a taken port belongs to another process"),
     ("source_unreachable", "^no folder ", "HF_HUB_OFFLINE=1 asks no hub and serves what its cache holds"),
     ("model_unusable", "(HF_HUB|TRANSFORMERS)_OFFLINE=", "without that variable the hub is asked"),

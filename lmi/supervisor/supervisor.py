@@ -33,6 +33,7 @@ from lmi.supervisor.credentials import hand_over, read_again
 from lmi.supervisor.gateway import gateways
 from lmi.supervisor.restarts import DRAIN_CUT_S, DRAIN_END_S, LATE_TURN_S, PauseNotes, Pauses, drain_notice_s
 from lmi.supervisor.stages import Settle, Stage
+from lmi.supervisor.takeover import LEAST_LEAVING_S, Handover, Predecessor, find
 
 TICK_S, LOADING_TICK_S = 0.2, 0.05
 WARN_AFTER_S = 300.0  # of a start that SageMaker may not wait for
@@ -57,9 +58,12 @@ class Supervisor:
         signals: linux.Signals,
         steps: Iterator[Stage | Config],
         credentials: MemoryFile | None = None,
+        predecessor: Predecessor | None = None,
     ) -> None:
         self._runtime, self._config, self._block = runtime, runtime.config, runtime.attach()
         self._listeners = listeners  # of the server's port, and of that for management, if there is one
+        self._predecessor = predecessor  # the server whose ports this one takes over, if it does
+        self._handover = Handover(listeners, predecessor.end if predecessor else None)
         self._signals = signals
         self._credentials = credentials  # that front ends inherit, if there are files of keys or certificates
         self._steps = steps
@@ -160,7 +164,13 @@ class Supervisor:
         if self._failure is not None:
             if now - self._phase_s >= self._failure.notice_s:  # `/ping` has reported it for long enough
                 self._exit_code = self._failure.code
-        elif self._phase == Phase.DRAINING:
+            return
+
+        if self._predecessor is not None:
+            self._predecessor.look()
+        if self._is_listening and (heir := self._handover.look()) is not None:
+            self._hand_over(heir)
+        if self._phase == Phase.DRAINING:
             self._drain(now)
         else:
             self._leave_in_time(now)
@@ -172,7 +182,7 @@ class Supervisor:
                 self._stage.show_in(self._block.supervisor)
                 if self._stage.is_done:
                     self._advance()
-            for child in self._children:
+            for child in self._children if self._may_accept else self._workers:
                 child.look(now, self._pauses)
             self._announce()
             self._warn_of_slow_start(now)
@@ -232,9 +242,25 @@ class Supervisor:
             self._failure = failure
             self._enter(Phase.FAILED, failure.message)
 
+    @property
+    def _may_accept(self) -> bool:
+        """Whether front ends may run: while another server has the port, only those that can answer its clients."""
+        predecessor = self._predecessor
+        return predecessor is None or not predecessor.is_there or any(model.is_ready for model in self._models)
+
+    def _hand_over(self, heir: int) -> None:
+        """Leave the port to the server that took it over, and serve only the connections that are there."""
+        self._handover.close()
+        self._block.supervisor.heir = heir
+        if self._phase != Phase.DRAINING:
+            log.info("process %d has taken the port over, and this server answers the connections that it has", heir)
+            self._enter(Phase.LEAVING, TOLD_TO_STOP)
+
     def _announce(self) -> None:
         """Print the banner once, when the server can give its first answer."""
-        if self._phase != Phase.LOADING or not any(record.beat_s for record in self._block.frontends):
+        num_front_ends = sum(record.beat_s > 0 for record in self._block.frontends)
+        is_heir = self._predecessor is not None and self._predecessor.is_there
+        if self._phase != Phase.LOADING or num_front_ends < (self._config.frontend_workers if is_heir else 1):
             return
         port, after_s = self._listeners[0].getsockname()[1], time.monotonic() - self._started_s
         if self._config.multi_model:
@@ -245,6 +271,8 @@ class Supervisor:
             if model.is_ready and any(record.pid for record in model.block.frontends):  # one has its tokenizer
                 self._enter(Phase.READY)
                 banner.say_ready(model.config, port, model.report(), after_s)
+                if self._predecessor is not None:
+                    self._predecessor.say_ready()
 
     def _warn_of_slow_start(self, now: float) -> None:
         """Warn once on SageMaker if the server takes so long to be ready that the platform may give up."""
@@ -258,8 +286,9 @@ class Supervisor:
 
     def _leave_in_time(self, now: float) -> None:
         """Begin the drain at the end of `drain_delay`, in which everybody was told of it."""
-        is_over = self._pauses.ran_s(self._phase_s, now) >= self._config.drain_delay_s
-        if self._phase == Phase.LEAVING and is_over:
+        least_s = LEAST_LEAVING_S if self._block.supervisor.heir else 0.0
+        delay_s = max(self._config.drain_delay_s, least_s)
+        if self._phase == Phase.LEAVING and self._pauses.ran_s(self._phase_s, now) >= delay_s:
             self._begin_drain("", notice_s=0.0)
 
     def _begin_drain(self, why: str, notice_s: float) -> None:
@@ -289,6 +318,7 @@ class Supervisor:
         return self._listeners[0].fileno() >= 0
 
     def _stop_listening(self) -> None:
+        self._handover.close()
         for listener in self._listeners:
             listener.close()
 
@@ -337,7 +367,11 @@ def serve(resolved: Resolved, settle: Settle) -> int:
     config = resolved.config.server
     stages.raise_file_limit()
     credentials = hand_over(config)
-    listeners = [bind(config.host, port) for port in (config.port, config.management_port) if port is not None]
+    predecessor = find(config.host, config.port) if config.takeover else None
+    listen = bind if predecessor is None else predecessor.listener
+    listeners = [listen(config.host, port) for port in (config.port, config.management_port) if port is not None]
+    if predecessor is not None:
+        predecessor.close_others()
     linux.set_title("lmi-supervisor")
     linux.adopt_orphans()
     linux.set_oom_score(OWN_OOM_SCORE)
@@ -353,7 +387,7 @@ def serve(resolved: Resolved, settle: Settle) -> int:
         steps = stages.stages(resolved, settle, runtime)
         url = local_url(config.host, listeners[0].getsockname()[1], config.scheme)
         with runtime.running(url):
-            return Supervisor(runtime, listeners, signals, steps, credentials).run()
+            return Supervisor(runtime, listeners, signals, steps, credentials, predecessor).run()
     finally:
         runtime.remove()
 

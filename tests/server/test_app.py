@@ -460,6 +460,14 @@ def test_a_server_that_leaves_serves_on_while_ping_is_503(tmp_path: Path) -> Non
         assert lmi.send("GET", "/v2/health/live")[0].status == 200
 
 
+@pytest.mark.parametrize("phase", [Phase.LEAVING, Phase.DRAINING])
+def test_a_server_whose_port_another_has_answers_the_connections_that_it_has(tmp_path: Path, phase: Phase) -> None:
+    with host(tmp_path) as lmi:
+        lmi.server_block.supervisor.heir, lmi.server_block.supervisor.phase = 7, phase
+        assert lmi.post({"inputs": "say hi"})[0].status == 200
+        assert lmi.send("GET", "/ping")[0].status == 200
+
+
 def test_a_proxy_can_tell_a_server_that_ends_from_one_with_too_much_to_do(tmp_path: Path) -> None:
     with host(tmp_path, server={"job_queue_size": 1}) as lmi:
         lmi.block.frontends[0].num_sequences += 1 + lmi.block.engines[0].max_num_sequences

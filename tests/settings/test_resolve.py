@@ -88,6 +88,19 @@ def test_a_drain_that_the_platform_cuts_is_warned_of(
     assert any(said in warning for warning in settle(folder, lines, environ).warnings) == is_warned
 
 
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("port=0", "where port=0 takes a free one"),
+        ("with_gateway=true", "with with_gateway; `lmi gateway` of its own goes on in front of both servers"),
+        ("multi_model=true", "with multi_model, since the new server would not have the models"),
+    ],
+)
+def test_only_a_port_and_one_model_are_taken_over(folder: Path, line: str, why: str) -> None:
+    [fault] = faults(folder, line, flags={"takeover": "true"})
+    assert fault.endswith(f"allowed is false {why}")
+
+
 def test_one_body_of_the_allowed_size_always_has_room(folder: Path) -> None:
     assert settle(folder).config.server.max_body_memory == 256 << 20
     resolved = settle(folder, "max_request_size=1g")

@@ -40,7 +40,8 @@ def end_of(supervisor: SupervisorRecord) -> tuple[int, dict[str, object]] | None
     """Return status and state of a server that ends, else None."""
     if supervisor.phase == Phase.FAILED:
         return 500, {"status": "Failed", "reason": supervisor.reason}
-    return (503, {"status": "Draining"}) if supervisor.phase in (Phase.LEAVING, Phase.DRAINING) else None
+    is_leaving = supervisor.phase in (Phase.LEAVING, Phase.DRAINING) and not supervisor.heir  # which answers the others
+    return (503, {"status": "Draining"}) if is_leaving else None
 
 
 def service_health(service: Service) -> tuple[int, dict[str, object]]:
