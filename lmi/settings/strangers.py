@@ -39,6 +39,9 @@ PLAIN_OPTIONS = (SAFE_OPTIONS - OF_NODES) | frozenset(
     "option.max_seq_len option.max_tokens option.enable_block_reuse option.enable_overlap_scheduler".split()
 )
 
+# Of these some words are plain, and others name code.
+PLAIN_WORDS = {LOAD_FORMAT: SAFE_LOAD_FORMATS, "option.tokenizer_mode": ("auto", "hf", "slow", "mistral")}
+
 
 class Power(Struct, frozen=True):
     """An option of a model's file, and what it lets the file's author do."""
@@ -109,7 +112,7 @@ def _grants_of_engine(picked: Picked, engine: ChosenEngine) -> str:
     if handler is USER_CODE or not is_read or key in WITHOUT_EFFECT or key in handler.unused:
         return ""
 
-    is_plain = picked.value in SAFE_LOAD_FORMATS if key == LOAD_FORMAT else key in PLAIN_OPTIONS
+    is_plain = picked.value in PLAIN_WORDS[key] if key in PLAIN_WORDS else key in PLAIN_OPTIONS
     return "" if is_plain else f"an argument of {engine.name}, which may name code or files"
 
 

@@ -13,7 +13,8 @@ import pytest
 from lmi.errors import Conflict, InvalidParameter
 from lmi.models.folder import MAX_FAILED, Model, ModelFolder
 from lmi.runtime import ServerRuntime
-from lmi.settings.config import ServerConfig
+from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig
+from lmi.settings.listeners import User
 from lmi.shared.desired_state import State
 
 
@@ -112,3 +113,18 @@ def test_a_model_whose_processes_are_gone_fails_with_the_reason_and_may_be_loade
     assert folder.lose(entry, "gone")
     assert [(found.state, found.reason) for found in folder.entries()] == [(State.FAILED, "gone")]
     assert not folder.lose(pending("m", "2"), "gone"), "another load has the name"
+
+
+def test_the_processes_of_a_model_run_as_the_user_that_the_server_names_whatever_its_folder_says(
+    tmp_path: Path,
+) -> None:
+    server = ServerConfig(multi_model=True, user=User.of("nobody"))
+    folder = ModelFolder(ServerRuntime(tmp_path, server))
+    forged = Config(
+        server=ServerConfig(),
+        model=ModelConfig(path=str(tmp_path), name="m"),
+        engine=EngineConfig(environ={"A": "1"}),
+    )
+    made = folder.add_files(forged)
+    found = folder.files_with_environ(pending("m", made.path.name)).config
+    assert (found.server, found.engine.environ) == (server, {"A": "1"})

@@ -109,6 +109,11 @@ def test_of_an_engines_own_arguments_a_file_gives_numbers_switches_and_words(mod
     assert load(model, f"{vllm}option.hf_overrides={{}}", allowed=("hf_overrides",)).config.engine.options
 
 
+def test_of_some_arguments_only_the_words_that_name_no_code_are_plain(model: Path) -> None:
+    assert load(model, f"{ECHO}option.tokenizer_mode=slow").config.engine.options == {"tokenizer_mode": "slow"}
+    assert refusal(model, f"{ECHO}option.tokenizer_mode=custom").startswith("option.tokenizer_mode (")
+
+
 def test_engines_that_listen_to_a_leader_are_the_operators_affair() -> None:
     assert PLAIN_OPTIONS.isdisjoint({"option.nnodes", "option.node_rank", "option.master_addr", "option.master_port"})
 

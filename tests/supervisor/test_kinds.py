@@ -6,8 +6,11 @@ import os
 import time
 from pathlib import Path
 
+import pytest
+
 from lmi.runtime import Runtime
 from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig
+from lmi.settings.listeners import User
 from lmi.shared.state import Phase
 from lmi.supervisor import kinds
 from lmi.supervisor.cores import Cores
@@ -41,3 +44,20 @@ def test_formatters_keep_off_the_cores_of_the_engines(tmp_path: Path) -> None:
         if formatter.output is not None:
             formatter.output.close()
         runtime.remove()
+
+
+@pytest.mark.parametrize(
+    ("backend", "is_of_several", "is_users"), [("mp", False, True), ("ray", False, False), ("ray", True, True)]
+)
+def test_an_engine_is_the_users_unless_the_ranks_of_the_only_model_are_on_a_cluster(
+    caplog: pytest.LogCaptureFixture, backend: str, is_of_several: bool, is_users: bool
+) -> None:
+    user = User.of("nobody")
+    config = Config(
+        server=ServerConfig(user=user, multi_model=is_of_several),
+        model=ModelConfig(path="/m", name="m"),
+        engine=EngineConfig(handler="vllm", options={"distributed_executor_backend": backend}),
+    )
+    assert kinds.user_of_engine(config) == (user if is_users else None)
+    said = "engines run as root, since option.distributed_executor_backend=ray"
+    assert any(message.startswith(said) for message in caplog.messages) is not is_users
