@@ -13,6 +13,7 @@ from lmi.errors import Unavailable
 from lmi.runtime import Runtime, ServerRuntime
 from lmi.settings.config import Config
 from lmi.shared.desired_state import Entry, Folder, State, is_abandoned
+from lmi.shared.linux import is_there
 
 MAX_FAILED = 64  # entries that only say why a load failed
 ENVIRON = "environ.json"
@@ -97,14 +98,7 @@ class ModelFolder(Folder[Model]):
         return runtime
 
     def has_files(self, entry: Model) -> bool:
-        """Return whether the folder of a model's processes is there, also where it cannot be looked at now."""
-        try:
-            (self._server.path / entry.folder).stat()
-        except FileNotFoundError:
-            return False
-        except OSError:
-            return True
-        return True
+        return is_there(self._server.path / entry.folder)
 
     def files(self, entry: Model) -> Runtime:
         """Return the folder of a model's processes. Raises OSError if it has just been removed."""

@@ -374,6 +374,17 @@ def write_whole(path: Path, data: bytes) -> None:
         raise
 
 
+def is_there(path: Path) -> bool:
+    """Return whether a file or folder is there, and True where that cannot be seen now, as on a disk that fails."""
+    try:
+        path.stat()
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
 def _prctl(option: int, value: int) -> None:
     if _libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0) != 0:
         error = ctypes.get_errno()

@@ -41,10 +41,8 @@ class FetchProcesses:
         with suppress(OSError):  # nothing was asked for yet
             found = {path for path in self._folder.iterdir() if not path.name.startswith(".")} - {*self._fetches}
             for folder in sorted(found, key=lambda path: path.stat().st_mtime):
-                if (request := _request_in(folder)) is not None:
-                    self._fetches[folder] = Fetch(folder, request, self._config)
-                else:  # nobody waits any more; where one does, this shows that nobody works on it
-                    shutil.rmtree(folder, ignore_errors=True)
+                with suppress(OSError):  # it cannot be read now, so it is for the next look
+                    self._begin(folder)
         for folder, fetch in list(self._fetches.items()):
             if not fetch.is_wanted:
                 fetch.is_retired = True
@@ -54,13 +52,18 @@ class FetchProcesses:
                     shutil.rmtree(folder, ignore_errors=True)
                     del self._fetches[folder]
 
+    def _begin(self, folder: Path) -> None:
+        """Note a request. One that is gone or no request is removed. Raises OSError where it cannot be read now."""
+        request = None
+        try:
+            request = read(folder / REQUEST, FetchRequest)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            log.error("%s cannot be read: %s", folder / REQUEST, error)
 
-def _request_in(folder: Path) -> FetchRequest | None:
-    try:
-        return read(folder / REQUEST, FetchRequest)
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-        log.error("%s cannot be read: %s", folder / REQUEST, error)
-        return None
+        if request is not None:
+            self._fetches[folder] = Fetch(folder, request, self._config)
+        else:  # nobody waits any more; where one does, this shows that nobody works on it
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 class Fetch(Stage):
@@ -79,7 +82,7 @@ class Fetch(Stage):
 
     @property
     def is_wanted(self) -> bool:
-        return (self.folder / REQUEST).exists() and linux.is_alive(self._writer)
+        return linux.is_there(self.folder / REQUEST) and linux.is_alive(self._writer)
 
     def fatal(self, code: int, why: str) -> StartError | None:
         return StartError(f"fetch process {why}") if code > 0 else None  # a signal may have ended it

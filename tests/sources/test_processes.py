@@ -67,6 +67,20 @@ def test_nothing_is_asked_for_at_first(fetches: FetchProcesses) -> None:
     assert list(fetches) == []
 
 
+def test_a_request_that_cannot_be_read_for_a_moment_is_begun_when_it_can(asker: Asker, fetches: FetchProcesses) -> None:
+    folder = asker.ask("late")
+    (folder / REQUEST).rename(folder / "away")
+    (folder / REQUEST).mkdir()  # opening it fails, and not because it is not there
+    asker.ask("other")
+    fetches.look()
+    assert [folder_of(child) for child in fetches] == ["other"] and folder.is_dir()
+
+    (folder / REQUEST).rmdir()
+    (folder / "away").rename(folder / REQUEST)
+    fetches.look()
+    assert {folder_of(child) for child in fetches} == {"late", "other"}
+
+
 def test_the_oldest_requests_come_first_and_the_others_wait(asker: Asker, fetches: FetchProcesses) -> None:
     folders = {}
     for number in range(MAX_AT_ONCE + 2):
