@@ -5,13 +5,14 @@ but not for longer than `stream_keepalive`.
 After the first byte an error is written in the format of the answer, and the body ends.
 """
 
+import asyncio
 import json
 import math
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, closing
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from lmi.adapters.choice import choose_adapter
 from lmi.apis.base.api import AnyApi, AsyncFormatter, Formatter, Rendered
@@ -26,7 +27,9 @@ from lmi.settings.config import ModelConfig
 from lmi.types import AnswerFormat, Delta, GenerationRequest, Origin
 from lmi.user_code.formatter import UserFormatters
 
+T = TypeVar("T")
 Choose = Callable[[bytes, str | None], AnyApi]
+LARGE_BODY = 128 << 10  # bytes; smaller ones are read and checked in some milliseconds
 NOT_ASCII = re.compile(r"[^\x00-\x7f]")
 
 
@@ -69,6 +72,7 @@ class Inference:
         self.started_s = exchange.started_s
         self.client_timeout_s = math.inf
         self.format: AnswerFormat | None = None
+        self._is_large = False  # the body
         self.formatters = UserFormatters(exchange, service, is_admitted=self.is_line)
 
     async def receive(self) -> bytes:
@@ -87,13 +91,14 @@ class Inference:
             body, content_type = await self.formatters.read(self.api, body, self.content_type)
         if choose is not None:
             self.api = choose(body, content_type)
-        message = self.api.read(body, content_type, self.model)
+        self._is_large = len(body) > LARGE_BODY
+        message = await self._beside_the_loop(self.api.read, body, content_type, self.model)
         self.format = message.format
         return message
 
     async def parse(self, message: Message[Any]) -> Parsed[Any]:
         """Check the requests, choose their adapters, and log the names that they ignore."""
-        parsed = self.api.parse(self.formatters.asked(self.api, message))
+        parsed = await self._beside_the_loop(self.api.parse, self.formatters.asked(self.api, message))
         self.format = parsed.format
         parsed = await choose_adapter(self.exchange, self.service, parsed)
         self.exchange.model = parsed.requests[0].adapter or self.exchange.model
@@ -105,6 +110,10 @@ class Inference:
         if not of_body:
             return parsed
         return replace(parsed, requests=tuple(replace(request, **of_body) for request in parsed.requests))
+
+    async def _beside_the_loop(self, work: Callable[..., T], *arguments: object) -> T:
+        """Do what takes long for a large body, in a thread if it is one, so that others have their turns meanwhile."""
+        return await asyncio.to_thread(work, *arguments) if self._is_large else work(*arguments)
 
     def with_origin(self, requests: Sequence[GenerationRequest]) -> list[GenerationRequest]:
         """The requests for the engine's queue, which lets in the first, and the others with it."""

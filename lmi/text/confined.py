@@ -1,8 +1,8 @@
 """Encodes with a tokenizer that has parts which are not known, in a process that ends where a text takes too long.
 
-The library cannot be interrupted, and no other Python code of its process may run meanwhile. So the time that a text
-may take is CPU time of another process (`encoder.py`), which the kernel bounds. Before the first text, texts are tried
-that such parts would take long for: who takes too long for one of them is refused.
+The library cannot be interrupted: a text would hold the event loop, or one of the threads for long texts, for as long
+as it takes. So the time that a text may take is CPU time of another process (`encoder.py`), which the kernel bounds.
+Before the first text, texts are tried that such parts would take long for: who takes too long for one is refused.
 
 The process encodes one text at once. Where a text has ended it, the next text starts another.
 """
