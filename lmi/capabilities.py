@@ -80,7 +80,8 @@ def unknown_adapter(name: str) -> UnknownAdapter:
 def _check_purpose(request: Request, info: EngineInfo) -> None:
     gives, asked = info.capabilities.embeddings, request.pooling_params
     if gives is None and asked is not None:
-        raise Unsupported("pooling_params", f"{info.name} has a model that generates text and gives no embeddings")
+        what = "a model that generates text and gives no embeddings (docs/apis.md#embeddings: how it may)"
+        raise Unsupported("pooling_params", f"{info.name} has {what}")
     if gives is not None and asked is None:
         raise InvalidRequest("this is an embedding model, which answers at /v1/embeddings and generates no text")
     if gives is None or asked is None or asked.dimensions in (None, gives.size):

@@ -218,6 +218,13 @@ def test_every_choice_of_a_stream_has_the_log_probs_of_its_prompt(is_overtaken: 
 def test_tokens_of_a_prompt_have_their_places_in_its_text(prompt: str, pieces: list[str], expected: list[int]) -> None:
     tokens = [Token(number, piece, is_special=piece == "<s>") for number, piece in enumerate(pieces)]
     assert offsets_in(prompt, tokens) == expected
+    if not prompt.startswith(("cut", "<s>")):
+        assert offsets_in(prompt, tokens, is_end_cut=True) == expected
+
+
+def test_tokens_of_a_prompt_whose_end_is_cut_have_the_places_of_its_beginning() -> None:
+    tokens = [Token(0, "<s>", is_special=True), Token(1, " a b"), Token(2, " a")]
+    assert offsets_in("a b a b a b", tokens, is_end_cut=True) == [0, 0, 3]
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])

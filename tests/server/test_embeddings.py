@@ -97,7 +97,10 @@ def test_a_refusal_names_the_field_in_openai_s_form(
 
 def test_a_model_that_generates_refuses_embeddings(generating: Host) -> None:
     status, answer = ask(generating, "say a")
-    said = "model is not supported here: scripted has a model that generates text and gives no embeddings"
+    said = (
+        "model is not supported here: scripted has a model that generates text and gives no embeddings "
+        "(docs/apis.md#embeddings: how it may)"
+    )
     error = {"message": said, "type": "invalid_request_error", "param": "model", "code": "unsupported"}
     assert (status, answer) == (400, {"error": error})
 

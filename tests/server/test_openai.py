@@ -334,6 +334,13 @@ def test_a_prompt_and_its_answer_are_decoded_by_one_rule_and_have_offsets_into_t
         assert choice["text"].startswith(token, offset)
 
 
+@pytest.mark.parametrize(("side", "offsets"), [("left", range(6, 12)), ("right", range(6))])
+def test_the_offsets_of_a_prompt_that_is_cut_are_those_of_what_is_kept(able: Host, side: str, offsets: range) -> None:
+    cut = {"truncate_prompt_tokens": 6, "truncation_side": side}
+    _, answer = complete(able, "say absay bc", echo=True, logprobs=0, max_tokens=1, **cut)
+    assert answer["choices"][0]["logprobs"]["text_offset"][:6] == list(offsets)
+
+
 def test_echo_gives_back_a_prompt_of_token_ids_as_text(able: Host) -> None:
     _, answer = complete(able, list(b"say two"), echo=True)
     assert answer["choices"][0]["text"] == "say twotwo"

@@ -227,7 +227,8 @@ class Completion(OpenAIFormatter):
         offsets: list[int] = []
         if is_first and self._request.return_full_text:
             prompt_tokens = self._prefill(delta)
-            offsets += offsets_in(delta.prompt, prompt_tokens)
+            is_end_cut = self._request.truncate is not None and self._request.truncation_side == "right"
+            offsets += offsets_in(delta.prompt, prompt_tokens, is_end_cut=is_end_cut)
             self._num_chars[delta.index] = len(delta.prompt)
             tokens = [*prompt_tokens, *tokens]
 
@@ -292,12 +293,16 @@ def name_of(token: Token, format: OpenAIFormat) -> str:
     return f"token_id:{token.id}" if format.names_tokens_by_id else token.spelled_name
 
 
-def offsets_in(prompt: str, tokens: Sequence[Token]) -> list[int]:
+def offsets_in(prompt: str, tokens: Sequence[Token], *, is_end_cut: bool = False) -> list[int]:
     """Return where each token of a prompt begins in its text.
 
     The text may lack what the tokenizer has added, a special token or a space before the first word, which have a place
-    but no width. The search begins at the end of the text, because a prompt that was cut has lost its beginning.
+    but no width. The search begins at the end of the text, because a prompt that was cut has lost its beginning, but at
+    the beginning where it is the end that may be cut.
     """
+    if is_end_cut:
+        return _offsets_from_the_beginning(prompt, tokens)
+
     offsets: list[int] = []
     end = len(prompt)
     for token in reversed(tokens):
@@ -310,6 +315,20 @@ def offsets_in(prompt: str, tokens: Sequence[Token]) -> list[int]:
             end = max(0, end - len(token.text))
         offsets.append(end)
     return offsets[::-1]
+
+
+def _offsets_from_the_beginning(prompt: str, tokens: Sequence[Token]) -> list[int]:
+    offsets: list[int] = []
+    begin = 0
+    for token in tokens:
+        offsets.append(begin)
+        if prompt.startswith(token.text, begin):
+            begin += len(token.text)
+        elif token.text.startswith(" ") and prompt.startswith(token.text[1:], begin):
+            begin += len(token.text) - 1
+        elif not token.is_special:
+            begin = min(len(prompt), begin + len(token.text))
+    return offsets
 
 
 def log_prob(token: Token) -> float | None:
