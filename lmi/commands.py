@@ -18,7 +18,7 @@ from lmi.flags import OptionsCommand
 from lmi.settings.handler import announced
 from lmi.settings.resolve import resolve_folder
 from lmi.settings.values import Setting
-from lmi.shared import linux, log
+from lmi.shared import log, machine
 
 REPORTED_LIBRARIES = ("torch", "transformers", "tokenizers", "gunicorn", "uvicorn", "starlette")
 
@@ -188,8 +188,8 @@ def _machine() -> list[str]:
     names = re.findall(r"^model name\s*: (.+)$", found.read_text(), re.MULTILINE) if found.exists() else []
     lines = [
         f"os {platform.platform()}",
-        f"cpu {names[0] if names else platform.machine()}, {linux.num_usable_cores()} cores",
-        f"memory {linux.memory_bytes() / 2**30:.1f} GiB",
+        f"cpu {names[0] if names else platform.machine()}, {machine.num_usable_cores()} cores",
+        f"memory {machine.memory_bytes() / 2**30:.1f} GiB",
     ]
     query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
     with suppress(OSError, subprocess.SubprocessError):

@@ -18,7 +18,7 @@ from typing import BinaryIO
 import msgspec
 
 from lmi.executor import GuidedDecodingConfig, GuidedDecodingParams
-from lmi.shared import linux
+from lmi.shared import linux, machine
 
 MAX_COMPILATIONS = 4  # at a time
 MAX_COMPILE_S = 2  # of processor time
@@ -36,7 +36,7 @@ Compile = Callable[[GuidedDecodingParams], str]  # raises ValueError
 
 def max_compile_bytes() -> int:
     """The memory that one compilation may take."""
-    return min(MAX_MEMORY_BYTES, linux.memory_bytes() // 8) // MAX_COMPILATIONS
+    return min(MAX_MEMORY_BYTES, machine.memory_bytes() // 8) // MAX_COMPILATIONS
 
 
 class Start(msgspec.Struct):

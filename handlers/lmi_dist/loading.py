@@ -22,7 +22,7 @@ from lmi.executor import Capabilities, EngineInfo, ExecutorConfig, GuideType, Pr
 from lmi.executor.checks import broken
 from lmi.settings.config import EngineConfig
 from lmi.settings.handler import folder_of
-from lmi.shared import linux
+from lmi.shared import linux, machine
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ def choose_limits(
             context_length,
         )
     num_slots = config.max_num_sequences or MAX_NUM_SEQUENCES
-    memory_bytes = device_bytes or linux.memory_bytes()
+    memory_bytes = device_bytes or machine.memory_bytes()
     budget = config.max_kv_cache_tokens or default_budget(num_slots, max_length, token_bytes, memory_bytes)
     num_cache_tokens = max(budget // tokens_per_block, 1) * tokens_per_block
     if num_cache_tokens < max_length:
@@ -180,7 +180,7 @@ def choose_library(facts: ModelFacts, device: str, config: EngineConfig) -> nati
 def describe_threads(num_threads: int) -> str:
     """The threads of a step and, where the machine has more cores, why there are not more."""
     said = f"{num_threads} thread{'s' if num_threads > 1 else ''}"
-    num_cores = linux.num_usable_cores()
+    num_cores = machine.num_usable_cores()
     if num_threads >= num_cores:
         return said
     return f"{said} (of {num_cores} cores: {os.environ.get(linux.THREADS_WHY, 'OMP_NUM_THREADS')})"

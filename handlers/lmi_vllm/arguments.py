@@ -25,7 +25,7 @@ from handlers.lmi_vllm.about import SPECULATIVE
 from lmi.errors import BadConfiguration, shorten
 from lmi.settings.annexes import KvEventsConfig
 from lmi.settings.config import EngineConfig
-from lmi.shared import linux
+from lmi.shared import machine
 
 FIELDS = {field.name: field.type for field in dataclasses.fields(AsyncEngineArgs) if not field.name.startswith("_")}
 NUM_SEQUENCES_ON_CPU = 128  # the default of vLLM's server there
@@ -81,7 +81,7 @@ def engine_arguments(config: EngineConfig, model_path: str, memory_bytes: int | 
     if config.max_beam_width > 1 and arguments["max_logprobs"] != UNLIMITED:
         arguments["max_logprobs"] = max(arguments["max_logprobs"], 2 * config.max_beam_width)  # a beam's candidates
     if current_platform.is_cpu():
-        arguments |= _cache_on_cpu(config, arguments, memory_bytes or linux.memory_bytes())
+        arguments |= _cache_on_cpu(config, arguments, memory_bytes or machine.memory_bytes())
         if "enforce_eager" not in config.options and process_setup.is_eager(config.options):
             if why := process_setup.why_no_compiler():  # vLLM compiles by default and would not start
                 log.warning("vLLM runs the model eagerly, which is up to a quarter slower: %s", why)

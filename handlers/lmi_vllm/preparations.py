@@ -25,7 +25,7 @@ from handlers.lmi_vllm.guide_check import BACKENDS, XGRAMMAR
 from handlers.lmi_vllm.translation import structure
 from lmi.errors import InvalidParameter, InvalidRequest, OutOfMemory, cause_line, is_out_of_memory
 from lmi.executor import GuidedDecodingConfig, GuidedDecodingParams, Request
-from lmi.shared import linux
+from lmi.shared import machine
 
 MAX_COMPILE_S = 10  # of processor time: with a large vocabulary xgrammar takes seconds for schemas that are in use
 MAX_MEMORY_BYTES = 4 << 30  # of all compilations together, and at most a quarter of the container's
@@ -52,7 +52,7 @@ class GuideGate(Preparation[StructuredOutputsParams]):
             compiler="handlers.lmi_vllm.guide_check",
             backends=self._backends,
             max_cpu_s=MAX_COMPILE_S,
-            max_bytes=min(MAX_MEMORY_BYTES, linux.memory_bytes() // 4) // MAX_COMPILATIONS,
+            max_bytes=min(MAX_MEMORY_BYTES, machine.memory_bytes() // 4) // MAX_COMPILATIONS,
         )
         self._compiler = GuideCompiler(self._read_config, start, MAX_START_S)  # it imports torch
         self._outcomes: GuideOutcomes[StructuredOutputsParams] = GuideOutcomes(self._compiler, self._check)

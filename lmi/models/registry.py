@@ -14,10 +14,11 @@ from lmi import errors
 from lmi.errors import ErrorInfo, LmiError, StartError, from_info, shorten
 from lmi.models.choice import CANNOT_START, LOOK_S, SeveralModels, said_of, until
 from lmi.models.folder import Model
-from lmi.models.settings import MB, free_bytes, need_bytes, resolve_model
+from lmi.models.settings import need_bytes, resolve_model
 from lmi.settings.config import Config
 from lmi.settings.ports import choose_free_ports
 from lmi.shared.desired_state import State, check_name, is_abandoned
+from lmi.shared.machine import MB, free_bytes
 from lmi.shared.state import Phase
 
 UNLOAD_S = 350.0  # SageMaker waits 360 s

@@ -1,4 +1,4 @@
-"""The settings of one of several models, the memory that it needs, and what the host has left.
+"""The settings of one of several models, and the memory that it needs.
 
 Options of the server and names of the model have no effect in its file: the server has settings of its own, and
 whoever loads the model names it. Its file is a stranger's (`settings/strangers.py`). In secure mode its whole folder is
@@ -6,8 +6,7 @@ searched.
 """
 
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,19 +23,16 @@ from lmi.settings.resolve import Resolved, resolve
 from lmi.settings.secure_mode import CONTROLS_KEY, SWITCH
 from lmi.settings.strangers import ALLOWED
 from lmi.settings.values import COMMAND_LINE, FILE, Given, find, is_of_server
-from lmi.shared import linux
+from lmi.shared import machine
+from lmi.shared.machine import MB
 from lmi.sources.source import unreadable
 
 NAMING = frozenset(("load_models", "option.model_name", "option.served_model_name", "option.model_alias"))
-MB = 1 << 20
 PROCESS_BYTES = 300 * MB  # of an engine's process with its libraries
 WEIGHT_FILES = ("*.safetensors", "*.bin", "*.pt")
 WEIGHT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "fp32": 4, "fp16": 2, "bf16": 2}  # of a number, by dtype
 LARGER = 1.2  # weights in memory are larger than their files, because some are copied or laid out anew
 UNKNOWN = Handler(load="")  # an engine that has no record
-UNLIMITED = 1 << 62  # version 1 of control groups says a number of about this size where there is no limit
-OF_VERSION_1 = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_cache", "total_shmem"
-OF_VERSION_2 = "memory.max", "memory.current", "file", "shmem"
 USUAL_SEQUENCES, USUAL_LENGTH = 64, 2048  # of the KV cache, where no option bounds it
 
 
@@ -142,53 +138,9 @@ def _cache_bytes(engine: EngineConfig, known: Mapping[str, Any], number_bytes: i
         return engine.max_kv_cache_tokens * token_bytes
     longest = engine.max_sequence_length or _count(known, "max_position_embeddings") or USUAL_LENGTH
     num_tokens = (engine.max_num_sequences or USUAL_SEQUENCES) * min(longest, USUAL_LENGTH)
-    return min(num_tokens * token_bytes, linux.memory_bytes() // 4)
+    return min(num_tokens * token_bytes, machine.memory_bytes() // 4)
 
 
 def _count(known: Mapping[str, Any], name: str) -> int:
     value = known.get(name)
     return value if isinstance(value, int) and value > 0 else 0
-
-
-def free_bytes(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> int:
-    """Return the bytes that processes of this container may still take.
-
-    It is the smaller of the machine's available memory and of what each control group above this process leaves,
-    version 1 or 2. The page cache of a group counts as free. `proc` and `groups` are where the kernel shows its files.
-    Source: the kernel's pages on /proc/meminfo and the memory controllers.
-    """
-    return max(0, min(_available(proc), *_left_in_groups(proc, groups), UNLIMITED))
-
-
-def _available(proc: Path) -> int:
-    with suppress(OSError):
-        for line in (proc / "meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return UNLIMITED
-
-
-def _left_in_groups(proc: Path, groups: Path) -> Iterator[int]:
-    with suppress(OSError):
-        for line in (proc / "self/cgroup").read_text().splitlines():
-            _, controllers, path = line.split(":", 2)
-            if not controllers:
-                mount, names = groups, OF_VERSION_2
-            elif "memory" in controllers.split(","):
-                mount, names = groups / "memory", OF_VERSION_1
-            else:
-                continue
-            folder = mount / path.strip("/")
-            for group in (folder, *folder.parents):  # in a container the first may not be shown
-                if group.is_relative_to(mount):
-                    yield from _left(group, *names)
-
-
-def _left(folder: Path, limit: str, used: str, cache: str, shared: str) -> Iterator[int]:
-    """Yield what is left in one group, or nothing without a limit. Shared memory is part of the cache, but stays."""
-    with suppress(OSError, ValueError):  # no such file, or "max"
-        limit_bytes = int((folder / limit).read_text())
-        if limit_bytes < UNLIMITED:
-            lines = (folder / "memory.stat").read_text().splitlines()
-            stat = {name: int(value) for name, value in (line.split() for line in lines)}
-            yield limit_bytes - int((folder / used).read_text()) + stat.get(cache, 0) - stat.get(shared, 0)

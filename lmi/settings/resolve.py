@@ -34,6 +34,7 @@ LIBRARIES = {"option.otlp_traces_endpoint": ("opentelemetry.sdk", "opentelemetry
 PLATFORM_WAITS_S = 60.0  # SageMaker, for the answer of a real-time endpoint
 PLATFORM_KILLS_S = 30.0  # SageMaker, after SIGTERM
 END_S = 2.5  # from the end of drain_timeout to the end of the last process
+BODIES_PART = 8  # of the memory, which the bodies of requests may take where an eighth is less than the default
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +191,8 @@ def _choose_for_server(values: Values) -> None:
     There is room for at least one body of the allowed size, and no wait is longer than the platform's.
     """
     key, largest = "max_body_memory", values.final("max_request_size")
+    if (part := values.machine.memory_bytes // BODIES_PART) < values.final(key):
+        values.choose(key, part, f"1/{BODIES_PART} of the memory")
     if values.final(key) < largest:
         if key in values:
             values.warn(f"{values.how_given(key).said}: less than max_request_size, so {largest} bytes count")

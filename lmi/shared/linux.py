@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn, Self
 
+from lmi.shared import machine
 from lmi.shared.sink import STDERR, STDOUT
 
 PR_SET_PDEATHSIG = 1
@@ -290,15 +291,6 @@ def describe_exit(code: int) -> str:
     return f"was killed by {name}{hint}"
 
 
-def num_usable_cores() -> int:
-    """Return the number of cores that this process may keep busy, by its CPU mask and its container's quota."""
-    cores = len(os.sched_getaffinity(0))
-    with suppress(OSError, ValueError):
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        cores = min(cores, max(1, int(quota) // int(period)))
-    return cores
-
-
 def bind_threads(cores: Sequence[int], pid: int | None = None) -> None:
     """Let every thread of a process, of this one by default, run only on these cores. Later threads inherit them."""
     with suppress(OSError):  # the process or a thread of it has ended, or a core is gone
@@ -313,25 +305,18 @@ def keep_to_cores() -> None:
         bind_threads([int(core) for core in named.split(",")])
 
 
-def memory_bytes() -> int:
-    """Return the memory of this machine or, if it is less, the limit of this container (control group version 2)."""
-    num_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    with suppress(OSError, ValueError):  # no such file, or "max"
-        num_bytes = min(num_bytes, int(Path("/sys/fs/cgroup/memory.max").read_text()))
-    return num_bytes
-
-
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Cores and GPUs that this process may use."""
+    """Cores, GPUs and memory that this process may use."""
 
     num_cores: int
     gpus: tuple[str, ...] = ()  # as CUDA_VISIBLE_DEVICES names them
     is_container: bool = False
+    memory_bytes: int = machine.UNLIMITED
 
     @classmethod
     def here(cls, environ: Mapping[str, str]) -> Self:
-        return cls(num_usable_cores(), cls._gpus(environ), is_container(environ))
+        return cls(machine.num_usable_cores(), cls._gpus(environ), is_container(environ), machine.memory_bytes())
 
     @staticmethod
     def _gpus(environ: Mapping[str, str]) -> tuple[str, ...]:

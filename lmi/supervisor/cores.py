@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Self
 
 from lmi.settings.config import Config, EngineConfig
-from lmi.shared import linux
+from lmi.shared import linux, machine
 
 CLAIM = "\0lmi.cores"  # an abstract socket: the kernel frees the name when its process ends
 SMALL_MODEL_BYTES = 64 << 20  # weights that nearly fit a cache gain nothing from the last core
@@ -56,7 +56,7 @@ class Cores:
 def usable() -> list[int]:
     """Return the cores of this process, or none if a quota bounds its time: other containers then use them too."""
     cores = sorted(os.sched_getaffinity(0))
-    return cores if linux.num_usable_cores() == len(cores) else []
+    return cores if machine.num_usable_cores() == len(cores) else []
 
 
 def claimed(cores: Cores | None, name: str = CLAIM) -> Cores | None:
@@ -90,7 +90,9 @@ def of_threads(config: Config, environ: Mapping[str, str]) -> dict[str, str]:
     environ = {**environ, **config.engine.environ}
     threads = {"GOMP_SPINCOUNT": environ.get("GOMP_SPINCOUNT", "1000")}
     if config.engine.num_threads is not None or "OMP_NUM_THREADS" not in environ:
-        threads["OMP_NUM_THREADS"] = str(num_engine_threads(config.engine, config.model.path, linux.num_usable_cores()))
+        threads["OMP_NUM_THREADS"] = str(
+            num_engine_threads(config.engine, config.model.path, machine.num_usable_cores())
+        )
         threads[linux.THREADS_WHY] = _why_fewer(config.engine, config.model.path)
     return threads
 

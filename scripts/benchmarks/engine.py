@@ -26,7 +26,7 @@ from lmi.executor import (
 from lmi.ipc import frame
 from lmi.settings.config import EngineConfig
 from lmi.settings.model_choice import demo_folder
-from lmi.shared import linux
+from lmi.shared import machine
 from lmi.supervisor.cores import num_engine_threads
 from scripts.benchmarks import servers
 from scripts.benchmarks.load import LMI, ask_all, invocation, run_round
@@ -188,7 +188,7 @@ async def ping_under_load(port: int) -> list[float]:
 def measure() -> dict[str, float]:
     """Measure all figures on the demo, with the threads that a server gives its engine."""
     model = str(demo_folder())
-    os.environ["OMP_NUM_THREADS"] = str(num_engine_threads(EngineConfig(), model, linux.num_usable_cores()))
+    os.environ["OMP_NUM_THREADS"] = str(num_engine_threads(EngineConfig(), model, machine.num_usable_cores()))
     figures: dict[str, float] = {}
     with servers.lmi({}, model) as server:
         tokens_per_s(server.port, 4, invocation(NUM_TOKENS))  # warm-up

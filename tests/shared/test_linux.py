@@ -195,7 +195,3 @@ def test_a_signal_to_a_process_that_is_gone_is_no_fault() -> None:
 )
 def test_an_exit_is_told_in_words(code: int, words: str) -> None:
     assert linux.describe_exit(code).startswith(words)
-
-
-def test_usable_cores_are_those_of_the_mask() -> None:
-    assert 1 <= linux.num_usable_cores() <= len(os.sched_getaffinity(0))

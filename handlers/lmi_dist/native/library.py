@@ -21,7 +21,7 @@ from handlers.lmi_dist.about import library_file, variant_here
 from handlers.lmi_dist.operations import Adapter, Attend, Cap, Embed, Gather, Linear, Norm, Operation, Program, Shrink
 from handlers.lmi_dist.runner import Chunk
 from handlers.lmi_dist.weights import BFLOAT16, Array, dtype_name, is_float
-from lmi.shared import linux
+from lmi.shared import machine
 
 TOKENS_PER_BLOCK = 64
 F32, BF16, INT8 = range(3)  # formats of packed weights
@@ -100,7 +100,7 @@ def load() -> Library:
 def num_threads() -> int:
     """The threads of a step: as many as the operator arranges for every library, or one for each core."""
     arranged = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
-    return max(1, int(arranged)) if arranged.isdecimal() else linux.num_usable_cores()
+    return max(1, int(arranged)) if arranged.isdecimal() else machine.num_usable_cores()
 
 
 def allocate(num_bytes: int, pages: int = mmap.MADV_HUGEPAGE) -> Array:

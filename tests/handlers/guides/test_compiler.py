@@ -16,7 +16,7 @@ from handlers.guides.compiler import GuideCompiler, TooSlow, compile_limit_s
 from handlers.guides.process import Start, max_compile_bytes
 from lmi.errors import InvalidRequest, Unavailable
 from lmi.executor import GuidedDecodingConfig, GuidedDecodingParams, GuideType
-from lmi.shared import linux
+from lmi.shared import machine
 from tests.machine import MAX_TRIES
 
 VOCABULARY = GuidedDecodingConfig(["<end>", "a", "b"], stop_token_ids=[0])
@@ -158,7 +158,7 @@ def hostile() -> Iterator[GuideCompiler]:
 
 
 def test_all_compilations_together_take_an_eighth_of_the_memory_at_most() -> None:
-    assert 4 * max_compile_bytes() <= min(1 << 30, linux.memory_bytes() // 8)
+    assert 4 * max_compile_bytes() <= min(1 << 30, machine.memory_bytes() // 8)
 
 
 def test_the_process_imports_neither_torch_nor_numpy() -> None:

@@ -14,7 +14,7 @@ from handlers.lmi_dist.loading import choose_library, describe_threads
 from handlers.lmi_dist.native.library import num_threads
 from lmi.errors import BadConfiguration
 from lmi.settings.config import EngineConfig
-from lmi.shared import linux
+from lmi.shared import linux, machine
 from tests.tiny_models import tiny_model
 
 
@@ -26,13 +26,13 @@ def test_the_log_says_which_kernels_run(caplog: pytest.LogCaptureFixture) -> Non
 
 
 def test_the_log_says_why_there_are_fewer_threads_than_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linux, "num_usable_cores", lambda: 2)
+    monkeypatch.setattr(machine, "num_usable_cores", lambda: 2)
     monkeypatch.delenv(linux.THREADS_WHY, raising=False)
     assert describe_threads(2) == "2 threads"
     assert describe_threads(1) == "1 thread (of 2 cores: OMP_NUM_THREADS)"
     monkeypatch.setenv(linux.THREADS_WHY, "2 replicas share them")
     assert describe_threads(1) == "1 thread (of 2 cores: 2 replicas share them)"
-    monkeypatch.setattr(linux, "num_usable_cores", lambda: 1)
+    monkeypatch.setattr(machine, "num_usable_cores", lambda: 1)
     assert describe_threads(1) == "1 thread"
 
 

@@ -1,0 +1,249 @@
+"""The limits of memory and cores, from files as the kernel shows them."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from lmi.shared.machine import (
+    MB,
+    describe,
+    free_bytes,
+    groups,
+    memory_bytes,
+    memory_limit,
+    num_usable_cores,
+)
+
+GB = 1 << 30
+UNLIMITED_V1 = 9223372036854771712
+
+
+def write(path: Path, text: object) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"{text}\n")
+
+
+@dataclass
+class Kernel:
+    """What the kernel shows to a process: /proc, and mounts of control groups."""
+
+    proc: Path
+    mounts: Path
+
+    def own_groups(self, text: str) -> None:
+        write(self.proc / "self/cgroup", text)
+
+    def mount(self, name: str, kind: str, options: str = "rw", top: str = "/") -> Path:
+        """Mount control groups, of which `top` and those below it are shown, and return where."""
+        place = self.mounts / name
+        shown = str(place).replace(" ", "\\040")
+        file = self.proc / "self/mountinfo"
+        lines = file.read_text() if file.exists() else "22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/root rw\n"
+        write(file, f"{lines}35 31 0:32 {top} {shown} rw,nosuid shared:9 - {kind} {kind} {options}")
+        return place
+
+
+@pytest.fixture
+def kernel(tmp_path: Path) -> Kernel:
+    proc = tmp_path / "proc"
+    write(proc / "meminfo", f"MemTotal: {16 << 20} kB\nMemFree: 1 kB\nMemAvailable:   {8 << 20} kB")
+    return Kernel(proc, tmp_path / "control groups")
+
+
+def version_2(folder: Path, limit: object, used: int, cache: int = 0, shared: int = 0, mapped: int = 0) -> None:
+    write(folder / "memory.max", limit)
+    write(folder / "memory.current", used)
+    write(folder / "memory.stat", f"anon 1\nfile {cache}\nshmem {shared}\nfile_mapped {mapped}")
+
+
+def version_1(folder: Path, limit: int, used: int, cache: int = 0, of_all_above: int = UNLIMITED_V1) -> None:
+    write(folder / "memory.limit_in_bytes", limit)
+    write(folder / "memory.usage_in_bytes", used)
+    numbers = f"cache 1\nhierarchical_memory_limit {of_all_above}\ntotal_cache {cache}\ntotal_shmem 0"
+    write(folder / "memory.stat", numbers)
+
+
+# What is left.
+
+
+def test_without_a_limit_it_is_what_the_machine_has_available(kernel: Kernel) -> None:
+    kernel.own_groups("0::/")
+    assert free_bytes(kernel.proc) == 8 * GB
+    version_2(kernel.mount("unified", "cgroup2"), "max", 7 * GB)
+    assert free_bytes(kernel.proc) == 8 * GB
+
+
+def test_a_group_leaves_its_limit_less_its_use_without_page_cache(kernel: Kernel) -> None:
+    kernel.own_groups("0::/")
+    version_2(kernel.mount("unified", "cgroup2"), 4 * GB, 3 * GB, cache=2 * GB, shared=GB)
+    assert free_bytes(kernel.proc) == 2 * GB, "shared memory is no cache that the kernel gives back"
+
+
+def test_what_programs_have_mapped_does_not_count_as_free(kernel: Kernel) -> None:
+    kernel.own_groups("0::/")
+    version_2(kernel.mount("unified", "cgroup2"), 4 * GB, 3 * GB, cache=2 * GB, mapped=GB)
+    assert free_bytes(kernel.proc) == 2 * GB
+
+
+def test_a_group_around_it_counts_too(kernel: Kernel) -> None:
+    kernel.own_groups("0::/pod/container")
+    place = kernel.mount("unified", "cgroup2")
+    version_2(place / "pod", 5 * GB, 2 * GB)
+    version_2(place / "pod/container", "max", GB)
+    assert free_bytes(kernel.proc) == 3 * GB
+
+
+def test_version_1_is_read_beside_an_empty_version_2(kernel: Kernel) -> None:
+    kernel.own_groups("9:cpu,cpuacct:/a\n4:memory:/a\n0::/")
+    kernel.mount("unified", "cgroup2")
+    place = kernel.mount("memory", "cgroup", "rw,memory")
+    version_1(place, UNLIMITED_V1, 7 * GB)
+    version_1(place / "a", 2 * GB, GB, cache=GB // 2)
+    assert free_bytes(kernel.proc) == 3 * GB // 2
+
+
+def test_a_group_over_its_limit_leaves_nothing(kernel: Kernel) -> None:
+    kernel.own_groups("0::/")
+    version_2(kernel.mount("unified", "cgroup2"), GB, 2 * GB)
+    assert free_bytes(kernel.proc) == 0
+
+
+# The limit, and where it comes from.
+
+
+def test_without_a_group_the_limit_is_the_memory_of_the_machine(kernel: Kernel) -> None:
+    kernel.own_groups("0::/")
+    assert memory_limit(kernel.proc) == (16 * GB, "")
+    version_2(kernel.mount("unified", "cgroup2"), 32 * GB, GB)
+    assert memory_limit(kernel.proc) == (16 * GB, "")
+
+
+def test_the_smallest_limit_of_all_groups_above_counts(kernel: Kernel) -> None:
+    """As in a slice of systemd, or a job of Slurm, without a namespace of control groups."""
+    kernel.own_groups("0::/lmi.slice/job/step")
+    place = kernel.mount("unified", "cgroup2")
+    version_2(place / "lmi.slice", 2 * GB, GB)
+    version_2(place / "lmi.slice/job", 3 * GB, GB)
+    version_2(place / "lmi.slice/job/step", "max", GB)
+    assert memory_limit(kernel.proc) == (2 * GB, str(place / "lmi.slice/memory.max"))
+
+
+def test_the_limit_from_which_on_processes_are_held_up_counts_too(kernel: Kernel) -> None:
+    kernel.own_groups("0::/")
+    place = kernel.mount("unified", "cgroup2")
+    version_2(place, 3 * GB, GB)
+    write(place / "memory.high", 2 * GB)
+    assert memory_limit(kernel.proc) == (2 * GB, str(place / "memory.high"))
+    assert free_bytes(kernel.proc) == GB
+
+
+def test_version_1_counts_its_own_hierarchy(kernel: Kernel) -> None:
+    kernel.own_groups("9:cpu,cpuacct:/other\n4:memory:/docker/abc\n0::/")
+    place = kernel.mount("memory", "cgroup", "rw,memory")
+    version_1(place, UNLIMITED_V1, GB)
+    version_1(place / "docker", 5 * GB, GB)
+    version_1(place / "docker/abc", 4 * GB, GB)
+    assert memory_bytes(kernel.proc) == 4 * GB
+
+
+def test_version_1_tells_of_a_limit_above_what_a_container_sees(kernel: Kernel) -> None:
+    kernel.own_groups("4:memory:/kubepods/pod/abc")
+    place = kernel.mount("memory", "cgroup", "rw,memory", top="/kubepods/pod/abc")
+    version_1(place, UNLIMITED_V1, GB, of_all_above=2 * GB)
+    assert memory_bytes(kernel.proc) == 2 * GB
+
+
+@pytest.mark.parametrize(
+    ("own", "top"),
+    [
+        ("/docker/abc", "/docker/abc"),  # version 1 in a container: the mount shows only its group
+        ("/docker/abc/inner", "/docker/abc"),  # and a process in a group below it
+        ("/", "/"),  # a namespace of control groups
+        ("/", "/../.."),  # a mount that was made before the namespace, of a group above it
+        ("/../other", "/"),  # a process that has left its namespace
+        ("/docker/outer/docker/abc", "/docker/abc"),  # a container in a container
+    ],
+)
+def test_the_group_is_found_where_a_container_shows_another_part_of_the_tree(
+    kernel: Kernel, own: str, top: str
+) -> None:
+    kernel.own_groups(f"0::{own}")
+    place = kernel.mount("unified", "cgroup2", top=top)
+    version_2(place, GB, GB // 4)
+    assert memory_bytes(kernel.proc) == GB
+    assert free_bytes(kernel.proc) == 3 * GB // 4
+
+
+def test_own_groups_come_first_and_none_lies_above_its_mount(kernel: Kernel) -> None:
+    kernel.own_groups("0::/a/b")
+    place = kernel.mount("unified", "cgroup2")
+    assert [group.folder for group in groups("memory", kernel.proc)] == [place / "a/b", place / "a", place]
+
+
+def test_without_proc_there_is_no_limit(tmp_path: Path) -> None:
+    assert memory_bytes(tmp_path) == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert groups("memory", tmp_path) == []
+
+
+# Cores.
+
+
+@pytest.fixture
+def four_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 3})
+
+
+@pytest.mark.usefixtures("four_cores")
+@pytest.mark.parametrize(
+    ("quota", "num_cores"), [("max 100000", 4), ("250000 100000", 2), ("50000 100000", 1), ("800000 100000", 4)]
+)
+def test_cores_are_those_of_the_mask_within_the_quota(kernel: Kernel, quota: str, num_cores: int) -> None:
+    kernel.own_groups("0::/job")
+    write(kernel.mount("unified", "cgroup2") / "job/cpu.max", quota)
+    assert num_usable_cores(kernel.proc) == num_cores
+
+
+@pytest.mark.usefixtures("four_cores")
+def test_the_quota_of_a_group_above_bounds_the_cores(kernel: Kernel) -> None:
+    kernel.own_groups("0::/slice/job")
+    place = kernel.mount("unified", "cgroup2")
+    write(place / "slice/cpu.max", "200000 100000")
+    write(place / "slice/job/cpu.max", "max 100000")
+    assert num_usable_cores(kernel.proc) == 2
+
+
+@pytest.mark.usefixtures("four_cores")
+@pytest.mark.parametrize(("quota_us", "num_cores"), [(-1, 4), (300000, 3), (20000, 1)])
+def test_version_1_has_its_quota_in_two_files(kernel: Kernel, quota_us: int, num_cores: int) -> None:
+    kernel.own_groups("9:cpu,cpuacct:/a\n4:memory:/b")
+    place = kernel.mount("cpu", "cgroup", "rw,cpu,cpuacct")
+    write(place / "a/cpu.cfs_quota_us", quota_us)
+    write(place / "a/cpu.cfs_period_us", 100000)
+    assert num_usable_cores(kernel.proc) == num_cores
+
+
+def test_usable_cores_are_those_of_the_mask() -> None:
+    assert 1 <= num_usable_cores() <= len(os.sched_getaffinity(0))
+
+
+# Both, here and for people.
+
+
+def test_this_machine_has_some() -> None:
+    assert 0 < free_bytes() <= memory_bytes()
+
+
+@pytest.mark.usefixtures("four_cores")
+def test_people_are_told_both_limits_and_what_sets_them(kernel: Kernel) -> None:
+    kernel.own_groups("0::/")
+    place = kernel.mount("unified", "cgroup2")
+    version_2(place, 700 * MB, 200 * MB)
+    write(place / "cpu.max", "200000 100000")
+    said = describe(kernel.proc)
+    assert said == (
+        f"2 cores (a quota keeps it from 2 more), memory 700 MB ({place}/memory.max), of which 500 MB are free"
+    )
