@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from handlers.lmi_dist.kv_cache import Slots
 from handlers.lmi_dist.pace import Pace
-from handlers.lmi_dist.runner import Chunk, Plan
+from handlers.lmi_dist.runner import BlockMemory, Chunk, Plan
 
 _FACTOR = 0x9E3779B97F4A7C15
 
@@ -39,6 +39,7 @@ class FakeRunner:
 
     dtype, device, kernels, is_batch_invariant = "float32", "cpu", "none", True
     tokens_per_block, adapters, pooling = 16, None, None
+    memory: BlockMemory | None = None
 
     def __init__(self, vocab_size: int = 50, context_length: int = 512, poison: dict[int, float] | None = None) -> None:
         """`poison`: a value of the logits after a token. Such tokens come only in prompts, never in an answer."""

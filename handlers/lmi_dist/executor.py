@@ -27,6 +27,7 @@ from handlers.lmi_dist.kv_cache import KvCache
 from handlers.lmi_dist.loading import describe, in_files, load_runner
 from handlers.lmi_dist.logits_rules import new_post_processors
 from handlers.lmi_dist.lora import LoraAdapters
+from handlers.lmi_dist.memory import MemoryWatch
 from handlers.lmi_dist.native.library import num_threads
 from handlers.lmi_dist.native.sampling import Floats
 from handlers.lmi_dist.pace import Pace
@@ -99,6 +100,10 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
             may_run=None if self._lora is None else self._lora.may_run,
             num_express=limits.num_express,
         )
+        self._watch: MemoryWatch | None = None
+        if (memory := self._runner.memory) is not None:
+            num_rows = limits.num_all_slots + (options.max_prefill_tokens or MAX_PREFILL_TOKENS)
+            self._watch = MemoryWatch(self._cache, memory, memory.step_bytes(num_rows, limits.num_all_slots))
         self._sampler = Sampler(self._runner.vocab_size, processors, num_threads())
         folder = None  # of a server's model: guides may read its tokenizer
         if isinstance(model, str | os.PathLike) and isinstance(config, EngineConfig):
@@ -141,10 +146,14 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
     def _compute(self) -> Step[EmbeddedSequence]:
         """Make one step of all running sequences. If memory runs out, the largest of them fails."""
         started_s = time.monotonic()
+        if self._watch is not None:
+            self._watch.look()
         batch = self._scheduler.schedule()
         if batch.failed and not batch.sequences:
             return Step(batch.failed)
         try:
+            if self._watch is not None:
+                self._watch.check(batch.plan)
             with self._guides.following(batch.decoding):
                 logits = self._runner.forward(batch.plan)  # (num_logits, vocab)
             touched = self._advance(batch, logits)

@@ -62,7 +62,9 @@ class KvCache:
         self.num_missed_blocks = 0  # of prompts, taken new so far
         self._holdings = [Holding() for _ in range(num_slots)]  # by slot
         self._free_slots = list(range(num_slots))  # a heap: the lowest slot first keeps the active slots dense
-        self._empty = list(range(num_blocks - 1, -1, -1))  # a stack: memory that was never used stays so
+        self._new = list(range(num_blocks - 1, -1, -1))  # a stack of blocks that have no memory yet
+        self._num_withheld = 0  # of the new ones, which have no memory to take
+        self._empty: list[int] = []  # a stack of blocks that have memory
         self._idle = IdleBlocks(now_s)
         self._num_references = [0] * num_blocks  # tables and copies that need the block
         self._copies: dict[int, tuple[int, int]] = {}  # slot -> from block, to block: in the next step
@@ -76,11 +78,22 @@ class KvCache:
 
     @property
     def num_free_blocks(self) -> int:
-        return len(self._empty) + len(self._idle) - sum([one.num_promised for one in self._holdings])
+        num_promised = sum([one.num_promised for one in self._holdings])
+        return len(self._empty) + len(self._new) - self._num_withheld + len(self._idle) - num_promised
 
     @property
     def num_used_blocks(self) -> int:
         return self.num_blocks - self.num_free_blocks
+
+    @property
+    def is_short(self) -> bool:
+        """Whether there is memory for fewer blocks than there are."""
+        return self._num_withheld > 0
+
+    @property
+    def num_new(self) -> int:
+        """How many blocks have no memory yet: nothing was ever written to them, or it was given back."""
+        return len(self._new)
 
     @property
     def copies(self) -> list[tuple[int, int]]:
@@ -148,6 +161,23 @@ class KvCache:
         if self._slots is not None:
             self._slots.release(slot)
         heapq.heappush(self._free_slots, slot)
+
+    # Memory.
+
+    def withhold(self, num_blocks: int) -> None:
+        """Let so many of the new blocks not be taken for now. More than are free may then be promised."""
+        self._num_withheld = min(max(num_blocks, 0), len(self._new))
+
+    def give_back(self, num_blocks: int) -> list[int]:
+        """Take the memory of up to `num_blocks` blocks that nobody uses, first of those that hold nothing.
+
+        They are new again. Returns them.
+        """
+        num_unused = len(self._empty) + len(self._idle)
+        blocks = [self._unused() for _ in range(min(num_blocks, num_unused))]
+        self._new += blocks
+        self._num_withheld += len(blocks)
+        return blocks
 
     # Sharing.
 
@@ -273,14 +303,9 @@ class KvCache:
             self._release(self._copies.pop(slot)[0])
 
     def _take(self) -> int:
-        """An empty block, or else an idle one."""
-        if self._empty:
-            block = self._empty.pop()
-        else:
-            block = self._idle.pop()
-            parent = self._remove(block)
-            if isinstance(parent, int) and not self._tree.has_children(parent):
-                self._idle.allow(parent)
+        """An empty block, or else a new one, or else an idle one."""
+        is_new = not self._empty and len(self._new) > self._num_withheld
+        block = self._new.pop() if is_new else self._unused()
         self._num_references[block] = 1
         self.num_new_blocks += 1
         return block
@@ -290,6 +315,17 @@ class KvCache:
         if self._events is not None:
             self._events.remove(block)
         return self._tree.remove(block)
+
+    def _unused(self) -> int:
+        """A block with memory that nobody uses: one that holds nothing, or else the first to be evicted."""
+        if self._empty:
+            return self._empty.pop()
+
+        block = self._idle.pop()
+        parent = self._remove(block)
+        if isinstance(parent, int) and not self._tree.has_children(parent):
+            self._idle.allow(parent)
+        return block
 
     def _hold(self, block: int) -> None:
         if not self._num_references[block]:

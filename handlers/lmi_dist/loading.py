@@ -4,6 +4,7 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TypeAlias
@@ -13,8 +14,9 @@ from handlers.lmi_dist.about import MAX_NUM_SEQUENCES, LoraLimits
 from handlers.lmi_dist.config_file import INSTALL_TORCH, check_extra
 from handlers.lmi_dist.facts import ModelFacts, read_facts
 from handlers.lmi_dist.logits_rules import ARRAYS, PostProcessors
+from handlers.lmi_dist.memory import need_of, room_for_cache, say_memory
 from handlers.lmi_dist.native import library as native
-from handlers.lmi_dist.native_runner import NativeRunner
+from handlers.lmi_dist.native_runner import NativeRunner, weight_bytes
 from handlers.lmi_dist.runner import Limits, Runner
 from handlers.lmi_dist.sampler import MAX_TOP_LOG_PROBS
 from lmi.errors import BadConfiguration, ModelUnusable
@@ -54,13 +56,19 @@ def in_files(model: Model | bytes, json_config_str: str | None) -> Iterator[Mode
 
 
 def choose_limits(
-    config: EngineConfig, context_length: int, tokens_per_block: int, token_bytes: int, device_bytes: int | None = None
+    config: EngineConfig,
+    context_length: int,
+    tokens_per_block: int,
+    token_bytes: int,
+    device_bytes: int | None = None,
+    room_bytes: int | None = None,
 ) -> Limits:
     """The limits of the configuration, lowered to what the model and the memory allow.
 
     `token_bytes` is the size of the keys and values of one token. `device_bytes` is the memory of an accelerator, where
-    a slot costs all of its memory at once; in that of the machine it costs only what was written. A sequence is never
-    longer than the whole cache: otherwise it could wait without end.
+    a slot costs all of its memory at once; in that of the machine it costs only what was written, and `room_bytes` is
+    what is left of it beside the model. A sequence is never longer than the whole cache: otherwise it could wait
+    without end.
     """
     max_length = min(config.max_sequence_length or context_length, context_length)
     if max_length < (config.max_sequence_length or 0):
@@ -72,6 +80,8 @@ def choose_limits(
     num_slots = config.max_num_sequences or MAX_NUM_SEQUENCES
     memory_bytes = device_bytes or machine.memory_bytes()
     budget = config.max_kv_cache_tokens or default_budget(num_slots, max_length, token_bytes, memory_bytes)
+    if room_bytes is not None and budget * token_bytes > room_bytes:
+        budget = _fitting(config, budget, room_bytes // token_bytes)
     num_cache_tokens = max(budget // tokens_per_block, 1) * tokens_per_block
     if num_cache_tokens < max_length:
         log.warning(
@@ -84,6 +94,15 @@ def choose_limits(
         return Limits(num_slots, max_length, num_cache_tokens, num_slots // SLOTS_PER_EXPRESS_PLACE)
     num_slots = max(1, min(num_slots, max(num_cache_tokens, device_bytes // 4 // token_bytes) // max_length))
     return Limits(num_slots, max_length, num_cache_tokens)
+
+
+def _fitting(config: EngineConfig, budget: int, num_fitting: int) -> int:
+    """The tokens of a cache that is larger than the memory. What an operator says counts: it is not taken at once."""
+    if config.max_kv_cache_tokens is None:
+        return num_fitting
+    why = "option.max_kv_cache_tokens=%d is more than fits into memory now, %d: who finds no memory gets 507"
+    log.warning(why, budget, num_fitting)
+    return budget
 
 
 def load_runner(model: Model, config: EngineConfig, progress: Progress) -> tuple[Runner, Limits]:
@@ -120,7 +139,10 @@ def _load(
         return _load_torch(facts, device, config, progress)
     size = NativeRunner.tokens_per_block
     token_bytes = library.block_bytes(facts.num_layers, facts.num_kv_heads, facts.head_dim) // size
-    limits = choose_limits(config, facts.context_length, size, token_bytes=token_bytes)
+    need = need_of(facts, config, partial(weight_bytes, config))
+    room_bytes = room_for_cache(facts, need, size * token_bytes)
+    limits = choose_limits(config, facts.context_length, size, token_bytes=token_bytes, room_bytes=room_bytes)
+    say_memory(need, limits.num_cache_tokens * token_bytes, limits.num_cache_tokens)
     return NativeRunner(facts, library, config, limits, progress), limits
 
 

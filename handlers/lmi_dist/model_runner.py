@@ -28,7 +28,7 @@ from lmi.settings.config import EngineConfig
 class ModelRunner:
     """One model replica. Not safe to call from two threads at once."""
 
-    kernels, is_batch_invariant, tokens_per_block = "torch", False, 16
+    kernels, is_batch_invariant, tokens_per_block, memory = "torch", False, 16, None
 
     def __init__(
         self, facts: ModelFacts, placement: Placement, config: EngineConfig, limits: Limits, progress: Progress

@@ -5,6 +5,9 @@ depend only on the tokens before it: not on the batch, on how its prompt was cut
 """
 
 from functools import partial
+from typing import Any
+
+import numpy as np
 
 from handlers.lmi_dist.about import LoraLimits
 from handlers.lmi_dist.facts import ModelFacts
@@ -17,6 +20,7 @@ from handlers.lmi_dist.weights import BFLOAT16, Array
 from lmi.executor import Progress
 from lmi.settings.config import EngineConfig
 
+BYTES_OF = {F32: 4.0, BF16: 2.0, INT8: 1 + 4 / 64}  # of a number by format; 64 numbers of int8 share a scale
 _ADAPTER_BYTES = 2 << 20  # that are taken at a time for the weights of an adapter, and go with it
 
 
@@ -31,9 +35,14 @@ class NativeRunner:
         assert facts.architecture is not None
         self.pooling = facts.pooling
         self.program = load(
-            facts, config, limits.max_length, progress, lambda weight: library.pack(weight, _format(config, weight))
+            facts,
+            config,
+            limits.max_length,
+            progress,
+            lambda weight: library.pack(weight, _format(config, weight.dtype)),
         )
         self._model = NativeModel(library, self.program, limits.num_cache_tokens // TOKENS_PER_BLOCK, num_threads())
+        self.memory = self._model
         self._num_wanted = 0  # rows of the last step
         self.adapters = None
         if (lora := LoraLimits.of(config.options)) is not None:
@@ -58,7 +67,12 @@ class NativeRunner:
         return self._model.buffer(self.program.outputs[name])[: self._num_wanted]
 
 
-def _format(config: EngineConfig, weight: Array) -> int:
+def _format(config: EngineConfig, stored: np.dtype[Any]) -> int:
     """As bfloat16 a weight is half as large, and gives the same bits as the same numbers in float32."""
-    is_narrow = config.dtype == "bf16" or (config.dtype == "auto" and weight.dtype == BFLOAT16)
+    is_narrow = config.dtype == "bf16" or (config.dtype == "auto" and stored == BFLOAT16)
     return INT8 if config.quantize == "int8" else BF16 if is_narrow else F32
+
+
+def weight_bytes(config: EngineConfig, stored: np.dtype[Any]) -> float:
+    """The bytes that a number of a checkpoint takes in a packed weight."""
+    return BYTES_OF[_format(config, stored)]

@@ -91,6 +91,7 @@ def load(
             operations.append(Gather(_ALL.x, kept[layer_name(layer)]))
     operations += _head(reader, logits) if has_head else [reader.norm("norm", _WANTED.x, logits)]
     tell_unused(facts.path, checkpoint.unused() - reader.on_purpose(has_head))
+    checkpoint.rest()
     row = (a.hidden_size, a.hidden_size, a.num_heads * a.head_dim, a.intermediate_size)
     width = a.vocab_size if has_head else a.hidden_size
     program = Program(

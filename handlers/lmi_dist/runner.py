@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence as SequenceOf
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -73,6 +73,18 @@ class Limits:
         return self.num_slots + self.num_express
 
 
+class BlockMemory(Protocol):
+    """The memory of a runner that reads blocks: it takes what it writes, when it first writes it."""
+
+    block_bytes: int
+
+    def step_bytes(self, num_rows: int, num_logits: int) -> int:
+        """The bytes of the activations in a step of so many rows, of which so many have logits."""
+
+    def give_back(self, blocks: SequenceOf[int]) -> None:
+        """Give the memory of blocks that nobody uses back to the system."""
+
+
 class Runner(Protocol):
     """Not safe to call from two threads at once."""
 
@@ -89,6 +101,10 @@ class Runner(Protocol):
     @property
     def slots(self) -> Slots | None:
         """Where keys and values lie. None: in the blocks of a chunk's table."""
+
+    @property
+    def memory(self) -> BlockMemory | None:
+        """What the engine must know to keep it within what the machine has. None: it is taken at the load."""
 
     def forward(self, plan: Plan) -> Array:
         """Logits in the host's memory, float32 (num_logits, vocab), valid until the next call.

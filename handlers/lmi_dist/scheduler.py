@@ -21,7 +21,7 @@ from handlers.lmi_dist.kv_cache import KvCache
 from handlers.lmi_dist.pace import Drafter, Pace, num_worth
 from handlers.lmi_dist.runner import Chunk, Plan, num_tokens_of
 from handlers.lmi_dist.sequence import BeamRows, EmbeddedSequence
-from lmi.executor import SpecDecodingStats
+from lmi.executor import ErrorKind, SpecDecodingStats
 
 MIN_AWAITED_TOKENS = 16  # a step of one row takes about as long as that many rows more
 MIN_COPIED_TOKENS = 4  # fewer are computed as fast as their block is copied
@@ -182,6 +182,8 @@ class Scheduler:
     def _make_room(self) -> int:
         """Give each decoding sequence room for its next token, or preempt the last in rank. Returns how many were."""
         num_before, size = len(self.running), self.cache.tokens_per_block
+        while self.running and self.cache.num_free_blocks < 0:  # memory was promised that is gone
+            self._preempt(self.running[-1])
         for sequence in self.running[:]:
             if sequence.slot is None:
                 break  # this one and all after it were preempted
@@ -277,10 +279,25 @@ class Scheduler:
                 return
             match = self._match(self.waiting[0])
             if not self._admit(self.waiting[0], match.blocks):
-                return
+                if not self._fail_alone(self.waiting[0]):
+                    return
+                continue
             sequence = self.waiting.pop(0)
             self._admit_followers()
             yield sequence, match
+
+    def _fail_alone(self, sequence: EmbeddedSequence) -> bool:
+        """Fail the first that waits if nobody else's end can make room for it. Returns whether it failed."""
+        if self.running or sequence.error is not None or not self.cache.is_short:
+            return False
+
+        self.waiting.pop(0)
+        num_wanted = sequence.width * self.cache.num_blocks_for(sequence.num_prefill)
+        num_tokens = self.cache.num_free_blocks * self.cache.tokens_per_block
+        what = f"{num_wanted * self.cache.tokens_per_block} tokens need keys and values"
+        sequence.fail(f"out of memory: {what}, and memory is left for {num_tokens}", ErrorKind.OUT_OF_MEMORY)
+        self._failed.append(sequence)
+        return True
 
     def _admit_followers(self) -> None:
         while self.waiting and _follows(self.waiting[0]):

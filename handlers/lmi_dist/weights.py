@@ -10,7 +10,9 @@ import logging
 import math
 import mmap
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -130,6 +132,12 @@ class Checkpoint:
             raise ModelUnusable(f"{file}: tensor {name} is {array.dtype.name}, weights must be {known} or float64")
         return array
 
+    def rest(self) -> None:
+        """Let go of the pages of mapped files that were read. What is read again comes from the page cache."""
+        for table in self._tables.values():
+            if isinstance(table, SafetensorsFile):
+                table.rest()
+
     def _narrowed(self, array: Array) -> Array:
         if not self._has_said_float64:
             self._has_said_float64 = True
@@ -174,6 +182,17 @@ def _tables(folder: Path, allow_pickle: bool) -> dict[Path, Mapping[str, Array]]
         except Exception as error:  # unpickling can raise any error
             raise ModelUnusable(f"{file}: {fault}: {cause_line(error)}") from error
     return tables
+
+
+def stored_dtype(path: str) -> np.dtype[Any]:
+    """The dtype of most numbers in a folder's safetensors files, by their headers, or float32 where there are none."""
+    sizes = Counter[np.dtype[Any]]()
+    for file in _weight_files(Path(path)):
+        try:
+            sizes.update(SafetensorsFile(file).sizes())
+        except (ValueError, OSError):
+            continue  # its load says what is wrong with it
+    return max(sizes, key=lambda dtype: sizes[dtype], default=np.dtype(np.float32))
 
 
 def open_tensors(file: Path, pickled: Path, allow_pickle: bool) -> Mapping[str, Array]:
@@ -228,6 +247,18 @@ class SafetensorsFile(Mapping[str, Array]):
         dtype, num = DTYPES[entry.dtype], math.prod(entry.shape)
         array: Array = np.frombuffer(self._data, dtype, num, self._start + entry.data_offsets[0])
         return (array if array.flags.aligned else array.copy()).reshape(entry.shape)
+
+    def sizes(self) -> Counter[np.dtype[Any]]:
+        """How many bytes the tensors of each dtype have."""
+        sizes = Counter[np.dtype[Any]]()
+        for entry in self._entries.values():
+            if entry.dtype in DTYPES:
+                sizes[DTYPES[entry.dtype]] += entry.data_offsets[1] - entry.data_offsets[0]
+        return sizes
+
+    def rest(self) -> None:
+        with suppress(OSError):  # a file system that knows no advice
+            self._data.madvise(mmap.MADV_DONTNEED)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._entries)

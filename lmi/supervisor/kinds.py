@@ -22,6 +22,7 @@ from lmi.sources.source import unreadable
 from lmi.supervisor.child import Child, ChildKind
 from lmi.supervisor.cores import Cores, of_cores, of_threads
 from lmi.supervisor.credentials import FD_NAME
+from lmi.supervisor.memory import of_memory
 from lmi.supervisor.restarts import HangLimits, RestartTable
 
 APP = "lmi.server.app:create_app()"
@@ -101,9 +102,10 @@ def engine(runtime: Runtime, cores: Cores | None = None) -> ChildKind:
     user = user_of_engine(config)
     if user is not None:
         check_files(user, Path(config.model.path))
+    share = of_memory(config)
 
     def environ(slot: int) -> dict[str, str]:
-        kept = of_cores(cores.engines[slot] if cores else ()) | of_threads(config, os.environ)
+        kept = of_cores(cores.engines[slot] if cores else ()) | of_threads(config, os.environ) | share
         inherited = environ_of_server(environ_of(runtime.path, user))
         own = {REPLICA: str(slot)}
         return inherited | kept | own | environ_of_engine(config, os.environ, slot, folder, user)

@@ -103,8 +103,8 @@ def num_threads() -> int:
     return max(1, int(arranged)) if arranged.isdecimal() else machine.num_usable_cores()
 
 
-def allocate(num_bytes: int, pages: int = mmap.MADV_HUGEPAGE) -> Array:
-    """Zeroed bytes, (num_bytes,), in pages of the size that is advised; raises MemoryError."""
+def map_memory(num_bytes: int, pages: int) -> mmap.mmap:
+    """Zeroed bytes in pages of the size that is advised; raises MemoryError."""
     try:
         memory = mmap.mmap(-1, max(num_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
@@ -113,7 +113,12 @@ def allocate(num_bytes: int, pages: int = mmap.MADV_HUGEPAGE) -> Array:
         memory.madvise(pages)
     except OSError:
         pass  # a kernel without huge pages
-    return np.frombuffer(memory, np.uint8)
+    return memory
+
+
+def allocate(num_bytes: int, pages: int = mmap.MADV_HUGEPAGE) -> Array:
+    """Zeroed bytes, (num_bytes,), in pages of the size that is advised; raises MemoryError."""
+    return np.frombuffer(map_memory(num_bytes, pages), np.uint8)
 
 
 class Arena:
@@ -174,10 +179,11 @@ class NativeModel:
 
     def __init__(self, library: Library, program: Program[Panels], num_blocks: int, num_threads: int) -> None:
         self._functions, self._program, self._num_threads = library.functions, program, num_threads
-        self._block_bytes = library.block_bytes(program.num_layers, program.num_kv_heads, program.head_dim)
+        self.block_bytes = library.block_bytes(program.num_layers, program.num_kv_heads, program.head_dim)
         # Prompts write to memory that was never used. On a virtual machine that gives free huge pages back to its host,
         # the first write to a huge page takes up to six times as long as that to small ones.
-        self.pool = allocate(num_blocks * self._block_bytes, mmap.MADV_NOHUGEPAGE)
+        self._pool_memory = map_memory(num_blocks * self.block_bytes, mmap.MADV_NOHUGEPAGE)
+        self.pool = np.frombuffer(self._pool_memory, np.uint8)
         ops = [_op(operation) for operation in program.operations]
         self._ops = (_Op * len(ops))(*ops)  # keeps the panels alive, as the program does the arrays
         self._buffers = (_Buffer * len(program.widths))()
@@ -195,6 +201,9 @@ class NativeModel:
             num_blocks=num_blocks,
             **{name: getattr(program, name) for name in _OF_PROGRAM},
         )
+        widths, wanted = program.widths, program.wanted
+        self._wanted_bytes = 4 * sum(width for index, width in enumerate(widths) if index in wanted)
+        self._row_bytes = 4 * sum(widths) - self._wanted_bytes + int(self._functions.lmi_scratch_bytes(self._model, 1))
         self._reserve(1, 1)
 
     def run(self, chunks: Sequence[Chunk]) -> Array:
@@ -243,8 +252,20 @@ class NativeModel:
 
     def copy(self, from_block: int, to_block: int) -> None:
         """Copy the keys and values of a whole block, on this thread: to wake others for it would take longer."""
-        blocks = self.pool.reshape(-1, self._block_bytes)
+        blocks = self.pool.reshape(-1, self.block_bytes)
         blocks[to_block] = blocks[from_block]
+
+    def give_back(self, blocks: Sequence[int]) -> None:
+        """Give the memory of blocks back to the system, but for the pages that they share with their neighbours."""
+        for block in blocks:
+            start = -(-(block * self.block_bytes) // mmap.PAGESIZE) * mmap.PAGESIZE
+            end = (block + 1) * self.block_bytes // mmap.PAGESIZE * mmap.PAGESIZE
+            if end > start:
+                self._pool_memory.madvise(mmap.MADV_DONTNEED, start, end - start)
+
+    def step_bytes(self, num_rows: int, num_logits: int) -> int:
+        """The bytes that a step of so many rows writes, of which so many have logits."""
+        return num_rows * self._row_bytes + num_logits * self._wanted_bytes
 
     def buffer(self, index: int) -> Array:
         """The rows of a buffer after a step, float32 (capacity, width)."""

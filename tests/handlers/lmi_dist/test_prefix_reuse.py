@@ -109,8 +109,10 @@ class Engine:
         held.update(source for source, _ in cache._copies.values())
         assert [held[block] for block in range(cache.num_blocks)] == cache._num_references
         assert all(len(table) == len(set(table)) for table in tables)
-        assert not held.keys() & set(cache._empty) and not held.keys() & set(cache._idle._idle)
-        assert len(held) + len(set(cache._empty) | set(cache._idle._idle)) == cache.num_blocks
+        unused = {*cache._new, *cache._empty}
+        assert len(unused) == len(cache._new) + len(cache._empty)
+        assert not held.keys() & unused and not held.keys() & set(cache._idle._idle)
+        assert len(held) + len(unused | set(cache._idle._idle)) == cache.num_blocks
         assert cache.num_free_blocks >= 0
         assert set(cache._tree._places) <= held.keys() | set(cache._idle._idle)
         leaves = {block for block in cache._idle._idle if not cache._tree.has_children(block)}

@@ -1,0 +1,158 @@
+"""What a model needs of the machine's memory: before it is loaded, and between its steps.
+
+The kernel ends a process that takes more than its control group may have, and it promises memory without asking: only
+what is written counts. So the engine looks itself at what is left, before it writes to memory that it never had.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from handlers.lmi_dist.about import MAX_NUM_SEQUENCES, MAX_PREFILL_TOKENS
+from handlers.lmi_dist.facts import ModelFacts
+from handlers.lmi_dist.kv_cache import KvCache
+from handlers.lmi_dist.program import sites_of
+from handlers.lmi_dist.runner import BlockMemory, Plan, num_tokens_of
+from handlers.lmi_dist.weights import BFLOAT16, stored_dtype
+from lmi.errors import ModelUnusable
+from lmi.settings.config import EngineConfig
+from lmi.shared import machine
+from lmi.shared.machine import MB
+
+PROCESS_BYTES = 48 * MB  # of the interpreter, its libraries, and what requests keep there
+MARGIN_SHARE, LEAST_MARGIN, LARGEST_MARGIN = 0.03, 16 * MB, 256 * MB  # that stays free for other processes
+LOOK_S, LOOK_CLOSELY_S = 1.0, 0.05  # between two looks while steps are made
+NARROW = 4  # so many margins that are left are looked at closely
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryNeed:
+    """The bytes that a model takes beside its KV cache."""
+
+    weights: int
+    steps: int  # the activations of the largest usual step
+    process: int = PROCESS_BYTES
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.steps + self.process
+
+
+def need_of(facts: ModelFacts, config: EngineConfig, bytes_of: Callable[[np.dtype[Any]], float]) -> MemoryNeed:
+    """What a model with an architecture of ours needs.
+
+    `bytes_of` says how many bytes a number of a weight takes, by the dtype that it has in the checkpoint.
+    """
+    a = facts.architecture
+    assert a is not None
+    sites = sites_of(a) if facts.pooling is None else sites_of(a)[:-1]  # the last one is the head
+    num_weights = sum(module.num_in * module.num_out for site in sites for module in site.modules)
+    stored = stored_dtype(facts.path)
+    weights = num_weights * bytes_of(stored)
+    if stored != BFLOAT16 and stored != np.float32:  # else the table of embeddings stays in its file
+        weights += a.vocab_size * (a.embedding_size or a.hidden_size) * 4
+
+    length = min(config.max_sequence_length or facts.context_length, facts.context_length)
+    num_rotated = sum(len(rotary.frequencies) for rotary in set(a.rotaries) if rotary is not None)
+    weights += length * num_rotated * 8  # cosines and sines
+    return MemoryNeed(int(weights), _step_bytes(facts, config))
+
+
+def _step_bytes(facts: ModelFacts, config: EngineConfig) -> int:
+    """The activations of a step with as many prompt tokens and decodes as there may be."""
+    a = facts.architecture
+    assert a is not None
+    num_decodes = config.max_num_sequences or MAX_NUM_SEQUENCES
+    num_rows = num_decodes + (config.max_prefill_tokens or MAX_PREFILL_TOKENS)
+    heads = (2 * a.num_heads + 2 * a.num_kv_heads) * a.head_dim
+    width = 2 * a.hidden_size + heads + a.intermediate_size
+    return 4 * (num_rows * width + num_decodes * (width + a.vocab_size))
+
+
+def room_for_cache(facts: ModelFacts, need: MemoryNeed, least_bytes: int) -> int:
+    """The bytes that the memory of this engine leaves for its KV cache.
+
+    Raises ModelUnusable if that is less than `least_bytes`.
+    """
+    share = machine.share_bytes()
+    if (room := share - need.total) >= least_bytes:
+        return room
+
+    limit = machine.memory_limit()
+    of_group = f" ({limit.source})" if limit.source else ""
+    raise ModelUnusable(
+        f"{facts.path}: the model does not fit into memory: it needs {(need.total + least_bytes) // MB} MB "
+        f"({need.weights // MB} MB for weights, {need.steps // MB} MB for steps, {need.process // MB} MB for the "
+        f"process, {-(-least_bytes // MB)} MB for keys and values at least), and {max(0, share) // MB} MB are left for "
+        f"it of {limit.num_bytes // MB} MB{of_group}"
+    )
+
+
+def say_memory(need: MemoryNeed, cache_bytes: int, num_cache_tokens: int) -> None:
+    """Log what the machine has, and what the model takes of it."""
+    log.info(
+        "memory: weights %d MB, steps %d MB, KV cache %d MB at most (%d tokens); %s",
+        need.weights // MB,
+        need.steps // MB,
+        cache_bytes // MB,
+        num_cache_tokens,
+        machine.describe(),
+    )
+
+
+class MemoryWatch:
+    """Keeps the blocks of a KV cache within the memory that is left, look by look.
+
+    While memory is short no block is written that never was, and cached blocks that nobody uses go back to the system.
+    """
+
+    def __init__(
+        self,
+        cache: KvCache,
+        memory: BlockMemory,
+        usual_step_bytes: int,
+        *,
+        free_bytes: Callable[[], int] | None = None,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`usual_step_bytes`: of the activations in a step with as many prompt tokens and decodes as there may be."""
+        self._cache, self._memory, self._usual_step_bytes = cache, memory, usual_step_bytes
+        self._free_bytes, self._now_s = free_bytes or machine.free_bytes, now_s
+        share = int(MARGIN_SHARE * machine.memory_bytes())
+        self._margin = min(max(share, LEAST_MARGIN), LARGEST_MARGIN)
+        self._written_bytes = 0  # of the activations, in the largest step so far
+        self._next_look_s = 0.0
+
+    def look(self) -> None:
+        """Set how many new blocks may be written, if it is time. Call it before a step is scheduled."""
+        if (now_s := self._now_s()) < self._next_look_s:
+            return
+
+        for_steps = max(0, self._usual_step_bytes - self._written_bytes)
+        spare = self._free_bytes() - self._margin - for_steps
+        if spare < 0:
+            num_blocks = -(spare // self._memory.block_bytes)
+            self._memory.give_back(self._cache.give_back(num_blocks))
+        num_allowed = max(0, spare // self._memory.block_bytes)
+        self._cache.withhold(self._cache.num_new - num_allowed)
+        is_narrow = spare < NARROW * self._margin or num_allowed < self._cache.num_new
+        self._next_look_s = now_s + (LOOK_CLOSELY_S if is_narrow else LOOK_S)
+
+    def check(self, plan: Plan) -> None:
+        """Raise MemoryError if the step of a plan would write more than is left beside a part of the margin."""
+        num_logits = sum(chunk.num_logits for chunk in plan.chunks)
+        num_bytes = self._memory.step_bytes(num_tokens_of(plan.chunks), num_logits)
+        if (more := num_bytes - self._written_bytes) <= 0:
+            return
+
+        if (free := self._free_bytes()) - more < self._margin // 2:
+            raise MemoryError(f"a step needs {more // MB} MB more, and {free // MB} MB are left")
+        self._written_bytes = num_bytes

@@ -1,0 +1,19 @@
+"""How much memory each engine of a model may take: its part of what is free when the model starts, beside the rest.
+
+It is read once, so that replicas are alike, and one that starts again is as it was.
+"""
+
+from lmi.settings.config import Config
+from lmi.shared import machine
+from lmi.shared.machine import MB
+
+MASTER_BYTES = 24 * MB  # of the process that starts front ends
+FRONT_END_BYTES = 40 * MB  # of one, with a tokenizer and the bodies of usual requests
+
+
+def of_memory(config: Config) -> dict[str, str]:
+    """Return the variable that tells an engine how much memory it may take, itself included."""
+    num_others = config.server.frontend_workers + config.num_formatters
+    rest = MASTER_BYTES + num_others * FRONT_END_BYTES
+    share = (machine.free_bytes() - rest) // config.engine.num_engines
+    return {machine.SHARE: str(max(0, share))}

@@ -1,0 +1,254 @@
+"""The engine within the memory that is left: before it loads a model, and while others of its group take more."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from handlers.lmi_dist.cached_blocks import Root
+from handlers.lmi_dist.executor import EmbeddedExecutor
+from handlers.lmi_dist.facts import read_facts
+from handlers.lmi_dist.kv_cache import KvCache
+from handlers.lmi_dist.loading import choose_limits, load_runner
+from handlers.lmi_dist.memory import LEAST_MARGIN, MemoryWatch, need_of
+from handlers.lmi_dist.native_runner import weight_bytes
+from handlers.lmi_dist.runner import Chunk, Plan
+from lmi.errors import ModelUnusable
+from lmi.executor import ErrorKind, OutputConfig, Request, Response, SamplingConfig
+from lmi.settings.config import EngineConfig
+from lmi.shared import machine
+from lmi.shared.machine import MB
+from tests.fake_runner import Floats, SharingRunner
+from tests.tiny_models import tiny_model
+
+BLOCK_BYTES = MB
+
+
+class FakeMemory:
+    """Blocks of a megabyte, and steps that take `row_bytes` for each row with logits."""
+
+    block_bytes = BLOCK_BYTES
+
+    def __init__(self, row_bytes: int = MB) -> None:
+        self.given_back: list[int] = []
+        self._row_bytes = row_bytes
+
+    def step_bytes(self, num_rows: int, num_logits: int) -> int:
+        return num_logits * self._row_bytes
+
+    def give_back(self, blocks: Sequence[int]) -> None:
+        self.given_back += blocks
+
+
+class Machine:
+    """A container that has so much memory for blocks. Its other processes take some of it when a test says so."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self.now_s = 0.0
+        self.cache: KvCache | None = None
+        monkeypatch.setattr(machine, "memory_bytes", lambda: 64 * MB)
+        monkeypatch.setattr(machine, "free_bytes", self._free_bytes)
+
+    def _free_bytes(self) -> int:
+        num_written = 0 if self.cache is None else self.cache.num_blocks - self.cache.num_new
+        return LEAST_MARGIN + (self.num_blocks - num_written) * BLOCK_BYTES
+
+    def watch(self, cache: KvCache, memory: FakeMemory) -> MemoryWatch:
+        self.cache = cache
+        return MemoryWatch(cache, memory, 0, now_s=lambda: self.now_s)
+
+    def later(self, watch: MemoryWatch, num_blocks: int) -> None:
+        """Let the other processes leave memory for so many blocks in all, and look."""
+        self.num_blocks = num_blocks
+        self.now_s += 1.0
+        watch.look()
+
+
+def taken(cache: KvCache, num_blocks: int) -> int:
+    """A slot that holds so many blocks."""
+    slot = cache.allocate(num_blocks * cache.tokens_per_block)
+    cache.cover(slot, num_blocks * cache.tokens_per_block)
+    return slot
+
+
+# Blocks.
+
+
+def test_blocks_without_memory_are_not_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache, memory = KvCache(num_blocks=10, num_slots=4), FakeMemory()
+    Machine(monkeypatch, num_blocks=4).watch(cache, memory).look()
+    assert cache.num_free_blocks == 4
+    assert cache.can_allocate(4 * 16) and not cache.can_allocate(5 * 16)
+
+
+def test_a_block_that_was_written_once_needs_no_more_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache, memory = KvCache(num_blocks=10, num_slots=4), FakeMemory()
+    here = Machine(monkeypatch, num_blocks=4)
+    watch = here.watch(cache, memory)
+    watch.look()
+    cache.free(taken(cache, 3))
+
+    here.later(watch, 4)
+    assert cache.num_free_blocks == 4
+    assert memory.given_back == []
+
+
+def test_blocks_that_nobody_uses_are_given_back_when_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache, memory = KvCache(num_blocks=10, num_slots=4, reuses_prefixes=True), FakeMemory()
+    here = Machine(monkeypatch, num_blocks=10)
+    watch = here.watch(cache, memory)
+    watch.look()
+    kept, cached = taken(cache, 3), taken(cache, 3)
+    cache.store(cached, Root(None), list(range(48)), 48)
+    cache.free(cached)
+
+    here.later(watch, 4)
+    assert len(memory.given_back) == 2 and not set(memory.given_back) & set(cache.table(kept))
+    assert cache.num_free_blocks == 1 and cache.num_new == 6
+    assert len(cache.find(Root(None), list(range(48)), 48).blocks) == 1, "the beginning of a prompt is kept longest"
+
+    here.later(watch, 100)
+    assert cache.num_free_blocks == 7
+
+
+def test_a_step_that_would_take_what_is_left_is_refused_and_a_smaller_one_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cache, memory = KvCache(num_blocks=10, num_slots=4), FakeMemory()
+    watch = Machine(monkeypatch, num_blocks=4).watch(cache, memory)
+    watch.check(Plan([], [Chunk(0, 0, [1] * 9, num_logits=1)]))
+    with pytest.raises(MemoryError, match="a step needs 39 MB more, and 20 MB are left"):
+        watch.check(Plan([], [Chunk(0, 0, [1] * 40, num_logits=40)]))
+    watch.check(Plan([], [Chunk(0, 0, [1] * 9, num_logits=9)]))
+
+
+# Requests.
+
+
+def ended(executor: EmbeddedExecutor, num_requests: int) -> dict[int, list[Response]]:
+    """The responses of all requests, by request."""
+    responses: dict[int, list[Response]] = {}
+    num_ended = 0
+    while num_ended < num_requests:
+        for response in executor.await_responses():
+            responses.setdefault(response.request_id, []).append(response)
+            num_ended += response.error is not None or response.result.is_final
+    return responses
+
+
+def ask(num_tokens: int, first: int = 1, max_tokens: int = 4, **fields: object) -> Request:
+    return Request((first, *[2] * (num_tokens - 1)), max_tokens, streaming=True, **fields)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def runner() -> SharingRunner:
+    runner = SharingRunner()
+    runner.memory = FakeMemory(row_bytes=0)
+    return runner
+
+
+def test_a_request_that_finds_no_memory_ends_and_smaller_ones_and_the_engine_go_on(
+    monkeypatch: pytest.MonkeyPatch, runner: SharingRunner
+) -> None:
+    Machine(monkeypatch, num_blocks=4)
+    with EmbeddedExecutor(runner, EngineConfig(max_kv_cache_tokens=512)) as executor:
+        large = executor.enqueue_request(ask(200))
+        small = executor.enqueue_requests([ask(30, first) for first in range(3, 9)])
+        responses = ended(executor, 7)
+        assert executor.can_enqueue_requests()
+    [response] = responses[large]
+    assert response.error is not None and response.error.kind is ErrorKind.OUT_OF_MEMORY
+    assert response.error.message == "out of memory: 208 tokens need keys and values, and memory is left for 64"
+    assert all(one.error is None for request_id in small for one in responses[request_id])
+
+
+def test_sequences_that_lose_their_memory_wait_for_others_and_get_the_same_answer(
+    monkeypatch: pytest.MonkeyPatch, runner: SharingRunner
+) -> None:
+    """As many blocks as all need are there at first, and then room for two of the four sequences."""
+    sampling = SamplingConfig(seed=1)
+    requests = [ask(40, first, max_tokens=40, sampling_config=sampling) for first in range(3, 7)]
+    with EmbeddedExecutor(SharingRunner(), EngineConfig(max_kv_cache_tokens=512)) as executor:
+        alone = ended_tokens(executor, requests)
+
+    here = Machine(monkeypatch, num_blocks=32)
+    forward = runner.forward
+
+    def forward_beside_others(plan: Plan) -> Floats:
+        if len(runner.plans) == 10:
+            here.num_blocks = 10
+        here.now_s += 1.0
+        return forward(plan)
+
+    monkeypatch.setattr(runner, "forward", forward_beside_others)
+    with EmbeddedExecutor(runner, EngineConfig(max_kv_cache_tokens=512)) as executor:
+        here.cache = executor._cache  # noqa: SLF001
+        assert executor._watch is not None  # noqa: SLF001
+        executor._watch._now_s = lambda: here.now_s  # noqa: SLF001
+        assert ended_tokens(executor, requests) == alone
+        assert sum(stats.num_preemptions for stats in executor.get_latest_iteration_stats()) > 0
+    assert isinstance(runner.memory, FakeMemory) and runner.memory.given_back
+
+
+def ended_tokens(executor: EmbeddedExecutor, requests: list[Request]) -> list[list[int]]:
+    ids = executor.enqueue_requests(requests)
+    responses = ended(executor, len(ids))
+    return [[token for one in responses[number] for token in one.result.output_token_ids[0]] for number in ids]
+
+
+# The load.
+
+
+def test_what_a_model_needs_is_known_before_it_is_read() -> None:
+    facts = read_facts(str(tiny_model("llama")))
+    stored = Path(facts.path, "model.safetensors").stat().st_size
+    for config, least, most in ((EngineConfig(), 0.8, 1.3), (EngineConfig(quantize="int8"), 0.2, 0.6)):
+        need = need_of(facts, config, lambda dtype, config=config: weight_bytes(config, dtype))
+        assert least * stored < need.weights < most * stored
+
+
+def test_a_model_that_does_not_fit_is_refused_with_the_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(machine.SHARE, str(40 * MB))
+    monkeypatch.setattr(machine, "memory_limit", lambda *_: machine.MemoryLimit(90 * MB, "/groups/memory.max"))
+    with pytest.raises(ModelUnusable, match=r"needs \d+ MB .*40 MB are left for it of 90 MB \(/groups/memory.max\)"):
+        load_runner(str(tiny_model("llama")), EngineConfig(), lambda stage, share: None)
+
+
+def test_the_cache_takes_what_the_model_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "memory_bytes", lambda: 1 << 40)
+    assert choose_limits(EngineConfig(), 4096, 16, token_bytes=100, room_bytes=320_000).num_cache_tokens == 3200
+    assert choose_limits(EngineConfig(), 4096, 16, token_bytes=100, room_bytes=1 << 40).num_cache_tokens == 64 * 2048
+
+
+def test_a_cache_that_an_operator_wants_larger_than_the_memory_is_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = EngineConfig(max_kv_cache_tokens=4096)
+    assert choose_limits(config, 4096, 16, token_bytes=100, room_bytes=320_000).num_cache_tokens == 4096
+    assert "option.max_kv_cache_tokens=4096 is more than fits into memory now, 3200" in caplog.text
+
+
+def test_the_log_says_what_the_model_takes_of_the_memory(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        load_runner(str(tiny_model("llama")), EngineConfig(), lambda stage, share: None)
+    assert any(message.startswith("memory: weights ") and "MB are free" in message for message in caplog.messages)
+
+
+def test_memory_that_is_given_back_is_written_anew() -> None:
+    """The pool of the native kernels, with prompts whose log-probs need many rows."""
+    model = str(tiny_model("llama"))
+    output = OutputConfig(num_prompt_log_probs=0)
+    request = Request((1, *range(5, 100)), 8, sampling_config=SamplingConfig(seed=1), output_config=output)
+    with EmbeddedExecutor(model, EngineConfig()) as executor:
+        first = ended_tokens(executor, [request])
+        cache, memory = executor._cache, executor._runner.memory  # noqa: SLF001
+        assert memory is not None
+        blocks = cache.give_back(1000)
+        memory.give_back(blocks)
+        cache.withhold(0)
+        assert blocks
+        assert ended_tokens(executor, [request]) == first
