@@ -118,7 +118,7 @@ STILL = {
     "lmi.server.routes.invocations": {"lines"},
 }
 # Lines of Python, with room for paragraphs until tokens are counted here in their place.
-MAX_LINES_OF_THE_HOUSE = 13_300
+MAX_LINES_OF_THE_HOUSE = 14_050
 MAX_LINES = {
     "lmi/adapters": 940,
     "lmi/apis": 6360,
@@ -133,7 +133,7 @@ MAX_LINES = {
     "lmi/server": 2920,
     "lmi/sessions": 410,
     "lmi/settings": 3650,
-    "lmi/shared": 1640,
+    "lmi/shared": 1850,
     "lmi/sources": 2520,
     "lmi/supervisor": 2460,
     "lmi/text": 1210,
@@ -141,7 +141,7 @@ MAX_LINES = {
     "handlers/base": 1870,
     "handlers/driven": 840,
     "handlers/guides": 2570,
-    "handlers/lmi_dist": 6620,
+    "handlers/lmi_dist": 7240,
     "handlers/lmi_trtllm": 1980,
     "handlers/lmi_vllm": 1810,
 }

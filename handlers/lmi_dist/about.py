@@ -16,7 +16,7 @@ from lmi.settings.handler import Auto, Handler, folder_of
 from lmi.settings.kinds import BOOLEAN, Kind, integer
 from lmi.settings.other_names import ENGINE_KEYS
 
-MAX_NUM_SEQUENCES = 64
+MAX_NUM_SEQUENCES = 64  # where no option says it: fewer, if they make as many tokens on this machine
 MAX_PREFILL_TOKENS = 1024
 ONE_DEVICE = "1 on lmi-dist, which runs on one device; more with option.rolling_batch=vllm, once installed"
 QUANTIZE_METHODS = frozenset({"int8"})

@@ -2,8 +2,10 @@
 
 import logging
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -11,6 +13,7 @@ from typing import TypeAlias
 
 from handlers.base.configuration import default_budget, said
 from handlers.lmi_dist.about import MAX_NUM_SEQUENCES, LoraLimits
+from handlers.lmi_dist.batch import LEAST_BATCH, LEAST_BUDGET_S, SHARE_OF_LOAD, choose_batch, measured
 from handlers.lmi_dist.config_file import INSTALL_TORCH, check_extra
 from handlers.lmi_dist.facts import ModelFacts, read_facts
 from handlers.lmi_dist.logits_rules import ARRAYS, PostProcessors
@@ -143,7 +146,23 @@ def _load(
     room_bytes = room_for_cache(facts, need, size * token_bytes)
     limits = choose_limits(config, facts.context_length, size, token_bytes=token_bytes, room_bytes=room_bytes)
     say_memory(need, limits.num_cache_tokens * token_bytes, limits.num_cache_tokens)
-    return NativeRunner(facts, library, config, limits, progress), limits
+    started_s = time.monotonic()
+    runner = NativeRunner(facts, library, config, limits, progress)
+    return runner, with_batch(limits, runner, config, time.monotonic() - started_s)
+
+
+def with_batch(limits: Limits, runner: Runner, config: EngineConfig, load_s: float) -> Limits:
+    """Limits with the largest batch that pays here, where no option says how many sequences run at once."""
+    is_said = config.max_num_sequences is not None and not config.is_batch_default
+    if is_said or runner.pooling is not None or limits.max_length < limits.num_slots:  # too short to be measured
+        return limits
+
+    least = min(max(LEAST_BATCH, config.max_beam_width), limits.num_slots)
+    budget_s = max(LEAST_BUDGET_S, SHARE_OF_LOAD * load_s)
+    choice = choose_batch(measured(runner), least, limits.num_slots, budget_s)
+    log.info("batch: %d sequences at once: %s", choice.num_sequences, choice.why)
+    num_express = max(1, choice.num_sequences // SLOTS_PER_EXPRESS_PLACE)
+    return replace(limits, num_slots=choice.num_sequences, num_express=num_express, batch_reason=choice.why)
 
 
 def _check_embedding(config: EngineConfig) -> None:
@@ -229,6 +248,7 @@ def describe(
         vocab_size=runner.vocab_size,
         max_sequence_length=limits.max_length,
         max_num_sequences=limits.num_slots,
+        batch_reason=limits.batch_reason,
         num_express_places=limits.num_express,
         max_loras=0 if runner.adapters is None else runner.adapters.limits.max_in_batch,
         dtype=runner.dtype,

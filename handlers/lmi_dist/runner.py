@@ -61,12 +61,14 @@ class Limits:
     """The limits on running sequences, on the tokens of one sequence, and on the tokens in the cache.
 
     Beside `num_slots` sequences run `num_express` of requests that say so, where a slot costs memory only when written.
+    `batch_reason` says why there are so many slots, where nobody else has said it.
     """
 
     num_slots: int
     max_length: int
     num_cache_tokens: int
     num_express: int = 0
+    batch_reason: str = ""
 
     @property
     def num_all_slots(self) -> int:

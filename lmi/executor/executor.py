@@ -89,6 +89,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int
     max_sequence_length: int  # prompt and output together, tokens
     max_num_sequences: int
+    batch_reason: str = ""  # why `max_num_sequences` is what it is, where the engine has chosen it
     num_express_places: int = 0
     max_loras: int = 0
     dtype: str = ""

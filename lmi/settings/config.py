@@ -312,6 +312,7 @@ class EngineConfig(annexes.AbilitiesConfig, ReplicasConfig, UserCodeOptions):
     max_queue_size: int | None = None  # requests an Executor holds before Overloaded; None: the front end bounds it
     options: dict[str, str] = field(default_factory=dict)  # every other option.*, for engines that know more
     option_sources: dict[str, str] = field(default_factory=dict, compare=False)  # where each option.* was given
+    is_batch_default: bool = field(default=False, compare=False)  # nobody said max_num_sequences: fewer may run
 
     trust_remote_code: bool = option(
         False,

@@ -233,6 +233,7 @@ def _config(
 ) -> Config:
     given = [picked.given for key, picked in values.picked.items() if key.startswith("option.")]
     sources = {each.key.removeprefix("option."): each.source for each in given}
+    is_batch_default = not any(key in values for key in (engine_choice.BATCH, "batch_size"))
     model = values.fields("model")
     if model.get("output_formatter") not in FORMATTER_WORDS:
         model.pop("output_formatter", None)
@@ -246,5 +247,5 @@ def _config(
             generation_defaults=defaults,
             **model,
         ),
-        engine=replace(engine_config, option_sources=sources),
+        engine=replace(engine_config, option_sources=sources, is_batch_default=is_batch_default),
     )

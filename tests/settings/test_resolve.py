@@ -30,6 +30,19 @@ def test_nothing_given_means_the_documented_defaults(folder: Path) -> None:
     assert (config.engine.retry_threshold, config.engine.retry_window_s) == (3, 600)
 
 
+@pytest.mark.parametrize(
+    ("text", "is_default"),
+    [
+        ("", True),
+        ("option.max_rolling_batch_size=64\n", False),
+        ("option.max_num_seqs=64\n", False),
+        ("batch_size=64\n", False),
+    ],
+)
+def test_an_engine_knows_whether_anybody_said_how_many_run_at_once(folder: Path, text: str, is_default: bool) -> None:
+    assert settle(folder, text).config.engine.is_batch_default is is_default
+
+
 def test_a_server_in_a_container_listens_on_every_address_and_another_on_this_machine(folder: Path) -> None:
     container = Machine(num_cores=4, is_container=True)
     resolved = settle(folder, machine=container)

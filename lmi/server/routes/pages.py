@@ -10,12 +10,22 @@ from starlette.exceptions import HTTPException
 
 from lmi import __version__
 from lmi.http.exchange import Exchange
-from lmi.server.service import Models
+from lmi.server.service import Models, Service
 
 FILES = {path.name: path.read_bytes() for path in sorted((Path(__file__).parents[1] / "pages").iterdir())}
 TYPES = {".css": "text/css", ".html": "text/html", ".js": "text/javascript"}
 SOURCES = "connect-src 'self'; img-src data:; script-src 'self'; style-src 'self'"
 POLICY = f"default-src 'none'; {SOURCES}; base-uri 'none'; frame-ancestors 'none'"
+OF_ENGINES = (
+    "name",
+    "device",
+    "dtype",
+    "kernels",
+    "max_sequence_length",
+    "max_num_sequences",
+    "batch_reason",
+    "max_kv_cache_tokens",
+)
 LINKS = {
     "playground": "/playground",
     "docs": "/docs",
@@ -66,14 +76,26 @@ async def load(exchange: Exchange, models: Models) -> None:
 
 
 async def server_info(exchange: Exchange, models: Models) -> None:
-    """Answer the settings of the server and of each model, without secrets, under the name that others have for it."""
+    """Answer the settings of the server and of each model, without secrets, under the name that others have for it.
+
+    Beside those of a model stands what its engines have made of them.
+    """
     if not models.keeps_one:
         await models.listed()  # those that have come are here then
     of_models = {name: public(msgspec.to_builtins(service.config)) for name, service in models.services.items()}
-    for settings in of_models.values():
+    for name, settings in of_models.items():
         del settings["server"]
+        settings["loaded"] = loaded(models.services[name])
     server = public(msgspec.to_builtins(models.front_end.config))
     await exchange.send_json({"version": __version__, "server": server, "models": of_models})
+
+
+def loaded(service: Service) -> list[dict[str, object]]:
+    """Return what each engine of a model that is here says of itself."""
+    if service.engines is None:
+        return []
+    infos = [connection.info for connection in service.engines.open.values()]
+    return [{name: getattr(info, name) for name in OF_ENGINES} for info in infos if info is not None]
 
 
 def public(settings: Any) -> Any:

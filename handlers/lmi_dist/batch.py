@@ -1,0 +1,75 @@
+"""The largest batch that pays on this machine, measured when a model is loaded.
+
+A step reads all weights, so it makes more tokens of more sequences in hardly more time, until it computes all the time.
+From then on a further sequence makes no token more, and only lengthens the gap between the tokens of all others.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from handlers.lmi_dist.runner import Chunk, Plan, Runner
+
+LEAST_BATCH = 8
+SHORT_GAP_S = 0.05  # between two tokens of a stream: 20 tokens/s are read by nobody
+LEAST_GAIN = 1.1  # in tokens per second, for which a batch of twice the size is worth its longer gap
+NUM_TRIES = 3  # of a step whose time may be disturbed by other processes
+LONG_TRY_S = 0.05  # a step that takes longer is tried twice
+LEAST_BUDGET_S, SHARE_OF_LOAD = 0.3, 0.05  # for measuring
+
+
+@dataclass(frozen=True, slots=True)
+class BatchChoice:
+    """The sequences of the largest batch, and why not more, for people."""
+
+    num_sequences: int
+    why: str
+
+
+def choose_batch(step_s: Callable[[int], float], least: int, most: int, budget_s: float) -> BatchChoice:
+    """The largest batch that pays, of `least` to `most` sequences. `step_s` makes a step of so many and says its time.
+
+    A batch may grow to twice its size while its steps stay short, or while it makes LEAST_GAIN times the tokens.
+    """
+    seconds = spent_s = step_s(least)
+    if seconds * most / least <= SHORT_GAP_S:
+        return BatchChoice(most, f"a step of {most} takes {_ms(seconds * most / least)} at most")
+
+    def best(size: int, first_s: float) -> float:
+        nonlocal spent_s
+        tries = [first_s]
+        num_tries = 2 if first_s > LONG_TRY_S else NUM_TRIES
+        while len(tries) < num_tries and spent_s < budget_s:
+            tries.append(step_s(size))
+            spent_s += tries[-1]
+        return min(tries)
+
+    size, seconds = least, best(least, seconds)
+    while size < most and spent_s < budget_s:
+        larger = min(2 * size, most)
+        first_s = step_s(larger)
+        spent_s += first_s
+        larger_s = best(larger, first_s)
+        if larger_s > SHORT_GAP_S and larger / larger_s < LEAST_GAIN * size / seconds:
+            speeds = f"{size / seconds:.0f} tokens/s, one of {larger} {larger / larger_s:.0f}"
+            return BatchChoice(size, f"a batch of {size} makes {speeds} in steps of {_ms(larger_s)}")
+        size, seconds = larger, larger_s
+    if size == most:
+        return BatchChoice(most, f"a batch of {most} makes {most / seconds:.0f} tokens/s in steps of {_ms(seconds)}")
+    return BatchChoice(size, f"a step of {size} takes {_ms(seconds)}, too long to try more")
+
+
+def measured(runner: Runner) -> Callable[[int], float]:
+    """What makes a step of so many rows, all of the same prompt, and says how long it took."""
+
+    def step_s(num_rows: int) -> float:
+        rows = Chunk(0, 0, [0] * num_rows, num_rows, [0])
+        started_s = time.perf_counter()
+        runner.forward(Plan([], [rows]))
+        return time.perf_counter() - started_s
+
+    return step_s
+
+
+def _ms(seconds: float) -> str:
+    return f"{1000 * seconds:.0f} ms"
