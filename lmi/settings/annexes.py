@@ -370,7 +370,6 @@ class AbilitiesConfig:
         None,
         KV_EVENTS,
         is_for_operator=True,
-        is_safe=False,
         grants="the prompts of all clients, told to any address",
         otherwise="routers are told nothing",
     )
