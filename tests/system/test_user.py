@@ -157,8 +157,19 @@ def test_a_killed_front_end_master_and_engine_come_back_with_their_users(make: M
     assert not list(Path(server.environ["TMPDIR"]).iterdir())
 
 
-def test_the_user_cannot_change_what_root_reads_in_the_runtime_folder(make: Make) -> None:
-    server = make().start_and_wait()
+def test_the_user_cannot_change_what_root_reads_in_the_runtime_folder_nor_read_the_keys(
+    make: Make, tmp_path: Path
+) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("sk-of-root\n")
+    keys.chmod(0o600)
+    server = make(option__api_key_file=keys)
+    server.start()
+    server.wait_200()
+    assert [server.post({"inputs": "abc"}, headers={"x-api-key": key}).status for key in ("sk-of-root", "")] == [
+        200,
+        401,
+    ]
     [folder] = Path(server.environ["TMPDIR"]).iterdir()
     for place, settings in ((folder, "server.json"), (folder / "1", "config.json")):
         found = place.stat()
