@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
-from lmi.errors import ModelUnusable
+from lmi.errors import InvalidParameter, ModelUnusable
 from lmi.settings.chat_templates import find_templates
 from lmi.settings.config import ModelConfig
 from lmi.text.tokenizer import Tokenizer
@@ -41,9 +41,20 @@ class ChatPrompts:
         return cls(templates, source, model, tokenizer) if templates else None
 
     def render(self, chat: Chat, image_placeholder: str) -> tuple[str, list[int]]:
-        """Return the prompt, and the places in it where content spells special tokens. It may take seconds."""
-        said = {name: self._forgery.mark(getattr(chat, name)) for name in ("messages", "tools", "variables")}
+        """Return the prompt, and the places in it where content spells special tokens. It may take seconds.
+
+        Raises InvalidRequest if the template refuses the messages, and GenerationFailed if it exceeds a limit.
+        """
+        said = {name: self._marked(name, getattr(chat, name)) for name in ("messages", "tools", "variables")}
         return self._forgery.unmark(self._template.render(replace(chat, **said), image_placeholder))
+
+    def _marked(self, name: str, value: Any) -> Any:
+        """Return what a client gave for a chat with marks in its texts. Raises InvalidParameter if it is too deep."""
+        try:
+            return self._forgery.mark(value)
+        except RecursionError:
+            field = "chat_template_kwargs" if name == "variables" else name
+            raise InvalidParameter(field, "of fewer levels", value) from None
 
 
 class Forgery:

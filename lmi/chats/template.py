@@ -138,17 +138,17 @@ class ChatTemplate:
         known = {"messages": chat.messages, "tools": chat.tools, "add_generation_prompt": chat.add_generation_prompt}
         try:
             return self._write(template, {**chat.variables, **self._special_tokens, "documents": None, **known})
-        except OutOfRoom as error:
+        except (OutOfRoom, RecursionError, MemoryError) as error:
             if _is_large((chat.messages, chat.tools, chat.variables), self._max_prompt_chars // MAX_COPIES):
                 raise errors.InvalidRequest(f"the messages are too long or deep for the template: {error}") from error
-            raise
+            if isinstance(error, OutOfRoom):
+                raise
+            raise errors.GenerationFailed("the chat template used up the stack or the memory") from error
         except errors.GenerationFailed:
             raise
         except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
             fault = errors.cause_line(error)
             raise errors.InvalidRequest(f"the chat template does not take these messages: {fault}") from error
-        except (RecursionError, MemoryError) as error:
-            raise errors.GenerationFailed("the chat template used up the stack or the memory") from error
 
     def _write(self, template: jinja2.Template, variables: Mapping[str, Any]) -> str:
         self._environment.begin()
@@ -223,6 +223,6 @@ def _is_large(values: object, max_units: int) -> bool:
     """Whether a request's own values would fill a budget."""
     try:
         Budget(MAX_RENDER_S, max_units).size(values)
-    except OutOfRoom:
+    except (OutOfRoom, RecursionError):
         return True
     return False

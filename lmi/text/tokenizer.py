@@ -240,10 +240,10 @@ class Tokenizer:
 
         from lmi.text.confined import ConfinedEncoder
 
-        parts = "; ".join(part.what for part in unknown)
-        log.warning("the tokenizer has %s: it encodes in a process of its own", parts)
         confined = ConfinedEncoder(self._backend)
         confined.probe(unknown)
+        parts = "; ".join(part.what for part in unknown)
+        log.warning("the tokenizer has %s: it encodes in a process of its own", parts)
         return confined
 
     def _encode_inside(self, text: str) -> list[int] | None:

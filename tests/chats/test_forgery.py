@@ -10,6 +10,7 @@ from hypothesis import given, strategies as st
 
 from lmi.chats.prompts import MARK, Forgery
 from lmi.chats.template import ChatTemplate
+from lmi.errors import ModelUnusable
 from lmi.text.tokenizer import Tokenizer
 from lmi.types import Chat
 from tests.scripted import host
@@ -78,6 +79,24 @@ def test_names_and_arguments_of_tools_are_content_too() -> None:
     value = {"parameters": {"<s>": [{"type": "x<s>"}, 1, None, True]}}
     assert forgery.mark(value) == {"parameters": {f"<{MARK}s>": [{"type": f"x<{MARK}s>"}, 1, None, True]}}
     assert Forgery([]).mark(value) is value
+
+
+@pytest.mark.parametrize("field", ["chat_template_kwargs", "tools"])
+def test_values_that_lie_too_deep_are_refused_by_the_name_of_their_field(field: str, tmp_path: Path) -> None:
+    deep: dict[str, Any] = {}
+    for _ in range(900):
+        deep = {"a": deep}
+    given = {"type": "function", "function": {"name": "f", "parameters": deep}}
+    with host(tmp_path, model={"chat_template": "{{ messages[0]['content'] }}"}) as lmi:
+        body = {"messages": [{"role": "user", "content": "say a"}], field: [given] if field == "tools" else deep}
+        response, answer = lmi.post(body, "/v1/chat/completions")
+    assert response.status == 400 and b"of fewer levels" in answer and field.encode() in answer
+
+
+def test_a_long_special_token_is_refused() -> None:
+    Forgery(["x" * 256])
+    with pytest.raises(ModelUnusable, match="at most 256 characters where chats are written: one has 257"):
+        Forgery(["x" * 257])
 
 
 @pytest.mark.parametrize(("is_special", "num_ends"), [(False, 1), (True, 2)])

@@ -186,9 +186,10 @@ def test_no_list_lies_deep_in_others(nesting: str) -> None:
         template.render(TALK)
 
 
-def test_a_client_s_own_values_that_lie_too_deep_are_the_client_s_fault() -> None:
+@pytest.mark.parametrize("num_levels", [300, 900, 5000])
+def test_a_client_s_own_values_that_lie_too_deep_are_the_client_s_fault(num_levels: int) -> None:
     deep: list[Any] = []
-    for _ in range(300):
+    for _ in range(num_levels):
         deep = [deep]
     with pytest.raises(InvalidRequest, match="too long or deep"):
         compiled("{{ [tools] | length }}").render(Chat(messages=MESSAGES, tools=[{"deep": deep}]))
