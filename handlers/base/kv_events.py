@@ -22,7 +22,7 @@ from lmi.settings.annexes import KvEventsConfig
 from lmi.shared.linux import REPLICA
 
 KEY = "option.kv_events_config"
-INSTALL = "scripts/install kv-events, pip install 'lmi[kv-events]'"
+INSTALL = "scripts/install kv-events, pip install pyzmq"
 CLOSE_TIMEOUT_S = 1.0
 LAST = (-1).to_bytes(8, "big", signed=True)  # in the place of a number: nothing more is kept
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -93,6 +94,12 @@ def test_a_request_that_is_no_number_harms_nobody(tmp_path: Path) -> None:
 def test_a_socket_that_cannot_be_had_ends_the_start_with_its_endpoint(tmp_path: Path) -> None:
     with pytest.raises(BadConfiguration, match=f"ipc://{tmp_path}/missing/events cannot be bound"):
         EventPublisher(KvEventsConfig(endpoint=f"ipc://{tmp_path}/missing/events"))
+
+
+def test_without_pyzmq_the_start_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "zmq", None)
+    with pytest.raises(BadConfiguration, match="needs pyzmq, which is not installed: scripts/install kv-events"):
+        EventPublisher(KvEventsConfig())
 
 
 def test_each_replica_binds_sockets_of_its_own_and_all_connect_to_one_router() -> None:
