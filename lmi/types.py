@@ -88,13 +88,15 @@ class Origin(msgspec.Struct, frozen=True, array_like=True):
     """Where a request comes from, for the queue in front of the engine. Times are those of time.monotonic().
 
     Requests with the same `client` share its part of the engine. One that `is_further` belongs to a body of which
-    another request was let in, so it waits for as long as its deadline lets it.
+    another request was let in, so it waits for as long as its deadline lets it. From `arrived_s` its client waits.
+    From `received_s`, when the server had all of it, counts what it waits for a place, in all queues together.
     """
 
     client: str = ""
     arrived_s: float | None = None
     deadline_s: float = math.inf
     is_further: bool = False
+    received_s: float | None = None
 
 
 class WaitStatus(msgspec.Struct, frozen=True, array_like=True):

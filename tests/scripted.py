@@ -46,6 +46,7 @@ from lmi.adapters.keeper import AdapterKeeper
 from lmi.adapters.registry import AdapterRegistry
 from lmi.engine.client import Engines
 from lmi.engine.overload import LearningQueue
+from lmi.engine.queue import QueueEntry
 from lmi.engine.server import Dispatcher, FrontEndConnection
 from lmi.errors import InvalidParameter, PromptTooLong
 from lmi.executor import (
@@ -348,6 +349,18 @@ class RecordingTokenizer(lmi_tokenizer.Tokenizer):
         return super().spellings(word)
 
 
+class NotingQueue(LearningQueue):
+    """A queue that keeps what it was offered."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.offered: list[QueueEntry] = []
+
+    def offer(self, entry: QueueEntry, now: float) -> None:
+        self.offered.append(entry)
+        super().offer(entry, now)
+
+
 @dataclass
 class Host:
     """The running server, for a test."""
@@ -359,6 +372,7 @@ class Host:
     config: Config
     loop: asyncio.AbstractEventLoop
     tokenizer: RecordingTokenizer
+    queue: NotingQueue
     user_code: UserCodeWorkers | None = None
     credentials: MemoryFile | None = None
 
@@ -441,7 +455,7 @@ async def _serve(
 ) -> None:
     loop = asyncio.get_running_loop()
     info = executor.info
-    queue = LearningQueue(info.max_num_sequences, math.inf, info.num_express_places)
+    queue = NotingQueue(info.max_num_sequences, math.inf, info.num_express_places)
     dispatcher = Dispatcher(executor, block.engines[0], queue)
     AdapterKeeper(executor, Folder(folder / "adapters", Adapter), dispatcher)
     connections: list[FrontEndConnection] = []
@@ -480,7 +494,9 @@ async def _serve(
     while not server.started:
         await asyncio.sleep(0.005)
     port = server.servers[0].sockets[0].getsockname()[1]
-    started.append(Host(port, executor, block, server_block, config, loop, tokenizer, user_code, credentials))
+    started.append(
+        Host(port, executor, block, server_block, config, loop, tokenizer, queue, user_code, credentials)
+    )
     while not stop.is_set():
         await asyncio.sleep(0.01)
     server.should_exit = True

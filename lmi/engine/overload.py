@@ -1,6 +1,7 @@
 """The queue of an engine that learns its speed and how long clients wait, and refuses early what would wait longer.
 
-While the batch has room, or before a speed is known, every request is let in. A client of whom nothing runs need not
+While the batch has room every request is let in, and before a speed is known each that has not waited elsewhere for
+too long. A client of whom nothing runs need not
 wait for an end: a few express places beside the batch are for such. The order stays that of arrival: if the newest
 went first, the oldest would wait for as long as the load lasts, and be refused late.
 """
@@ -133,8 +134,15 @@ class LearningQueue(RequestQueue):
 
     _new_line = CountedLine
 
-    def __init__(self, max_num_sequences: int, max_wait_s: float, num_express: int = 0) -> None:
+    def __init__(
+        self, max_num_sequences: int, max_wait_s: float, num_express: int = 0, *, keeps_short: bool = True
+    ) -> None:
+        """`keeps_short`: once TARGET_S of work have waited for a while, only who would be next is let in.
+
+        Else all may wait for `max_wait_s`.
+        """
         super().__init__(max_num_sequences, max_wait_s)
+        self._target_s = TARGET_S if keeps_short else math.inf
         self._num_express, self._num_express_running = num_express, 0
         self.speed = Speed()
         self.first_token_patience, self.patience = ClientPatience(), ClientPatience()
@@ -154,7 +162,8 @@ class LearningQueue(RequestQueue):
         client = self._clients.get(entry.client)
         is_idle = client is None or not (client.num_running or client.lines)
         may_be_express = is_idle and self._fits_express(entry)
-        is_asked = must_wait and self.speed.is_known and not entry.is_further and not may_be_express
+        is_asked = must_wait and not entry.is_further and not may_be_express
+        entry.queued_s = now
         if is_asked and (why := self._why_refused(entry, now)):
             self._refused_s = now
             raise self.refusal(why)
@@ -163,16 +172,22 @@ class LearningQueue(RequestQueue):
     def _why_refused(self, entry: QueueEntry, now: float) -> str:
         """Return why a request would wait too long, or "". Notes what it is expected to wait.
 
-        If the queue was long for a while, it must be expected to be next.
+        If the queue was long for a while, it must be expected to be next. What it has waited for other engines counts.
         """
+        waited_s = entry.waited_s(now)
+        if waited_s > self._max_wait_s:
+            return f"it has waited {waited_s:.1f} s"
+        if not self.speed.is_known:
+            return ""
+
         ahead_s, own_s = self._ahead_s(entry), self.service_s(entry)
         wait_s = entry.expected_s = self._next_end_s() + ahead_s
         takes_s, left_s = wait_s + own_s, entry.deadline_s - now
         first_s, whole_s = self.first_token_patience.seconds(now), self.patience.seconds(now)
-        if self.is_overloaded and ahead_s > TARGET_S:
+        if self.is_overloaded and ahead_s > self._target_s:
             return f"the queue is long, and it would wait {wait_s:.1f} s"
-        if wait_s > self._max_wait_s:
-            return f"it would wait {wait_s:.1f} s, of at most {self._max_wait_s:g}"
+        if waited_s + wait_s > self._max_wait_s:
+            return f"it would wait {waited_s + wait_s:.1f} s, of at most {self._max_wait_s:g}"
         if takes_s > left_s:
             return f"it would take {takes_s:.1f} s, and has {max(0.0, left_s):.1f}"
         if entry.is_streaming and wait_s > first_s:
@@ -267,14 +282,14 @@ class LearningQueue(RequestQueue):
             self._num_express_running += num_sequences
 
     def _watch(self, now: float) -> None:
-        """Set `is_overloaded` when the queue was longer than TARGET_S for OVERLOADED_AFTER_S.
+        """Set `is_overloaded` when the queue was longer than its target for OVERLOADED_AFTER_S.
 
         Clear it when nobody was refused for that long.
         """
         if self.is_overloaded:
             self.is_overloaded = now - self._refused_s < OVERLOADED_AFTER_S
             self._short_s = now
-        elif not self.num_waiting or self._waiting_s() < TARGET_S:
+        elif not self.num_waiting or self._waiting_s() < self._target_s:
             self._short_s = now
         elif now - self._short_s > OVERLOADED_AFTER_S:
             self.is_overloaded, self._refused_s = True, now

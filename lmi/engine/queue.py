@@ -31,13 +31,18 @@ class QueueEntry:
     is_streaming: bool = False
     is_further: bool = False  # it belongs to an answer of which another request was let in
     is_express: bool = False  # it has a place beside the batch
-    queued_s: float = 0.0  # when the engine got it: the client may have sent its body until then
+    received_s: float | None = None  # when the server had all of it: from then on it waits. None: since `queued_s`
+    queued_s: float = 0.0  # when this engine got it: the client may have sent its body until then
     expected_s: float | None = None  # its wait, if it was asked when it was let in
     started_s: float | None = None
     started_step: int | None = None
     has_begun: bool = False  # a token was sent
     num_open: int = 0  # sequences in the engine
     charged: float = 0.0
+
+    def waited_s(self, now: float) -> float:
+        """The seconds that it has waited for a place, in this queue and in those of other engines before."""
+        return now - (self.queued_s if self.received_s is None else self.received_s)
 
 
 def priority_class(priority: float) -> str:
@@ -215,8 +220,9 @@ class RequestQueue:
     def _lateness(self, entry: QueueEntry, now: float) -> LmiError | None:
         if now > entry.deadline_s:
             return DeadlineExceeded("the time for this request ran out while it waited")
-        if now - entry.queued_s > self._max_wait_s and not entry.is_further:
-            return self.refusal(f"it has waited {now - entry.queued_s:.1f} s")
+        waited_s = entry.waited_s(now)
+        if waited_s > self._max_wait_s and not entry.is_further:
+            return self.refusal(f"it has waited {waited_s:.1f} s")
         return None
 
     def note_token(self, entry: QueueEntry, now: float) -> None:

@@ -79,6 +79,7 @@ class Dispatcher:
             max_tokens=request.max_tokens,
             num_sequences=max(request.sampling_config.beam_width, request.sampling_config.num_return_sequences),
             arrived_s=origin.arrived_s or now,
+            received_s=origin.received_s,
             deadline_s=origin.deadline_s,
             priority=request.priority,
             is_streaming=request.streaming,

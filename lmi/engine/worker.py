@@ -82,7 +82,12 @@ async def serve(executor: Executor, record: EngineRecord, runtime: Runtime, slot
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     server, timeout_s = runtime.config.server, runtime.config.engine.model_loading_timeout_s
     info = executor.info
-    queue = LearningQueue(info.max_num_sequences, server.max_queue_wait_s, info.num_express_places)
+    queue = LearningQueue(
+        info.max_num_sequences,
+        server.max_queue_wait_s,
+        info.num_express_places,
+        keeps_short=server.keeps_queue_short,
+    )
     dispatcher = Dispatcher(executor, record, queue)
     adapters = AdapterKeeper(executor, adapters_of(runtime), dispatcher, timeout_s)
 

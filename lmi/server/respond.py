@@ -9,6 +9,7 @@ import asyncio
 import json
 import math
 import re
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, closing
 from dataclasses import replace
@@ -70,6 +71,7 @@ class Inference:
         self.content_type = exchange.headers.get("content-type")
         self.session: str | None = None  # the id of its session, if it names one
         self.started_s = exchange.started_s
+        self.received_s = exchange.started_s  # since when it waits for a place
         self.client_timeout_s = math.inf
         self.format: AnswerFormat | None = None
         self._is_large = False  # the body
@@ -83,7 +85,9 @@ class Inference:
         self.client_timeout_s = client_timeout_s(exchange)
         if not self.formatters.reads(self.api):
             exchange.check_is_whole()
-        return await exchange.body(service.config.server.max_request_size, service.front_end.body_memory)
+        body = await exchange.body(service.config.server.max_request_size, service.front_end.body_memory)
+        self.received_s = time.monotonic()
+        return body
 
     async def read(self, body: bytes, choose: Choose | None = None) -> Message[Any]:
         """Decode the body. After this, errors have the format of the answer."""
@@ -100,7 +104,11 @@ class Inference:
         """Check the requests, choose their adapters, and log the names that they ignore."""
         parsed = await self._beside_the_loop(self.api.parse, self.formatters.asked(self.api, message))
         self.format = parsed.format
+
+        before_s = time.monotonic()
         parsed = await choose_adapter(self.exchange, self.service, parsed)
+        self.received_s += time.monotonic() - before_s  # the load of an adapter is no wait for a place
+
         self.exchange.model = parsed.requests[0].adapter or self.exchange.model
         self.format = parsed.format
         self.service.front_end.report_ignored(parsed.ignored, self.exchange.request_id)
@@ -120,7 +128,7 @@ class Inference:
         timeout_s, since_s, _ = self._timeout
         deadline_s = math.inf if timeout_s is None else since_s + timeout_s
         client = client_of(self.exchange, requests[0].adapter)
-        first = Origin(client, self.started_s, deadline_s, self.is_line)
+        first = Origin(client, self.started_s, deadline_s, self.is_line, self.received_s)
         further = Origin(client, self.started_s, deadline_s, is_further=True)
         return [replace(each, origin=further if index else first) for index, each in enumerate(requests)]
 

@@ -27,8 +27,9 @@ class RequestsConfig:
     """How large requests may be, how long they may take, and how they are answered."""
 
     max_queue_wait_s: float = option(10.0)
-    """seconds that a request may be expected to wait before it starts; one that would wait longer gets 503 at once. On
-    SageMaker 60 at most, but for batch transforms and with buffer_streams"""
+    """seconds that a request may be expected to wait before it starts; one that would wait longer gets 503 at once. Not
+    given, a queue that was long for a second lets in only who would be next. On SageMaker 60 at most, but for batch
+    transforms and with buffer_streams"""
     trust_fairness_id: bool = option(False)
     """requests with another x-llm-d-inference-fairness-id count as another client, and clients share the engine"""
     max_request_sequences: int = option(512)
@@ -41,7 +42,7 @@ class RequestsConfig:
     )
     """bytes of a request's body; more are answered 413"""
     max_body_memory: int = option(256 << 20, kinds.SIZE)
-    """bytes of all request bodies in one front end; more are answered 503"""
+    """bytes of all large requests in one front end: bodies, and what engines have not begun to answer; more are 503"""
     predict_timeout_s: float | None = option(
         None,
         names="option.predict_timeout PREDICT_TIMEOUT SAGEMAKER_MODEL_SERVER_TIMEOUT_SECONDS "
@@ -97,7 +98,7 @@ class FrontEndsConfig:
     frontend_workers: int = option(1, integer(1, 256))
     """front-end processes"""
     job_queue_size: int = option(1000, names="MAX_CONCURRENT_REQUESTS")
-    """waiting sequences of the model; more are answered 503"""
+    """waiting sequences of the model; more are answered 503. For how long they may wait, max_queue_wait says"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,6 +121,7 @@ class ServerConfig(
     """Settings of the front ends and the supervisor: those of the bases in their order."""
 
     model_flags: dict[str, str] = field(default_factory=dict)  # of the command line, by key, for each of several models
+    keeps_queue_short: bool = field(default=True, compare=False)  # the operator has not given max_queue_wait
 
 
 @dataclass(frozen=True, slots=True)

@@ -238,7 +238,7 @@ def _config(
     if model.get("output_formatter") not in FORMATTER_WORDS:
         model.pop("output_formatter", None)
     return Config(
-        server=ServerConfig(**values.fields("server")),
+        server=ServerConfig(**values.fields("server"), keeps_queue_short="max_queue_wait" not in values),
         model=ModelConfig(
             path=str(path.resolve()),
             sources=model_choice.sources_of(values, path),

@@ -42,7 +42,12 @@ class Engine:
     """Runs entries, and notes how each ended and when: whole, refused, late or left."""
 
     def __init__(self, step_s: float = STEP_S, **options: float) -> None:
-        self.queue = LearningQueue(PLACES, options.get("max_wait_s", 10.0), int(options.get("num_express", 4)))
+        self.queue = LearningQueue(
+            PLACES,
+            options.get("max_wait_s", 10.0),
+            int(options.get("num_express", 4)),
+            keeps_short=bool(options.get("keeps_short", True)),
+        )
         self.ends: list[tuple[str, QueueEntry, float]] = []
         self.first_s: dict[QueueEntry, float] = {}  # from the arrival to the first token
         self._step_s, self._now, self._looked_s = step_s, 0.0, 0.0
@@ -174,6 +179,19 @@ def test_a_crowd_of_patient_clients_is_answered_within_the_limit_of_the_wait() -
     assert set(engine.run([arrival(0.0, f"client {i}") for i in range(300)], 60)) == {"whole"}
 
 
+def test_clients_who_may_all_wait_for_a_minute_are_all_served() -> None:
+    load = poisson(3 * CAPACITY, 6)
+    assert Engine(max_wait_s=60.0).run(load, 30)["refused"] > 0.3 * len(load)
+    assert Engine(max_wait_s=60.0, keeps_short=False).run(load, 30) == Counter(whole=len(load))
+
+
+def test_nobody_is_let_in_who_would_wait_for_longer_than_all_may() -> None:
+    engine = Engine(max_wait_s=5.0, keeps_short=False)
+    ends = engine.run(poisson(3 * CAPACITY, 10), 30)
+    assert ends["refused"] > 0.1 * ends["whole"] and ends["late"] < 0.01 * ends["refused"]
+    assert 4.5 < max(engine.first_s.values()) < 5.5
+
+
 def hog(name: str, at_s: float, num_sequences: int) -> list[Arrival]:
     more: dict[str, Any] = {"num_tokens": 200, "num_sequences": num_sequences}
     return [arrival(at_s + 0.002 * i, name, is_further=i > 0, **more) for i in range(128)]
@@ -211,6 +229,34 @@ def test_the_time_that_a_body_took_to_come_is_no_wait_in_the_queue() -> None:
     assert len(list(queue.start(0.0))) == 1
     assert queue.expired(9.9) == []
     assert [str(error) for _, error in queue.expired(10.1)] == ["the engine is busy: it has waited 10.1 s"]
+
+
+def test_what_a_request_has_waited_for_another_engine_counts() -> None:
+    queue = LearningQueue(1, 2.0)
+    queue.offer(arrival(0.0).entry, 0.0)
+    list(queue.start(0.0))
+    with pytest.raises(Overloaded, match=r"it has waited 2\.1 s"):
+        queue.offer(arrival(0.0, received_s=-2.1).entry, 0.0)
+    queue.offer(arrival(0.0, received_s=-1.5).entry, 0.0)
+    assert queue.expired(0.4) == []
+    assert [str(error) for _, error in queue.expired(0.6)] == ["the engine is busy: it has waited 2.1 s"]
+
+
+def test_what_it_is_expected_to_wait_is_added_to_what_it_has_waited() -> None:
+    queue = LearningQueue(1, 2.0)
+    queue.offer(arrival(0.0, num_tokens=15).entry, 0.0)
+    list(queue.start(0.0))
+    for _ in range(5):
+        queue.note_step(0.1, 0, 1)
+    with pytest.raises(Overloaded, match=r"it would wait 2\.5 s, of at most 2"):
+        queue.offer(arrival(0.0, received_s=-1.0).entry, 0.5)
+    queue.offer(arrival(0.0, received_s=0.0).entry, 0.5)
+
+
+def test_who_has_waited_too_long_elsewhere_is_answered_where_a_place_is_free() -> None:
+    queue, late = LearningQueue(1, 2.0), arrival(0.0, received_s=-5.0).entry
+    queue.offer(late, 0.0)
+    assert list(queue.start(0.0)) == [late]
 
 
 def test_an_express_request_that_ends_makes_no_place_in_the_batch() -> None:

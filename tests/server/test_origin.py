@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import socket
+import time
 from pathlib import Path
 
 import msgspec
@@ -14,7 +16,7 @@ from lmi.runtime import ServerRuntime
 from lmi.server.access import FAIRNESS_ID, Access
 from lmi.server.respond import client_of
 from lmi.settings.config import ServerConfig
-from tests.scripted import CAPABILITIES, host
+from tests.scripted import CAPABILITIES, host, wait_until
 
 SAYING = [{TIMEOUT: "0.3"}, {TIMEOUT_MS: "300"}, {CUSTOM_ATTRIBUTES: "trace=a; timeout=0.3"}]
 
@@ -42,6 +44,20 @@ def test_the_servers_own_limit_counts_where_it_is_shorter(tmp_path: Path) -> Non
     with host(tmp_path, server={"predict_timeout_s": 0.2}) as lmi:
         _, answer = lmi.post({"inputs": "hang"}, headers={TIMEOUT: "60"})
         assert json.loads(answer)["error"] == "no answer within 0.2 s, the server's predict_timeout"
+
+
+def test_a_request_waits_for_a_place_since_the_server_has_had_all_of_it(tmp_path: Path) -> None:
+    with host(tmp_path) as lmi, socket.create_connection(("127.0.0.1", lmi.port), 60) as slow:
+        body = json.dumps({"inputs": "say a"}).encode()
+        slow.sendall(b"POST /invocations HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body))
+        slow.sendall(body[:5])
+        wait_until(lambda: lmi.server_block.frontends[0].num_body_bytes == 5)
+        before_s = time.monotonic()
+        slow.sendall(body[5:])
+        assert slow.recv(15) == b"HTTP/1.1 200 OK"
+        [entry] = lmi.queue.offered
+        assert entry.received_s is not None
+        assert entry.arrived_s < before_s <= entry.received_s <= entry.queued_s
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "soon", "nan", "inf", ""])

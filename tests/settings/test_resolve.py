@@ -114,6 +114,23 @@ def test_only_a_port_and_one_model_are_taken_over(folder: Path, line: str, why: 
     assert fault.endswith(f"allowed is false {why}")
 
 
+@pytest.mark.parametrize(
+    ("text", "environ", "keeps_short"),
+    [
+        ("", {}, True),
+        ("job_queue_size=4000", {}, True),
+        ("max_queue_wait=60", {}, False),
+        ("max_queue_wait=10", {}, False),
+        ("", {"SERVING_MAX_QUEUE_WAIT": "60"}, False),
+        ("max_queue_wait=90", {"SAGEMAKER_BIND_TO_PORT": "8080"}, False),
+    ],
+)
+def test_a_queue_is_kept_short_unless_it_was_said_how_long_all_may_wait(
+    folder: Path, text: str, environ: dict[str, str], keeps_short: bool
+) -> None:
+    assert settle(folder, text, environ).config.server.keeps_queue_short == keeps_short
+
+
 def test_one_body_of_the_allowed_size_always_has_room(folder: Path) -> None:
     assert settle(folder).config.server.max_body_memory == 256 << 20
     resolved = settle(folder, "max_request_size=1g")
