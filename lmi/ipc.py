@@ -10,9 +10,10 @@ import socket
 import struct
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from typing import Generic, TypeVar, cast
+from typing import Generic, NamedTuple, TypeVar, cast
 
 import msgspec
 
@@ -20,6 +21,7 @@ from lmi.shared.state import EngineRecord, Phase
 
 HEAD_BYTES = 4
 MAX_FRAME_BYTES = 64 << 20
+MAX_PASSED_BYTES = 256 << 10  # to the transport, which cannot give back what the other end has not read
 RECONNECT_S = 0.05
 CONNECT_TIMEOUT_S = 2.0
 
@@ -100,6 +102,58 @@ class Connection(asyncio.Protocol):
         self._transport = None
         if not self.closed.done():
             self.closed.set_result(None)
+
+
+class Unsent(NamedTuple):
+    """A frame that waits until the other end reads on."""
+
+    data: bytes
+    owner: int | None  # the id of the request or call that it belongs to, if that may take it back
+
+
+class Connecting(Connection):
+    """The connecting end of a connection. Frames that the other end does not read wait here.
+
+    Those of a request whose client has left are taken back: an end that has stopped reading holds no memory of theirs.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._unsent: deque[Unsent] = deque()
+        self._is_paused = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        cast(asyncio.Transport, transport).set_write_buffer_limits(high=MAX_PASSED_BYTES, low=0)
+
+    def write(self, data: bytes, owner: int | None = None) -> None:
+        """Send a frame when the other end has read those before it. Does nothing once the other end is lost."""
+        if self._is_paused:
+            self._unsent.append(Unsent(data, owner))
+        else:
+            super().write(data)
+
+    def take_back(self, owner: int) -> bool:
+        """Drop the frames of a request that still wait here. Returns whether there were any."""
+        if not self._unsent:
+            return False
+
+        kept = deque(unsent for unsent in self._unsent if unsent.owner != owner)
+        has_dropped = len(kept) < len(self._unsent)
+        self._unsent = kept
+        return has_dropped
+
+    def pause_writing(self) -> None:
+        self._is_paused = True
+
+    def resume_writing(self) -> None:
+        self._is_paused = False
+        while self._unsent and not self._is_paused:
+            super().write(self._unsent.popleft().data)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        super().connection_lost(error)
+        self._unsent.clear()
 
 
 class Accepted(Connection):

@@ -3,32 +3,40 @@
     GenerationRequest --tokenizer--> Request ==engine socket==> Result --answer text--> Delta
 
 Every sequence ends with a Delta that has a finish reason, or the request ends with an LmiError. On every way out the
-stream is closed, which sends Cancel unless the engine has finished.
+stream is closed, which sends Cancel unless the engine has finished. A long request is there in one form at a time: once
+it is encoded for the engine only its frame and what its answer needs stay.
 """
 
 from __future__ import annotations
 
 import asyncio
 import secrets
+from array import array
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
 from itertools import accumulate
+from sys import getsizeof
 
 import msgspec
 
 from lmi import errors
 from lmi.capabilities import check_request, fitted
-from lmi.engine.client import Engines, ResponseStream
+from lmi.engine.client import Engines, ResponseStream, Submission
 from lmi.engine.misses import BeginningWatch
 from lmi.executor import EngineInfo, FinishReason, LoraConfig, OutputConfig, Request, Result
 from lmi.settings.config import ModelConfig
 from lmi.text.answer import AnswerText, prompt_tokens
-from lmi.text.tokenizer import Tokenizer, truncated
+from lmi.text.tokenizer import NUM_THREADS, Tokenizer, truncated
 from lmi.types import AnswerEnd, Delta, GenerationRequest
 
 Take = Callable[[Delta], Awaitable[None] | None]  # what it returns is awaited before the next Delta
 Words = Sequence[tuple[int, ...]]  # by their token ids
+Encoded = Callable[[int], None]  # gets the bytes that the answers hold of their requests
 
+LONG_BYTES = 4096  # a request of more in its frame is not held as it came until its answer has ended
+LONG_CHARS = 64 << 10  # prompts of more are prepared a few at a time
+ID_BYTES = 4
 OVER = "the answer is over"  # why its tasks are cancelled
 NOT_FINISHED = FinishReason.NOT_FINISHED
 REASONS = {
@@ -57,16 +65,22 @@ class Pipeline:
         self._prefix_cache_scope = model.prefix_cache_scope
         self._beginnings = BeginningWatch() if shares_prompts else None
         self._max_new_tokens = model.generation_defaults.server_max_new_tokens
+        self._long_prompts = asyncio.Semaphore(NUM_THREADS)
 
     async def generate(
-        self, requests: Sequence[GenerationRequest], take: Take, streams: list[ResponseStream] | None = None
+        self,
+        requests: Sequence[GenerationRequest],
+        take: Take,
+        streams: list[ResponseStream] | None = None,
+        encoded: Encoded = lambda num_bytes: None,
     ) -> None:
         """Pass the Deltas of the answer to `take`. Raises LmiError, before the first Delta or after some.
 
         Requests that are answered together run concurrently, and the first failure ends the whole answer. Engines share
         all that is cached within a salt: among those who know the `cache_salt`, or with the scope `request` in this
         answer. A key of the server is not part of it: those who have one share whole blocks, as all do without a salt.
-        What is submitted to an engine is added to `streams`.
+        What is submitted to an engine is added to `streams`. When all requests are encoded, none is held here any more
+        and `encoded` is called, before they count as frames.
         """
         streams = [] if streams is None else streams
         if self._prefix_cache_scope == "request":
@@ -79,10 +93,14 @@ class Pipeline:
             self._prepare(request, spelled[request.bad_sequences], first_index)
             for request, first_index in zip(requests, first_indexes, strict=False)
         ]
-        if len(preparing) == 1:
-            await self._generate(await preparing[0], take, streams)
+        del requests, first_indexes, spelled
+        prepared = [await preparing.pop()] if len(preparing) == 1 else await asyncio.gather(*preparing)
+        preparing.clear()  # if one was refused, none begins
+        encoded(sum(sequences.num_bytes for sequences in prepared))
+        if len(prepared) == 1:
+            await self._generate(prepared[0], take, streams)
         else:
-            await self._generate_all(await asyncio.gather(*preparing), take, streams)  # if one is refused, none begins
+            await self._generate_all(prepared, take, streams)
 
     async def _prepare(self, request: GenerationRequest, bad_words: Words, first_index: int) -> Sequences:
         """Make the request for the engine. Raises InvalidRequest, or Unavailable when no engine is ready."""
@@ -92,22 +110,28 @@ class Pipeline:
             raise errors.Unsupported(request.images[0].place, f"messages are text alone, given a part of type {kind}")
         if request.is_beam_search and request.guided_decoding is not None:
             raise errors.Unsupported("guided_decoding_params", "a beam search follows no structure")
-        prompt, prompt_ids = await self.encode(request, info)
-        submitted = self._engine_request(request, prompt_ids, bad_words, info)
-        check_request(submitted, info)
-        if request.needs_full_room and request.max_new_tokens is not None:
-            check_room(len(prompt_ids), request.max_new_tokens, info)
-        return Sequences(self.tokenizer, request, submitted, prompt, first_index)
+        async with self._turn_of(request):
+            prompt, prompt_ids = await self.encode(request, info)
+            submitted = self._engine_request(request, prompt_ids, bad_words, info)
+            check_request(submitted, info)
+            if request.needs_full_room and request.max_new_tokens is not None:
+                check_room(len(prompt_ids), request.max_new_tokens, info)
+            submission = self._engines.encoded(submitted, request.origin)
+            return Sequences(self.tokenizer, request, submission, prompt, submitted.input_token_ids, first_index)
+
+    def _turn_of(self, request: GenerationRequest) -> AbstractAsyncContextManager[object]:
+        """Let a long prompt wait until few others are prepared: one of a megabyte takes many while it is encoded."""
+        return self._long_prompts if request.num_prompt_chars > LONG_CHARS else nullcontext()
 
     async def _generate(self, sequences: Sequences, take: Take, streams: list[ResponseStream]) -> None:
-        request, submitted = sequences.request, sequences.submitted
-        stream = self._engines.submit(submitted, request.session, request.origin, request.prompt_cache_key)
+        request, submission = sequences.request, sequences.submission
+        stream = self._engines.send(submission, request.session, request.prompt_cache_key)
         streams.append(stream)
 
         def take_result(result: Result) -> Awaitable[None] | None:
             delta = sequences.read(result)
             if delta is not None and delta.num_prompt_tokens and self._beginnings is not None:
-                self._beginnings.note(submitted, delta.num_cached_tokens)
+                self._beginnings.note(delta.prompt_token_ids, submission.owner, delta.num_cached_tokens)
             if not sequences.open_texts:
                 stream.close()
             return None if delta is None else take(delta)
@@ -122,7 +146,7 @@ class Pipeline:
             try:
                 await stream.forward(take_any)
             except (errors.EngineLost, errors.Overloaded):  # once, since a request may be what ends an engine
-                other = None if stream.has_begun else self._engines.submit_elsewhere(stream, submitted, request.origin)
+                other = None if stream.has_begun else self._engines.send_elsewhere(stream)
                 if other is None:
                     raise
                 stream = other
@@ -227,15 +251,32 @@ class Pipeline:
 
 
 class Sequences:
-    """The sequences of one request. Turns each Result into a Delta. `open_texts` holds those not ended."""
+    """The sequences of one request. Turns each Result into a Delta. `open_texts` holds those not ended.
+
+    `num_bytes` is what they hold of a long request until its end, beside the frame of its submission.
+    """
 
     def __init__(
-        self, tokenizer: Tokenizer, request: GenerationRequest, submitted: Request, prompt: str, first_index: int
+        self,
+        tokenizer: Tokenizer,
+        request: GenerationRequest,
+        submission: Submission,
+        prompt: str,
+        prompt_ids: Sequence[int],
+        first_index: int,
     ) -> None:
-        """`prompt` is the text that the answer continues."""
-        self.request, self.submitted = request, submitted
+        """`prompt` is the text that the answer continues, `prompt_ids` are its tokens."""
+        self.num_bytes = 0
+        if len(submission.frame) > LONG_BYTES:
+            is_prompt_read = request.return_full_text or request.chat is not None  # by a formatter
+            prompt = prompt if is_prompt_read else ""
+            prompt_ids = array("I", prompt_ids)
+            request = request.for_answer()
+            self.num_bytes = getsizeof(prompt) + ID_BYTES * len(prompt_ids)
+
+        self.request, self.submission = request, submission
         self._tokenizer, self._prompt, self._first_index = tokenizer, prompt, first_index
-        self._prompt_ids: Sequence[int] = submitted.input_token_ids
+        self._prompt_ids = prompt_ids
         self._is_prompt_told = False
         indexes = range(request.num_sequences)
         self.open_texts = {index: AnswerText(tokenizer, request, self._prompt_ids) for index in indexes}

@@ -5,9 +5,10 @@ Where a word is needed it is that of the LMI API.
 
 import enum
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from sys import getsizeof
+from typing import Any, Self, TypeVar
 
 import msgspec
 
@@ -49,6 +50,11 @@ class AnswerFormat:
         """Whether the body is a sequence of records."""
         return self.output_format is not OutputFormat.JSON
 
+    @property
+    def holds_fields(self) -> bool:
+        """Whether objects of the request's body are part of it, as tools are."""
+        return False
+
 
 Format = TypeVar("Format", bound=AnswerFormat)
 
@@ -82,6 +88,20 @@ class Chat:
     def images(self) -> list[Image]:
         contents = (message.get("content") for message in self.messages)
         return [part for said in contents if isinstance(said, list) for part in said if isinstance(part, Image)]
+
+    @property
+    def texts(self) -> Iterator[str]:
+        """The texts of the messages, in their order."""
+        for message in self.messages:
+            content = message.get("content")
+            if isinstance(content, str):
+                yield content
+            elif isinstance(content, list):
+                yield from (part for part in content if isinstance(part, str))
+
+    def without_messages(self) -> Self:
+        """The chat for what needs to know only that it is one."""
+        return replace(self, messages=(), tools=None, variables={})
 
 
 class Origin(msgspec.Struct, frozen=True, array_like=True):
@@ -183,6 +203,36 @@ class GenerationRequest:
     @property
     def is_beam_search(self) -> bool:
         return self.sampling.beam_width > 1
+
+    @property
+    def num_prompt_chars(self) -> int:
+        """The characters of its prompt, those of a chat without what the template adds."""
+        return len(self.prompt) if self.chat is None else sum(map(len, self.chat.texts))
+
+    @property
+    def num_bytes(self) -> int:
+        """The bytes of memory that its texts, ids and images take."""
+        texts = [self.prompt, self.guided_decoding.guide if self.guided_decoding else None, *self.bad_sequences]
+        texts += self.stop_sequences
+        texts += () if self.chat is None else self.chat.texts
+        num_id_bytes = getsizeof(0) * len(self.prompt_token_ids or ())
+        num_image_bytes = sum(len(image.data) for image in self.images)
+        return sum(getsizeof(text) for text in texts if text) + num_id_bytes + num_image_bytes
+
+    def for_answer(self, *, keeps_prompt: bool = False) -> Self:
+        """The request without what only its engine needs, for what writes the answer and holds it until the end.
+
+        The prompt stays if the answer begins with it, or with `keeps_prompt`.
+        """
+        return replace(
+            self,
+            prompt=self.prompt if keeps_prompt or self.return_full_text else "",
+            prompt_token_ids=None,
+            chat=None if self.chat is None else self.chat.without_messages(),
+            guided_decoding=None,
+            bad_sequences=(),
+            token_biases=(),
+        )
 
     @property
     def num_places(self) -> int:

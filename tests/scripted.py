@@ -350,14 +350,12 @@ class RecordingTokenizer(lmi_tokenizer.Tokenizer):
 
 
 class NotingQueue(LearningQueue):
-    """A queue that keeps what it was offered."""
+    """A queue that keeps what it was offered last."""
 
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
-        self.offered: list[QueueEntry] = []
+    last_offered: QueueEntry | None = None
 
     def offer(self, entry: QueueEntry, now: float) -> None:
-        self.offered.append(entry)
+        self.last_offered = entry
         super().offer(entry, now)
 
 
@@ -468,9 +466,7 @@ async def _serve(
     block.engines[0].phase = Phase.READY
     executor.pass_responses_to(dispatcher.deliver)
     watch = asyncio.create_task(_watch(executor, dispatcher, block, connections))
-    engines = Engines([str(folder / "engine-0.sock")], block.engines)
     tokenizer = RecordingTokenizer.load(config.model.path)
-    pipeline = Pipeline(tokenizer, engines, config.model)
     user_code, user_code_server = None, None
     if config.user_code is not None:
         user_code, user_code_server = await _run_user_code(folder, config, config.user_code, block)
@@ -479,6 +475,8 @@ async def _serve(
     server_block = Block.create(folder / "server", 0, 1)
     server_block.frontends[0].claim()
     models = Models(FrontEnd(ServerRuntime(folder, config.server), server_block, server_block.frontends[0]))
+    engines = Engines([str(folder / "engine-0.sock")], block.engines, memory=models.front_end.body_memory)
+    pipeline = Pipeline(tokenizer, engines, config.model)
     registry = AdapterRegistry(engines, Folder(folder / "adapters", Adapter), config.server.max_adapters)
     models.add(Service(config, block, models.front_end, engines, pipeline, user_code, sessions, registry))
     credentials = hand_over(config.server)
@@ -494,9 +492,7 @@ async def _serve(
     while not server.started:
         await asyncio.sleep(0.005)
     port = server.servers[0].sockets[0].getsockname()[1]
-    started.append(
-        Host(port, executor, block, server_block, config, loop, tokenizer, queue, user_code, credentials)
-    )
+    started.append(Host(port, executor, block, server_block, config, loop, tokenizer, queue, user_code, credentials))
     while not stop.is_set():
         await asyncio.sleep(0.01)
     server.should_exit = True

@@ -16,7 +16,7 @@ from typing import Any, cast
 import pytest
 
 from lmi.apis.lmi import LMI
-from lmi.engine.client import Engines
+from lmi.engine.client import Engines, Submission
 from lmi.errors import GenerationFailed, LmiError
 from lmi.executor import EngineInfo, Executor, Request, Response, SamplingConfig
 from lmi.pipeline import Pipeline
@@ -218,11 +218,13 @@ class OneEngine:
     async def ready(self, adapter: str | None) -> EngineInfo:
         return self._executor.info
 
-    def submit(
-        self, request: Request, session: str | None, origin: Origin, prompt_cache_key: str | None = None
-    ) -> Stream:
+    def encoded(self, request: Request, origin: Origin) -> Submission:
         self.asked = request
-        return Stream(self._executor, request)
+        return Engines([], []).encoded(request, origin)
+
+    def send(self, submission: Submission, session: str | None = None, prompt_cache_key: str | None = None) -> Stream:
+        assert self.asked is not None
+        return Stream(self._executor, self.asked)
 
 
 @dataclass(frozen=True)

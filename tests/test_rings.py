@@ -118,14 +118,14 @@ STILL = {
     "lmi.server.routes.invocations": {"lines"},
 }
 # Lines of Python, with room for paragraphs until tokens are counted here in their place.
-MAX_LINES_OF_THE_HOUSE = 14_050
+MAX_LINES_OF_THE_HOUSE = 14_400
 MAX_LINES = {
     "lmi/adapters": 940,
     "lmi/apis": 6360,
     "lmi/chats": 1080,
     "lmi/client": 1360,
     "lmi/description": 490,
-    "lmi/engine": 1850,
+    "lmi/engine": 1980,
     "lmi/executor": 970,
     "lmi/gateway": 2080,
     "lmi/http": 1260,

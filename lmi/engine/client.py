@@ -1,15 +1,18 @@
 """The front end's side of the engine sockets: a connection to each engine, and a stream of Responses for each request.
 
-When an engine is lost, its requests end with `EngineLost`; who has seen no Result yet may submit to another. A stream
-that is closed before its end cancels its request.
+A request is encoded once. Its frame is kept until its first Result, so that another engine can get it: when an engine
+is lost, its requests end with `EngineLost`, and who has seen no Result yet may submit to another. A stream that is
+closed before its end cancels its request.
 """
 
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import count
+from typing import Protocol
 
 from lmi.engine.messages import (
     AdapterOutcome,
@@ -24,7 +27,7 @@ from lmi.engine.messages import (
 )
 from lmi.errors import EngineLost, ErrorInfo, GenerationFailed, LmiError, RequestTooLarge, Unavailable, from_info
 from lmi.executor import EngineInfo, FinishReason, Request, Response, Result
-from lmi.ipc import Connection, Connections, FrameTooLarge, frame
+from lmi.ipc import Connecting, Connections, FrameTooLarge, frame
 from lmi.shared.state import EngineRecord, FrontEndRecord
 from lmi.types import Origin, WaitStatus
 
@@ -33,15 +36,66 @@ ANYBODY = Origin()
 Outcomes = Mapping[str, AdapterOutcome]  # of the entries in the folder of adapters, by the adapter's name
 
 
+class FrameMemory(Protocol):
+    """Where frames are counted that an engine has not answered yet."""
+
+    def check_room(self, num_before: int, num_after: int) -> None:
+        """Raise Overloaded if so many bytes have no room in the place of those before."""
+
+    def change(self, num_before: int, num_after: int) -> None: ...
+
+
+class UnlimitedMemory:
+    def check_room(self, num_before: int, num_after: int) -> None:
+        return
+
+    def change(self, num_before: int, num_after: int) -> None:
+        return
+
+
+@dataclass(slots=True, eq=False)
+class Submission:
+    """A request on its way to an engine: its frame, which every engine can read, and what decides who gets it.
+
+    The `id` is unique in this front end. `owner` is whose cached prompts it may use: an adapter and a salt.
+    """
+
+    id: int
+    frame: bytes
+    num_tokens: int  # of the prompt and the longest possible answer: the engine's load
+    num_prompt_tokens: int
+    memory: FrameMemory
+    owner: tuple[str | None, str | None] = None, None
+    prefix_keys: Sequence[int] = ()  # of the blocks of its prompt
+    num_held_bytes: int = 0  # as `memory` counts them
+
+    @property
+    def adapter(self) -> str | None:
+        return self.owner[0]
+
+    def hold(self) -> None:
+        """Count the frame from now on. Raises Overloaded if it has no room."""
+        if not self.num_held_bytes:
+            self.memory.check_room(0, len(self.frame))
+            self.memory.change(0, len(self.frame))
+            self.num_held_bytes = len(self.frame)
+
+    def release(self) -> None:
+        """Forget the frame: its engine has it, or nobody waits for it any more."""
+        self.frame = b""
+        if self.num_held_bytes:
+            self.memory.change(self.num_held_bytes, 0)
+            self.num_held_bytes = 0
+
+
 class ResponseStream:
     """The Responses of one request, in order, which `forward` passes on. Always close it."""
 
-    def __init__(self, connection: "EngineConnection", request_id: int, num_tokens: int) -> None:
-        self.num_tokens = num_tokens  # of the prompt and the longest possible answer: the engine's load
+    def __init__(self, connection: "EngineConnection", submission: Submission) -> None:
         self.has_begun = False  # a Result has come, with tokens
         self.connection = connection
         self.status = WaitStatus()  # as the engine has told it last
-        self._id = request_id
+        self.submission = submission
         self._inbox: deque[Result | Exception] = deque()  # what arrived while no task slept in `forward`
         self._take: Take | None = None
         self._sleep: asyncio.Future[Awaitable[None] | None] | None = None
@@ -74,7 +128,7 @@ class ResponseStream:
     async def ask_status(self, timeout_s: float) -> WaitStatus:
         """Return how far the request is, or what was known before if its engine does not answer in time."""
         self._told = asyncio.Event()
-        self.connection.write(frame(encode(AskStatus(self._id))))
+        self.connection.write(frame(encode(AskStatus(self.submission.id))))
         with suppress(TimeoutError):
             await asyncio.wait_for(self._told.wait(), timeout_s)
         return self.status
@@ -90,13 +144,18 @@ class ResponseStream:
         self._take = None  # it may refer to this stream
         if self._sleep is not None and self._sleep.done() and not self._sleep.cancelled():
             forget(self._sleep.result())  # the task was cancelled before it could await it
+        is_sent = True
         if not self._is_over:
             self._is_over = True
-            self.connection.cancel(self._id, has_left=has_left)
+            is_sent = self.connection.cancel(self.submission, has_left=has_left)
+        if is_sent:
+            self.submission.release()
 
     def put(self, item: Result | LmiError) -> None:
         """Pass a Result on, and wake the task if it has to wait for something, to raise an error, or to end."""
-        self.has_begun = self.has_begun or isinstance(item, Result)
+        if not self.has_begun and isinstance(item, Result):
+            self.has_begun = True
+            self.submission.release()
         self._is_over = self._is_over or isinstance(item, LmiError) or item.is_final
         sleep, pause = self._sleep, None
         if sleep is None or sleep.done() or isinstance(item, LmiError):
@@ -119,7 +178,7 @@ def forget(pause: Awaitable[None] | None) -> None:
         pause.close()
 
 
-class EngineConnection(Connection):
+class EngineConnection(Connecting):
     """One socket to one engine, and the streams of its requests."""
 
     other_end = "an engine"
@@ -130,29 +189,40 @@ class EngineConnection(Connection):
         self.outcomes: Outcomes = {}
         self.news = asyncio.Event()  # of the engine: set by its next Ready, or when it is lost
         self.num_outstanding_tokens = 0
-        self._ids = count()
         self._streams: dict[int, ResponseStream] = {}
+        self._unread: list[Submission] = []  # that were cancelled, and that the transport may still have
 
-    def submit(self, request: Request, origin: Origin = ANYBODY) -> ResponseStream:
-        request_id = next(self._ids)
-        try:
-            submit = frame(encode(Submit(request_id, request, origin)))
-        except FrameTooLarge as error:
-            raise RequestTooLarge(f"the request does not fit on the way to the engine: {error}") from None
-        num_tokens = len(request.input_token_ids) + request.max_tokens
-        stream = self._streams[request_id] = ResponseStream(self, request_id, num_tokens)
-        self.num_outstanding_tokens += stream.num_tokens
-        self.write(submit)
+    def send(self, submission: Submission) -> ResponseStream:
+        """Send a request to this engine. Raises Overloaded if its frame has no room in memory."""
+        submission.hold()
+        stream = self._streams[submission.id] = ResponseStream(self, submission)
+        self.num_outstanding_tokens += submission.num_tokens
+        self.write(submission.frame, submission.id)
         return stream
 
-    def cancel(self, request_id: int, *, has_left: bool = False) -> None:
-        if self._forget(request_id) is not None:
-            self.write(frame(encode(Cancel(request_id, has_left))))
+    def cancel(self, submission: Submission, *, has_left: bool = False) -> bool:
+        """Forget a request, here and in the engine. Returns whether its frame takes no memory here any more."""
+        if self._forget(submission.id) is None or self.take_back(submission.id):
+            return True
+
+        self.write(frame(encode(Cancel(submission.id, has_left))))
+        if self._is_paused:
+            self._unread.append(submission)
+        return not self._is_paused
+
+    def resume_writing(self) -> None:
+        self._release_unread()
+        super().resume_writing()
+
+    def _release_unread(self) -> None:
+        unread, self._unread = self._unread, []
+        for submission in unread:
+            submission.release()
 
     def _forget(self, request_id: int) -> ResponseStream | None:
         stream = self._streams.pop(request_id, None)
         if stream is not None:
-            self.num_outstanding_tokens -= stream.num_tokens
+            self.num_outstanding_tokens -= stream.submission.num_tokens
         return stream
 
     def take(self, payload: bytes) -> None:
@@ -178,6 +248,7 @@ class EngineConnection(Connection):
 
     def connection_lost(self, error: Exception | None) -> None:
         super().connection_lost(error)
+        self._release_unread()
         self.info = None
         streams, self._streams, self.num_outstanding_tokens = self._streams, {}, 0
         for stream in streams.values():
@@ -196,12 +267,36 @@ class Engines(Connections[EngineConnection]):
     """The connections of one front end to all engines of one model."""
 
     def __init__(
-        self, sockets: Sequence[str], records: Sequence[EngineRecord], record: FrontEndRecord | None = None
+        self,
+        sockets: Sequence[str],
+        records: Sequence[EngineRecord],
+        record: FrontEndRecord | None = None,
+        memory: FrameMemory | None = None,
     ) -> None:
-        """`record` is that of the front end, where it counts requests that move."""
+        """`record` is that of the front end, where it counts requests that move. `memory` counts their frames."""
         super().__init__(EngineConnection, sockets, records)
         self._adapters: tuple[str, ...] = ()
         self._record = record
+        self._memory = memory or UnlimitedMemory()
+        self._ids = count()
+
+    def encoded(self, request: Request, origin: Origin = ANYBODY) -> Submission:
+        """Encode a request for whichever engine will get it. Raises RequestTooLarge."""
+        request_id, adapter = next(self._ids), request.lora_config
+        try:
+            data = frame(encode(Submit(request_id, request, origin)))
+        except FrameTooLarge as error:
+            raise RequestTooLarge(f"the request does not fit on the way to the engine: {error}") from None
+
+        num_prompt_tokens = len(request.input_token_ids)
+        return Submission(
+            request_id,
+            data,
+            num_tokens=num_prompt_tokens + request.max_tokens,
+            num_prompt_tokens=num_prompt_tokens,
+            memory=self._memory,
+            owner=(None if adapter is None else adapter.name, request.cache_salt),
+        )
 
     def submit(
         self,
@@ -210,29 +305,40 @@ class Engines(Connections[EngineConnection]):
         origin: Origin = ANYBODY,
         prompt_cache_key: str | None = None,
     ) -> ResponseStream:
-        """Send a request to the engine of its session, else to the best one. Raises Unavailable without one.
+        """Encode and send a request. Raises RequestTooLarge, and what `send` raises."""
+        return self.send(self.encoded(request, origin), session, prompt_cache_key)
+
+    def send(
+        self, submission: Submission, session: str | None = None, prompt_cache_key: str | None = None
+    ) -> ResponseStream:
+        """Send a request to the engine of its session, else to the best one.
 
         It is the best one too where as many requests wait at the engine of the session as can run. A `prompt_cache_key`
-        is a hint, which only engines that share prompts read.
+        is a hint, which only engines that share prompts read. Raises Unavailable without an engine, and Overloaded
+        without room for the frame.
         """
-        candidates: BySlot = self._candidates(_adapter_of(request))
+        candidates: BySlot = self._candidates(submission.adapter)
         if session is not None:
             slot = slot_of(session, candidates)
             record = self.records[slot]
             if record.num_waiting < record.max_num_sequences or not record.max_num_sequences:
                 candidates = {slot: candidates[slot]}
-        return self._best(candidates, request, prompt_cache_key).submit(request, origin)
+        return self._best(candidates, submission, prompt_cache_key).send(submission)
 
-    def submit_elsewhere(self, stream: ResponseStream, request: Request, origin: Origin) -> ResponseStream | None:
-        """Send the request of a stream to another engine, the best one. Returns None if no other is ready."""
+    def send_elsewhere(self, stream: ResponseStream) -> ResponseStream | None:
+        """Send the request of a stream that has not begun to another engine, the best one.
+
+        Returns None if no other is ready.
+        """
+        submission = stream.submission
         others: BySlot = {slot: one for slot, one in self.serving().items() if one is not stream.connection}
-        if not (others := _with_adapter(others, _adapter_of(request))):
+        if not (others := _with_adapter(others, submission.adapter)):
             return None
         if self._record is not None:
             self._record.num_moved += 1
-        return self._best(others, request).submit(request, origin)
+        return self._best(others, submission).send(submission)
 
-    def _best(self, engines: BySlot, request: Request, prompt_cache_key: str | None = None) -> EngineConnection:
+    def _best(self, engines: BySlot, submission: Submission, prompt_cache_key: str | None = None) -> EngineConnection:
         return min(engines.values(), key=lambda connection: connection.num_outstanding_tokens)
 
     async def ready(self, adapter: str | None = None) -> EngineInfo:
@@ -273,10 +379,6 @@ class Engines(Connections[EngineConnection]):
 def slot_of(name: str, slots: Iterable[int]) -> int:
     """Return the slot of a name: every front end finds the same one, also while other engines come and go."""
     return max(slots, key=lambda slot: blake2b(f"{name} {slot}".encode(), digest_size=8).digest())
-
-
-def _adapter_of(request: Request) -> str | None:
-    return None if request.lora_config is None else request.lora_config.name
 
 
 def _with_adapter(engines: BySlot, adapter: str | None) -> BySlot:

@@ -6,9 +6,7 @@ token that differs, so an engine then computes thousands of tokens anew each tim
 
 import logging
 from collections import OrderedDict
-from collections.abc import Sequence
-
-from lmi.executor import Request
+from collections.abc import Hashable, Sequence
 
 MIN_PROMPT_TOKENS = 1000
 BEGINNING_TOKENS = 256
@@ -29,14 +27,11 @@ class BeginningWatch:
         # the hash of a prompt's beginning by that of its window; the oldest first
         self._beginnings: OrderedDict[int, int] = OrderedDict()
 
-    def note(self, request: Request, num_cached_tokens: int) -> None:
-        """Look at a prompt whose first Result has come."""
-        token_ids = request.input_token_ids
+    def note(self, token_ids: Sequence[int], owner: Hashable, num_cached_tokens: int) -> None:
+        """Look at a prompt whose first Result has come. Only prompts of one `owner` could have shared anything."""
         if self._has_told or len(token_ids) <= MIN_PROMPT_TOKENS or num_cached_tokens >= BEGINNING_TOKENS:
             return
 
-        # only requests of one adapter and one salt could have shared anything
-        owner = (request.lora_config and request.lora_config.name, request.cache_salt)
         window = hash((owner, window_of(token_ids)))
         beginning = hash(tuple(token_ids[:BEGINNING_TOKENS]))
         known = self._beginnings.setdefault(window, beginning)

@@ -13,9 +13,10 @@ from typing import Self
 
 import msgspec
 
-from lmi.engine.client import BySlot, EngineConnection, Engines, slot_of
+from lmi.engine.client import ANYBODY, BySlot, EngineConnection, Engines, FrameMemory, Submission, slot_of
 from lmi.executor import Request
 from lmi.shared.state import WORD, EngineRecord, FrontEndRecord
+from lmi.types import Origin
 
 BLOCK_SIZE = 64  # tokens
 MAX_PROMPT_BLOCKS = 256  # what is behind them is not looked at
@@ -108,16 +109,22 @@ class PrefixEngines(Engines):
         records: Sequence[EngineRecord],
         record: FrontEndRecord | None = None,
         table: PrefixTable | None = None,
+        memory: FrameMemory | None = None,
     ) -> None:
         """`table` is that of all front ends; None: this one is alone."""
-        super().__init__(sockets, records, record)
+        super().__init__(sockets, records, record, memory)
         self._table = table or PrefixTable()
 
-    def _best(self, engines: BySlot, request: Request, prompt_cache_key: str | None = None) -> EngineConnection:
-        keys = keys_of(request)
+    def encoded(self, request: Request, origin: Origin = ANYBODY) -> Submission:
+        submission = super().encoded(request, origin)
+        submission.prefix_keys = keys_of(request)
+        return submission
+
+    def _best(self, engines: BySlot, submission: Submission, prompt_cache_key: str | None = None) -> EngineConnection:
+        keys = submission.prefix_keys
         num_known = self.num_known(keys)
         if prompt_cache_key is not None:
-            num_known[slot_of(prompt_cache_key, engines)] = len(request.input_token_ids)
+            num_known[slot_of(prompt_cache_key, engines)] = submission.num_prompt_tokens
         slot = min(engines, key=lambda slot: engines[slot].num_outstanding_tokens - num_known[slot])
         self._table.note(keys, slot)
         return engines[slot]

@@ -108,7 +108,8 @@ class Dispatcher:
         for entry in self._queue.start(now):
             assert isinstance(entry, FrontEndEntry)
             request = entry.request
-            if entry.is_express or request.guided_decoding_params is not None:  # their compiler takes turns by client
+            has_turns = request.guided_decoding_params is not None or request.images  # clients share their threads
+            if entry.is_express or has_turns:
                 request = msgspec.structs.replace(request, is_express=entry.is_express, client_id=hash(entry.client))
             try:
                 entry.engine_id = self._executor.enqueue_request(request)

@@ -81,7 +81,7 @@ class Gateway:
             log.exception("request %s failed in the gateway", exchange.request_id)
             await _refuse(exchange, AwsError("InternalFailure", 500, f"internal error, request {exchange.request_id}"))
         finally:
-            self.body_memory.change(exchange.num_body_bytes, 0)
+            exchange.hold(0)
             if exchange.path != "/ping":
                 exchange.log_access(time.monotonic() - exchange.started_s)
 

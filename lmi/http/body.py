@@ -1,7 +1,7 @@
 """Memory of the request bodies in one process: its limit, and its return to the kernel.
 
-A client may announce more than it sends, so bytes count when they arrive. They count until their request has ended,
-because the request holds its prompt until then.
+A client may announce more than it sends, so bytes count when they arrive. A body is not there as long as its request:
+what counts later is what was made of it, a frame until its engine has begun to answer, and what the answer needs.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ class BodyMemory:
         self._record = record
         self._max_bytes = max_bytes
         self._num_small_bytes = self._num_large_bytes = 0
-        self._num_ended_bytes = 0  # of large bodies since the heap was trimmed
+        self._num_freed_bytes = 0  # of large bodies since the heap was trimmed
         self._trim: asyncio.TimerHandle | None = None
         if hasattr(_libc, "mallopt"):  # other C libraries lack it
             _libc.mallopt(M_MMAP_THRESHOLD, MAPPED_BYTES)
@@ -45,14 +45,16 @@ class BodyMemory:
         """Raise Overloaded if a body of `num_before` bytes may not grow to `num_after`."""
         num_small, num_large = self._changed(num_before, num_after)
         if num_large + max(0, num_small - self._max_bytes // 8) > self._max_bytes:
-            raise Overloaded(f"request bodies hold the {self._max_bytes} bytes that they may have (max_body_memory)")
+            held = "request bodies, and requests that no engine has begun to answer,"
+            raise Overloaded(f"{held} hold the {self._max_bytes} bytes that they may have (max_body_memory)")
 
     def change(self, num_before: int, num_after: int) -> None:
-        """Count a body of `num_before` bytes that has `num_after` bytes now, 0 when its request has ended."""
+        """Count a body, or what was made of it, of `num_before` bytes that has `num_after` bytes now, 0 at its end."""
         self._num_small_bytes, self._num_large_bytes = self._changed(num_before, num_after)
         self._record.num_body_bytes = self._num_small_bytes + self._num_large_bytes
-        self._num_ended_bytes += num_before if num_after == 0 and num_before > SMALL_BODY_BYTES else 0
-        if self._num_ended_bytes >= TRIM_BYTES and self._trim is None:
+        if num_before > SMALL_BODY_BYTES:
+            self._num_freed_bytes += max(0, num_before - num_after)
+        if self._num_freed_bytes >= TRIM_BYTES and self._trim is None:
             self._trim = asyncio.get_running_loop().call_later(TRIM_S, self._trim_heap)
 
     def _changed(self, num_before: int, num_after: int) -> tuple[int, int]:
@@ -66,6 +68,6 @@ class BodyMemory:
 
     def _trim_heap(self) -> None:
         """Return free memory to the kernel. glibc keeps free memory between used blocks. Source: malloc_trim(3)."""
-        self._trim, self._num_ended_bytes = None, 0
+        self._trim, self._num_freed_bytes = None, 0
         if hasattr(_libc, "malloc_trim"):
             _libc.malloc_trim(0)

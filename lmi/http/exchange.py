@@ -82,12 +82,13 @@ class Exchange:
         self.error_label = ""
         self.model = ""  # or the adapter that answers
         self.noted: defaultdict[str, float] = defaultdict(int)  # numbers for its line in the log
-        self.num_body_bytes = 0  # that were read
+        self.num_held_bytes = 0  # of the body, or of what was made of it, as they count in the memory of bodies
         self.early_end: LmiError | None = None  # that `end_early` was called with
         self.refuse: Callable[[LmiError], Awaitable[None]] | None = None  # answers in a route's own form, if it has one
         self.late_headers: Callable[[], Iterable[Header]] | None = None  # makes more headers as the head is sent
         self._written = b""  # last
         self._kept_body: bytes | None = None  # that `peek` has read and `body` returns
+        self._memory: BodyMemory | None = None
         self._receive, self._send = receive, send
         self._deadlines: list[asyncio.Timeout] = []  # that run, the outermost first
 
@@ -133,11 +134,12 @@ class Exchange:
     async def body(self, max_bytes: int, memory: BodyMemory) -> bytes:
         """Read the whole body. A body whose announced length is too long is refused before a byte is read.
 
-        Its bytes count in `memory` until the caller subtracts `num_body_bytes`. Raises Overloaded if `memory` is full,
-        BodyTooLarge, UnsupportedEncoding or ClientGone.
+        Its bytes count in `memory` until the caller says with `hold` how many are left, 0 at the end. Raises Overloaded
+        if `memory` is full, BodyTooLarge, UnsupportedEncoding or ClientGone.
         """
         if self._kept_body is not None:
-            return self._kept_body
+            kept, self._kept_body = self._kept_body, None
+            return kept
         encodings = ", ".join(self.headers.getlist("content-encoding"))  # each field may be a list too
         if any(encoding.strip().lower() not in ("identity", "") for encoding in encodings.split(",")):
             raise UnsupportedEncoding(f"content-encoding must be identity, given {shorten(encodings)}")
@@ -145,21 +147,30 @@ class Exchange:
         if announced > max_bytes:
             raise BodyTooLarge(max_bytes)
         memory.check_room(0, announced)
+        self._memory = memory
         body, has_more = bytearray(), True
         while has_more:
             message = await self._receive()
             if message["type"] == "http.disconnect":
                 raise ClientGone("the client left before its request was complete")
             piece = message.get("body", b"")
-            num_before, num_after = len(body), len(body) + len(piece)
+            num_after = len(body) + len(piece)
             if max(num_after, self.scope.get(NUM_ANNOUNCED, 0)) > max_bytes:
                 raise BodyTooLarge(max_bytes)
-            memory.check_room(num_before, num_after)
-            memory.change(num_before, num_after)
-            self.num_body_bytes = num_after
+            self.hold(num_after)
             body += piece
             has_more = message.get("more_body", False)
         return bytes(body)
+
+    def hold(self, num_bytes: int) -> None:
+        """Count what this request holds of its body now. Raises Overloaded if it holds more and there is no room."""
+        if self._memory is None or num_bytes == self.num_held_bytes:
+            return
+
+        if num_bytes > self.num_held_bytes:
+            self._memory.check_room(self.num_held_bytes, num_bytes)
+        self._memory.change(self.num_held_bytes, num_bytes)
+        self.num_held_bytes = num_bytes
 
     async def start(self, status: int, media_type: str, headers: Iterable[Header] = ()) -> None:
         """Send the head, without a content type if `media_type` is ""."""

@@ -197,7 +197,7 @@ class ErrorMiddleware:
             await self._refuse(exchange, LmiError(said), LmiError.status, {})
         finally:
             self._open.remove(exchange)
-            self._front_end.body_memory.change(exchange.num_body_bytes, 0)
+            exchange.hold(0)
             self._finish(exchange)
         return None
 

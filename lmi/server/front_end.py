@@ -3,6 +3,7 @@
 If it cannot use the model while the server starts, it leaves the reason and an exit code behind.
 """
 
+import asyncio
 import logging
 from collections.abc import Sequence
 
@@ -17,6 +18,7 @@ from lmi.shared.state import Block, FrontEndRecord, Phase
 log = logging.getLogger(__name__)
 
 MAX_REPORTED = 1000
+NUM_READERS = 2
 
 
 class FrontEnd:
@@ -28,6 +30,7 @@ class FrontEnd:
         self.record = record  # of this front end
         self.slot = block.frontends.index(record)
         self.body_memory = BodyMemory(record, self.config.max_body_memory)
+        self.reading = asyncio.Semaphore(NUM_READERS)  # of large bodies, whose objects take many times their bytes
         self._reported: set[str] = set()
 
     @property

@@ -51,23 +51,24 @@ async def serve_lines(exchange: Exchange, service: Service, api: AnyApi, choose:
     """
     assert service.engines is not None
     with closing(Inference(exchange, service, api)) as body:
-        lines = split(await body.receive())
+        whole = await body.receive()
+        num_lines = check_lines(whole)
         await service.engines.ready()  # else every line would fail for the same reason
         body.session = await session_of(exchange, service)
-        answers = [b""] * len(lines)
+        answers = [b""] * num_lines
         places = Places(max(1, service.num_running_sequences))
-        waiting = iter(enumerate(lines))  # those that no worker has taken
+        waiting = enumerate(LINE.finditer(whole))  # those that no worker has taken
 
         async def work() -> None:
             for number, line in waiting:
                 if exchange.early_end is not None:
                     return
-                answers[number] = await LineInference(body).answer(line, choose, places) + b"\n"
+                answers[number] = await LineInference(body).answer(line[0], choose, places) + b"\n"
                 await asyncio.sleep(0)  # a line that is refused waits for nothing, and many would hold up others
 
         async def work_together() -> None:
             async with asyncio.TaskGroup() as workers:
-                for _ in range(min(len(lines), places.num)):
+                for _ in range(min(num_lines, places.num)):
                     workers.create_task(work())
 
         with service.admitted():
@@ -76,17 +77,17 @@ async def serve_lines(exchange: Exchange, service: Service, api: AnyApi, choose:
         await exchange.send_whole(200, MEDIA_TYPE, b"".join(answers))
 
 
-def split(body: bytes) -> list[bytes]:
-    """Return the lines that are not blank. Raises MalformedRequest."""
+def check_lines(body: bytes) -> int:
+    """Return the number of lines that are not blank. Raises MalformedRequest."""
     try:
         body.decode()
     except UnicodeDecodeError as error:
         raise MalformedRequest(f"the body is not UTF-8: byte {error.start} is wrong") from None
-    lines = [match[0] for match in islice(LINE.finditer(body), MAX_LINES + 1)]
-    if not 1 <= len(lines) <= MAX_LINES:
-        found = "has more" if lines else "is empty"
+    num_lines = sum(1 for _ in islice(LINE.finditer(body), MAX_LINES + 1))
+    if not 1 <= num_lines <= MAX_LINES:
+        found = "has more" if num_lines else "is empty"
         raise MalformedRequest(f"the body {found}, 1 to {MAX_LINES} lines of JSON are needed")
-    return lines
+    return num_lines
 
 
 class Places:
@@ -127,10 +128,10 @@ class LineInference(Inference):
             if request_type(line) is not None:
                 raise InvalidSession("requestType", "in a body of its own", line.decode())
             message = await self.read(line, choose)
-            parsed = await self.parse(message)
+            parsed = await self.complete(await self.parse(message))
             async with places.taken(parsed.num_places):
                 self.started_s = time.monotonic()
-                formatter, parsed = self.formatters.choose(self.api, message, parsed)
+                formatter, parsed = self.begin_answer(message, parsed)
                 records: list[bytes] = []
                 await generate(self, parsed, formatter, records.extend)
                 return one_value(b"".join(records))
@@ -143,6 +144,9 @@ class LineInference(Inference):
             return orjson.dumps({"error": said, "code": 500})
         finally:
             self.close()
+
+    def hold(self, num_bytes: int) -> None:
+        """Nothing changes: the body is held until its last line is answered."""
 
     async def read(self, body: bytes, choose: Choose | None = None) -> Message[Any]:
         message = await super().read(body, choose)

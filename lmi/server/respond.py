@@ -11,7 +11,7 @@ import math
 import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, closing
+from contextlib import AbstractAsyncContextManager, closing, nullcontext
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -20,6 +20,7 @@ from lmi.apis.base.api import AnyApi, AsyncFormatter, Formatter, Rendered
 from lmi.apis.base.readers import Message, Parsed, is_text, priority
 from lmi.errors import InvalidParameter, LmiError
 from lmi.http.exchange import SENT, TIMEOUT, TIMEOUT_MS, Exchange
+from lmi.pipeline import LONG_BYTES
 from lmi.server.meter import Meter
 from lmi.server.service import Service
 from lmi.server.waiting import EarlyStart, Send
@@ -49,11 +50,15 @@ async def serve_request(
         if asked is not None:
             await change_session(exchange, service, asked)
         else:
-            message = await inference.read(body, choose)
-            inference.session = await session_of(exchange, service)
-            parsed = await inference.parse(message)
+            async with service.front_end.reading if len(body) > LARGE_BODY else nullcontext():
+                message = await inference.read(body, choose)
+                del body
+                inference.session = await session_of(exchange, service)
+                parsed = await inference.parse(message)
+                message = inference.formatters.kept(message)
+            parsed = await inference.complete(parsed)
             with service.admitted(parsed.num_places):
-                formatter, parsed = inference.formatters.choose(inference.api, message, parsed)
+                formatter, parsed = inference.begin_answer(message, parsed)
                 await exchange.run_while_there(stream_answer(inference, parsed, formatter))
 
 
@@ -74,7 +79,9 @@ class Inference:
         self.received_s = exchange.started_s  # since when it waits for a place
         self.client_timeout_s = math.inf
         self.format: AnswerFormat | None = None
-        self._is_large = False  # the body
+        self._num_body_bytes = 0  # that became the requests
+        self._num_other_bytes = 0  # of them, beside texts, ids and images, if the answer's format holds them
+        self._requests: Sequence[GenerationRequest] = ()  # until the pipeline has them
         self.formatters = UserFormatters(exchange, service, is_admitted=self.is_line)
 
     async def receive(self) -> bytes:
@@ -93,18 +100,25 @@ class Inference:
         """Decode the body. After this, errors have the format of the answer."""
         async with self.deadline():
             body, content_type = await self.formatters.read(self.api, body, self.content_type)
+        self._num_body_bytes = len(body)
         if choose is not None:
             self.api = choose(body, content_type)
-        self._is_large = len(body) > LARGE_BODY
         message = await self._beside_the_loop(self.api.read, body, content_type, self.model)
         self.format = message.format
         return message
 
     async def parse(self, message: Message[Any]) -> Parsed[Any]:
-        """Check the requests, choose their adapters, and log the names that they ignore."""
+        """Check the requests. Raises Overloaded if there is no room for what was made of their body."""
         parsed = await self._beside_the_loop(self.api.parse, self.formatters.asked(self.api, message))
         self.format = parsed.format
+        if self.is_long:
+            num_bytes = sum(request.num_bytes for request in parsed.requests)
+            self._num_other_bytes = max(0, self._num_body_bytes - num_bytes) if parsed.format.holds_fields else 0
+            self.hold(num_bytes + self._num_other_bytes)
+        return parsed
 
+    async def complete(self, parsed: Parsed[Any]) -> Parsed[Any]:
+        """Choose the adapters of the requests, add what the headers say, and log the names that they ignore."""
         before_s = time.monotonic()
         parsed = await choose_adapter(self.exchange, self.service, parsed)
         self.received_s += time.monotonic() - before_s  # the load of an adapter is no wait for a place
@@ -121,16 +135,45 @@ class Inference:
 
     async def _beside_the_loop(self, work: Callable[..., T], *arguments: object) -> T:
         """Do what takes long for a large body, in a thread if it is one, so that others have their turns meanwhile."""
-        return await asyncio.to_thread(work, *arguments) if self._is_large else work(*arguments)
+        return await asyncio.to_thread(work, *arguments) if self._num_body_bytes > LARGE_BODY else work(*arguments)
 
-    def with_origin(self, requests: Sequence[GenerationRequest]) -> list[GenerationRequest]:
-        """The requests for the engine's queue, which lets in the first, and the others with it."""
+    @property
+    def is_long(self) -> bool:
+        """Whether the body is not held, nor what was made of it, until the answer has ended."""
+        return self._num_body_bytes > LONG_BYTES
+
+    def hold(self, num_bytes: int) -> None:
+        """Count the bytes that are held of the body now. Raises Overloaded if there is no room for more."""
+        self.exchange.hold(num_bytes)
+
+    def begin_answer(self, message: Message[Any], parsed: Parsed[Any]) -> tuple[AsyncFormatter, Parsed[Any]]:
+        """Return what writes the answer, and the requests as far as it needs them. `take_requests` has them whole."""
+        of_answer = parsed
+        if self.is_long:
+            keeps_prompt = parsed.format.details
+            lighter = tuple(request.for_answer(keeps_prompt=keeps_prompt) for request in parsed.requests)
+            of_answer = replace(parsed, requests=lighter)
+        formatter, parsed = self.formatters.choose(self.api, message, parsed, of_answer)
+        self._requests = parsed.requests
+        return formatter, of_answer
+
+    def take_requests(self) -> list[GenerationRequest]:
+        """Return the requests for the engine's queue, which lets in the first, and the others with it.
+
+        They are not held here any more.
+        """
+        requests, self._requests = self._requests, ()
         timeout_s, since_s, _ = self._timeout
         deadline_s = math.inf if timeout_s is None else since_s + timeout_s
         client = client_of(self.exchange, requests[0].adapter)
         first = Origin(client, self.started_s, deadline_s, self.is_line, self.received_s)
         further = Origin(client, self.started_s, deadline_s, is_further=True)
         return [replace(each, origin=further if index else first) for index, each in enumerate(requests)]
+
+    def note_encoded(self, num_bytes: int) -> None:
+        """Only `num_bytes` of the requests are held from now on."""
+        if self.is_long:
+            self.hold(num_bytes + self._num_other_bytes)
 
     def rendered(self, error: LmiError, *, accepted: bool = False) -> Rendered:
         """Return the error in the form of the API, or with `accepted` as the last record of the answer."""
@@ -197,7 +240,7 @@ async def generate(inference: Inference, parsed: Parsed[Any], formatter: AsyncFo
         period_s = None if service.config.server.buffer_streams else service.config.server.stream_keepalive_s
         async with inference.deadline(), EarlyStart(formatter, send, period_s, inference.started_s) as early:
             await formatter.begin()
-            await service.pipeline.generate(inference.with_origin(parsed.requests), take, early.streams)
+            await service.pipeline.generate(inference.take_requests(), take, early.streams, inference.note_encoded)
 
 
 async def send_later(formatter: AsyncFormatter, delta: Delta, send: Send) -> None:

@@ -60,13 +60,14 @@ class Service:
         if not config.is_user_code:
             sockets = [runtime.engine_socket(slot) for slot in range(len(block.engines))]
             shares_prompts = config.engine.enable_prefix_caching is not False
+            memory = front_end.body_memory
             engines: Engines
             if shares_prompts and len(sockets) > 1:
                 has_others = front_end.config.frontend_workers > 1
                 table = PrefixTable.shared(runtime.path / "prefixes") if has_others else None
-                engines = PrefixEngines(sockets, block.engines, service.record, table)
+                engines = PrefixEngines(sockets, block.engines, service.record, table, memory)
             else:
-                engines = Engines(sockets, block.engines, service.record)
+                engines = Engines(sockets, block.engines, service.record, memory)
             service.engines = engines
             limits = config.server.max_adapters, config.engine.model_loading_timeout_s
             tokenizer = Tokenizer.load(config.model.path)

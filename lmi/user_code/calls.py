@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from lmi.errors import EngineLost, ErrorInfo, RequestTooLarge, Unavailable, from_info
-from lmi.ipc import Connection, Connections, FrameTooLarge, frame
+from lmi.ipc import Connecting, Connections, FrameTooLarge, frame
 from lmi.shared.state import Block, EngineRecord
 from lmi.types import Token
 
@@ -150,7 +150,7 @@ class Call:
         self._connection.drop(self._id)
 
 
-class WorkerConnection(Connection):
+class WorkerConnection(Connecting):
     """One socket to one worker."""
 
     other_end = "a user code worker"
@@ -168,12 +168,13 @@ class WorkerConnection(Connection):
 
     def send(self, call_id: int, message: ToWorker) -> None:
         try:
-            self.write(frame(encode((call_id, message))))
+            self.write(frame(encode((call_id, message))), call_id)
         except FrameTooLarge as error:
             raise RequestTooLarge(f"the request does not fit on the way to the model's code: {error}") from None
 
     def drop(self, call_id: int) -> None:
         if self.calls.pop(call_id, None) is not None:
+            self.take_back(call_id)
             self.send(call_id, Drop())
 
     def take(self, payload: bytes) -> None:

@@ -56,13 +56,22 @@ class UserFormatters:
             return message
         return replace(message, fields=message.fields | {"parameters": parameters | {"details": True}})
 
-    def choose(self, api: AnyApi, message: Message[Any], parsed: Parsed[Any]) -> tuple[AsyncFormatter, Parsed[Any]]:
-        """Return the response's formatter, and the requests that it needs. `message` is as the client sent it."""
+    def kept(self, message: Message[Any]) -> Message[Any]:
+        """Return what `choose` needs of a message: no field where no code of the model's writes a response."""
+        return message if self._takes_user_code and self._service.config.user_code else replace(message, fields={})
+
+    def choose(
+        self, api: AnyApi, message: Message[Any], parsed: Parsed[Any], of_answer: Parsed[Any]
+    ) -> tuple[AsyncFormatter, Parsed[Any]]:
+        """Return the response's formatter, and the requests that it needs. `message` is as the client sent it.
+
+        `of_answer` has the requests without what only engines need.
+        """
         if not self._takes_user_code or not has_output_formatter(self._service.config, message):
             self.close()
-            return api.formatter(parsed), parsed
+            return api.formatter(of_answer), parsed
         if not api.takes_user_code:
-            return ResponseFormatter(self, api, parsed), parsed
+            return ResponseFormatter(self, api, of_answer), parsed
         kind = ListOutputFormatter if isinstance(message.fields["inputs"], list) else OutputFormatter
         requests = tuple(replace(request, needs_log_probs=True) for request in parsed.requests)
         return kind(self, message, parsed), replace(parsed, requests=requests)

@@ -28,7 +28,9 @@ async def invocations(exchange: Exchange, service: Service) -> None:
     service.check_room()
     body = await exchange.body(service.config.server.max_request_size, service.front_end.body_memory)
     with service.admitted():
-        await exchange.run_while_there(call_handler(exchange, service, body))
+        call = Handle(properties(exchange), exchange.query, body)
+        del body
+        await exchange.run_while_there(call_handler(exchange, service, [call]))
 
 
 async def refuse(exchange: Exchange, service: Service, error: LmiError) -> None:
@@ -36,13 +38,15 @@ async def refuse(exchange: Exchange, service: Service, error: LmiError) -> None:
     await exchange.send_whole(rendered.status, JSON, error_body(error, rendered.status), rendered.headers.items())
 
 
-async def call_handler(exchange: Exchange, service: Service, body: bytes) -> None:
-    """Call `handle` and send its response. Raises LmiError only before the first byte is sent."""
+async def call_handler(exchange: Exchange, service: Service, calls: list[Handle]) -> None:
+    """Make the one call of `handle`, which is taken out of `calls`, and send its response.
+
+    Nothing else has the body then, which is in a frame. Raises LmiError only before the first byte is sent.
+    """
     assert service.user_code is not None
-    given, asked = properties(exchange), exchange.query
     try:
         async with exchange.deadline(service.config.server.predict_timeout_s):
-            with closing(await service.user_code.begin(Handle(given, asked, body))) as call:
+            with closing(await service.user_code.begin(calls.pop())) as call:
                 await send_response(exchange, call, is_ascii=service.config.server.ascii_streams)
     except LmiError as error:
         if not exchange.status:

@@ -10,12 +10,13 @@ import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from lmi.engine.client import ANYBODY, Engines, ResponseStream, slot_of
+from lmi.engine.client import Engines, ResponseStream, slot_of
 from lmi.engine.messages import Cancel, Ready, Refused, Responses, Submit, ToEngine, decode_to_engine, encode
 from lmi.engine.prefixes import PrefixEngines, PrefixTable, keys_of
 from lmi.errors import (
@@ -28,8 +29,18 @@ from lmi.errors import (
     RequestTooLarge,
     Unavailable,
 )
-from lmi.executor import EngineInfo, FinishReason, Request, Response, ResponseError, Result
-from lmi.ipc import FrameReader, frame
+from lmi.executor import (
+    EngineInfo,
+    FinishReason,
+    GuidedDecodingParams,
+    GuideType,
+    Request,
+    Response,
+    ResponseError,
+    Result,
+)
+from lmi.http.body import BodyMemory
+from lmi.ipc import MAX_PASSED_BYTES, FrameReader, frame
 from lmi.shared.state import Block, Phase
 
 INFO = EngineInfo(name="scripted", vocab_size=10, max_sequence_length=100, max_num_sequences=4)
@@ -43,6 +54,8 @@ class ScriptedEngine:
         self.path = path
         self.heard: list[ToEngine] = []
         self.writers: list[asyncio.StreamWriter] = []
+        self.may_read = asyncio.Event()
+        self.may_read.set()
 
     async def start(self) -> None:
         self.server = await asyncio.start_unix_server(self._serve, self.path)
@@ -52,6 +65,7 @@ class ScriptedEngine:
         self.say(Ready(INFO))
         frames = FrameReader()
         while data := await reader.read(65536):
+            await self.may_read.wait()
             self.heard += [decode_to_engine(payload) for payload in frames.feed(data)]
 
     def say(self, message: Ready | Responses | Refused) -> None:
@@ -66,14 +80,14 @@ class ScriptedEngine:
 
 @asynccontextmanager
 async def engines(
-    tmp_path: Path, num: int = 1, kind: type[Engines] = Engines
+    tmp_path: Path, num: int = 1, kind: type[Engines] = Engines, memory: BodyMemory | None = None
 ) -> AsyncIterator[tuple[Engines, list[ScriptedEngine], Block]]:
     block = Block.create(tmp_path / "state", num_engines=num, num_frontends=1)
     scripted = [ScriptedEngine(str(tmp_path / f"engine-{slot}.sock")) for slot in range(num)]
     for engine, record in zip(scripted, block.engines, strict=True):
         await engine.start()
         record.phase = Phase.READY
-    client = kind([engine.path for engine in scripted], block.engines)
+    client = kind([engine.path for engine in scripted], block.engines, memory=memory)
     await client.start()
     await until(lambda: is_connected(client, num))
     try:
@@ -394,19 +408,19 @@ def test_what_has_not_begun_at_one_engine_may_go_to_another(tmp_path: Path) -> N
             begun, refused = client.submit(REQUEST), client.submit(REQUEST)
             await until(lambda: all(engine.heard for engine in scripted))
             scripted[0].say(Responses([token(0, 7)]))
-            scripted[1].say(Refused(0, Overloaded("the queue is full").info))
+            scripted[1].say(Refused(1, Overloaded("the queue is full").info))
             with pytest.raises(Overloaded):
                 await results(refused)
             await until(lambda: begun.has_begun)
             assert not refused.has_begun
-            again = client.submit_elsewhere(refused, REQUEST, ANYBODY)
+            again = client.send_elsewhere(refused)
             assert again is not None
             await until(lambda: len(scripted[0].heard) == 2)
             scripted[0].say(Responses([token(1, 8, is_final=True)]))
             assert [result.output_token_ids for result in await results(again)] == [[[8]]]
             await scripted[1].stop()
             await until(lambda: sum(engine.info is not None for engine in client.open.values()) == 1)
-            assert client.submit_elsewhere(begun, REQUEST, ANYBODY) is None
+            assert client.send_elsewhere(begun) is None
 
     run(test)
 
@@ -421,7 +435,7 @@ def test_what_an_engine_gives_up_before_a_token_because_it_shuts_down_may_go_to_
             with pytest.raises(EngineLost):
                 await results(stream)
             assert not stream.has_begun
-            again = client.submit_elsewhere(stream, REQUEST, ANYBODY)
+            again = client.send_elsewhere(stream)
             assert again is not None
             await until(lambda: scripted[1].heard != [])
             scripted[1].say(Responses([token(0, 8, is_final=True)]))
@@ -555,5 +569,89 @@ def test_bytes_that_are_no_message_close_the_connection_and_end_its_requests(tmp
             engine.writers[0].write(frame(b"\xff\xff\xff"))
             with pytest.raises(Unavailable):
                 await results(stream)
+
+    run(test)
+
+
+@dataclass
+class Counted:
+    num_body_bytes: int = 0
+
+
+def large(salt: str | None = None) -> Request:
+    """A request of about a megabyte."""
+    guide = GuidedDecodingParams(GuideType.REGEX, "a" * 1_000_000)
+    return msgspec.structs.replace(REQUEST, guided_decoding_params=guide, cache_salt=salt)
+
+
+def test_an_engine_that_has_stopped_reading_holds_nothing_of_those_who_have_left(tmp_path: Path) -> None:
+    counted = Counted()
+
+    async def test() -> None:
+        memory = BodyMemory(counted, 100_000_000)
+        async with engines(tmp_path, memory=memory) as (client, [engine], _):
+            engine.may_read.clear()
+            streams = [client.submit(large(str(number))) for number in range(40)]
+            assert 40_000_000 < counted.num_body_bytes < 41_000_000
+            for stream in streams[:-1]:
+                stream.close(has_left=True)
+
+            connection = client.open[0]
+            assert connection._transport is not None
+            assert connection._transport.get_write_buffer_size() < 1_000_100 + MAX_PASSED_BYTES
+            assert counted.num_body_bytes < 3_000_000, "that of the last one, and what the transport has"
+            engine.may_read.set()
+            await until(
+                lambda: any(isinstance(message, Submit) and message.request_id == 39 for message in engine.heard)
+            )
+            ids = [message.request_id for message in engine.heard if isinstance(message, Submit)]
+            assert len(ids) <= 2, "others never reach the engine"
+            assert counted.num_body_bytes < 1_100_000
+            engine.say(Responses([token(39, 5, is_final=True)]))
+            assert len(await results(streams[-1])) == 1
+            assert counted.num_body_bytes == 0
+
+    run(test)
+
+
+def test_frames_to_an_engine_that_does_not_read_have_a_bound(tmp_path: Path) -> None:
+    counted = Counted()
+
+    async def test() -> None:
+        async with engines(tmp_path, memory=BodyMemory(counted, 3_500_000)) as (client, [engine], _):
+            engine.may_read.clear()
+            streams = [client.submit(large()) for _ in range(3)]
+            with pytest.raises(Overloaded, match="max_body_memory"):
+                client.submit(large())
+            client.submit(REQUEST).close()
+            assert client.open[0].num_outstanding_tokens == 3 * 8
+            for stream in streams:
+                stream.close()
+            engine.may_read.set()
+            await until(lambda: counted.num_body_bytes == 0)
+
+    run(test)
+
+
+def test_a_frame_counts_until_the_first_token_or_until_the_engine_is_lost(tmp_path: Path) -> None:
+    counted = Counted()
+
+    async def test() -> None:
+        async with engines(tmp_path, num=2, memory=BodyMemory(counted, 100_000_000)) as (client, scripted, _):
+            first, second = client.submit(large()), client.submit(large())
+            await until(lambda: all(engine.heard for engine in scripted))
+            assert counted.num_body_bytes > 2_000_000, "another engine may get them"
+            scripted[0].say(Responses([token(0, 7)]))
+            await until(lambda: first.has_begun)
+            assert 1_000_000 < counted.num_body_bytes < 1_100_000
+            await scripted[1].stop()
+            with pytest.raises(EngineLost):
+                await results(second)
+            again = client.send_elsewhere(second)
+            assert again is not None and 1_000_000 < counted.num_body_bytes < 1_100_000
+            await until(lambda: len(scripted[0].heard) == 2)
+            again.close()
+            first.close()
+            assert counted.num_body_bytes == 0
 
     run(test)

@@ -23,7 +23,8 @@ def prompt(*parts: Sequence[int], salt: str | None = None, adapter: str | None =
 def num_told(caplog: pytest.LogCaptureFixture, *prompts: Request, num_cached_tokens: int = 16) -> int:
     watch = BeginningWatch()
     for request in prompts:
-        watch.note(request, num_cached_tokens)
+        owner = request.lora_config and request.lora_config.name, request.cache_salt
+        watch.note(request.input_token_ids, owner, num_cached_tokens)
     return len([record for record in caplog.records if "differ within their first" in record.message])
 
 

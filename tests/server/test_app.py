@@ -12,11 +12,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from lmi import __version__
 from lmi.errors import LmiError
-from lmi.executor import RequestPerfMetrics
+from lmi.executor import GuideType, RequestPerfMetrics
 from lmi.runtime import ServerRuntime
 from lmi.server.app import ErrorMiddleware
 from lmi.server.front_end import FrontEnd
@@ -26,7 +27,7 @@ from lmi.settings.config import ServerConfig
 from lmi.shared.state import Block, Phase
 from lmi.types import AnswerEnd, Delta, GenerationRequest, Token
 from tests.machine import measurements
-from tests.scripted import CONTEXT, STEP_S, Host, host, wait_until
+from tests.scripted import CAPABILITIES, CONTEXT, STEP_S, Host, host, wait_until
 
 ERROR_DETAILS = {"finish_reason": "error", "generated_tokens": None, "inputs": None}
 STREAM_FORMATS = {
@@ -556,14 +557,28 @@ def test_bodies_over_their_memory_are_503_and_small_ones_are_served_beside_them(
         wait_until(lambda: record.num_body_bytes == 0)
 
 
-def test_a_request_holds_its_body_until_it_has_ended(tmp_path: Path) -> None:
+def test_a_short_request_holds_its_body_until_it_has_ended_and_its_frame_until_the_first_token(tmp_path: Path) -> None:
+    body = b'{"inputs": "hang abc", "stream": true, "parameters": {"max_new_tokens": 150}}'
     with host(tmp_path) as lmi:
-        with open_stream(lmi, "hang abc"):
-            wait_until(lambda: lmi.executor.num_active == 1)
-            assert lmi.server_block.frontends[0].num_body_bytes == len(
-                b'{"inputs": "hang abc", "stream": true, "parameters": {"max_new_tokens": 150}}'
-            )
+        with open_stream(lmi, "hang abc") as raw:
+            assert raw.recv(15) == b"HTTP/1.1 200 OK"
+            assert lmi.server_block.frontends[0].num_body_bytes == len(body)
         wait_until(lambda: lmi.server_block.frontends[0].num_body_bytes == 0)
+
+
+def test_a_long_body_is_not_held_once_its_request_is_encoded(tmp_path: Path) -> None:
+    """What counts until the first token is the frame, and then what the answer needs."""
+    guides = msgspec.structs.replace(CAPABILITIES, guided_decoding=(GuideType.REGEX,))
+    with host(tmp_path, server={"max_request_size": 1_000_000}, capabilities=guides) as lmi:
+        record = lmi.server_block.frontends[0]
+        parameters = {"max_new_tokens": 150, "guided_regex": "a" * 50_000}
+        with open_stream(lmi, "hang", parameters=parameters, more=["another name"] * 10_000):
+            wait_until(lambda: lmi.executor.num_active == 1)
+            assert 50_000 < record.num_body_bytes < 52_000
+        with open_stream(lmi, "hang abc", parameters=parameters) as raw:
+            assert raw.recv(15) == b"HTTP/1.1 200 OK"
+            assert record.num_body_bytes < 2_000
+        wait_until(lambda: record.num_body_bytes == 0)
 
 
 def test_a_refused_prompt_is_freed_without_the_collector(lmi: Host) -> None:

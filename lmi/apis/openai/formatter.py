@@ -60,7 +60,7 @@ class OpenAIFormatter(Formatter[OpenAIFormat]):
         return {"token_ids": [token.id for token in delta.tokens] if self._format.is_answer_wanted else []}
 
     def _prompt_ids(self, delta: Delta) -> dict[str, Any]:
-        return {"prompt_token_ids": delta.prompt_token_ids} if self._format.has_token_ids else {}
+        return {"prompt_token_ids": list(delta.prompt_token_ids)} if self._format.has_token_ids else {}
 
     def _reason(self, end: AnswerEnd, has_calls: bool = False) -> str:
         reason = REASONS[end] if self._format.is_answer_wanted else "length"

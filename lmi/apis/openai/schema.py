@@ -76,6 +76,10 @@ class OpenAIFormat(AnswerFormat):
     tools: Tools = field(default_factory=dict, compare=False, repr=False)  # by their names, for the types of arguments
     state: Any = field(default=None, compare=False)  # of a response: it changes, so an error knows how much is written
 
+    @property
+    def holds_fields(self) -> bool:
+        return bool(self.tools) or self.state is not None
+
 
 @takes(
     {"type": ["string", "array"], "items": {"type": "string", "minLength": 1}, "maxItems": readers.MAX_STOP_SEQUENCES}

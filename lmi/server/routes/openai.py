@@ -110,7 +110,7 @@ async def tokenize(exchange: Exchange, service: Service) -> None:
         message = await inference.read(await inference.receive(), _api_of)
         has_names = boolean(NAMES, message.fields.pop(NAMES, None) or False)
         any_tools = replace(message.format, tool_calls="text")  # whether calls can be read matters to an answer only
-        parsed = await inference.parse(replace(message, format=any_tools))
+        parsed = await inference.complete(await inference.parse(replace(message, format=any_tools)))
         if len(parsed.requests) > 1:
             raise InvalidParameter("prompt", "one prompt", f"{len(parsed.requests)} prompts")
         ids = await _tokenize(service.pipeline, parsed.request)
@@ -144,7 +144,7 @@ async def detokenize(exchange: Exchange, service: Service) -> None:
         ids = PROMPT_IDS("tokens", message.fields.get("tokens"))
         if not ids:
             raise InvalidParameter("tokens", "a non-empty list of token ids", [])
-        await inference.parse(replace(message, fields={"prompt": list(ids)}))  # for its model
+        await inference.complete(await inference.parse(replace(message, fields={"prompt": list(ids)})))  # its model
         tokenizer = service.pipeline.tokenizer
         if (worst := max(ids)) >= tokenizer.vocab_size:
             raise InvalidParameter("tokens", f"ids below {tokenizer.vocab_size}", worst)
@@ -155,7 +155,8 @@ async def count_tokens(exchange: Exchange, service: Service, *, api: AnyApi, kin
     """Answer how many tokens the prompt of a conversation has. `kind` is the `object` of the answer, if it has one."""
     assert service.pipeline is not None and service.engines is not None
     with closing(Inference(exchange, service, api)) as inference:
-        request = (await inference.parse(await inference.read(await inference.receive()))).request
+        parsed = await inference.parse(await inference.read(await inference.receive()))
+        request = (await inference.complete(parsed)).request
         info = await service.engines.ready(request.adapter)
         _check_countable(request)
         _, ids = await service.pipeline.encode(request, info)
