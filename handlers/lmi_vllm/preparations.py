@@ -3,11 +3,14 @@
 import hashlib
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future
+from functools import partial
 from io import BytesIO
+from threading import Lock
 from typing import Any
 
 from PIL import Image
+from vllm import envs
 from vllm.config import VllmConfig
 from vllm.exceptions import VLLMValidationError
 from vllm.inputs import TokensPrompt
@@ -15,6 +18,7 @@ from vllm.multimodal.media import ImageMediaIO
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm.tokenizers import cached_tokenizer_from_config
 
+from handlers.base.client_turns import ClientTurns
 from handlers.base.sequence import Sequence
 from handlers.driven.executor import Preparation
 from handlers.guides.compiler import MAX_START_S, GuideCompiler, Wait
@@ -30,7 +34,11 @@ from lmi.shared import machine
 MAX_COMPILE_S = 10  # of processor time: with a large vocabulary xgrammar takes seconds for schemas that are in use
 MAX_MEMORY_BYTES = 4 << 30  # of all compilations together, and at most a quarter of the container's
 FORMATS = ("PNG", "JPEG", "GIF", "WEBP")
-MAX_PIXELS = 50_000_000  # of all images of a request
+# Models look at 13 million pixels of an image at most, mostly at one to four; a photo of a telephone has 12.
+MAX_IMAGE_PIXELS = 1 << 24  # unless vLLM's variable says otherwise
+MAX_LARGE_IMAGES = 3  # the pixels of all images of a request are at most those of so many
+NUM_IMAGE_THREADS = 2
+HEADS_PRICE = 4096  # pixels that are decoded in the time that heads take
 
 
 class GuideGate(Preparation[StructuredOutputsParams]):
@@ -96,45 +104,93 @@ class GuideGate(Preparation[StructuredOutputsParams]):
         return GuidedDecodingConfig([], backend.compiler.compile_regex("a").tokenizer_info.serialize_json())
 
 
+class Reading(Future[Any]):
+    """What becomes of the images of one request. Once it is cancelled, its thread reads no further file."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_wanted = True
+
+    def cancel(self) -> bool:
+        self.is_wanted = False
+        return super().cancel()
+
+    def check_wanted(self) -> None:
+        """Raise CancelledError if nobody waits any more."""
+        if not self.is_wanted:
+            raise CancelledError
+
+
 class ImageReader(Preparation[Any]):
+    """The images of requests, which clients have read in turns. They pay by pixels, known from the heads of files.
+
+    Files are decoded by several threads, and one at a time passes vLLM's processor, whose cache knows no others.
+    """
+
     def __init__(self, renderer: Any, max_sequence_length: int, wake: Callable[[], None]) -> None:
         super().__init__(wake)
         self._renderer, self._max_sequence_length = renderer, max_sequence_length
         config = renderer.model_config.multimodal_config
         self._options: Mapping[str, Any] = {} if config is None else config.media_io_kwargs.get("image", {})
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="images")
+        self._turns: ClientTurns[Any] = ClientTurns(NUM_IMAGE_THREADS, "images")
+        self._processor = Lock()
+        self._max_pixels = envs.VLLM_MAX_IMAGE_PIXELS if envs.is_set("VLLM_MAX_IMAGE_PIXELS") else MAX_IMAGE_PIXELS
 
     def begin(self, sequence: Sequence) -> Future[Any] | None:
         """Images are read once for all sequences of a request."""
-        if not sequence.request.images:
+        request = sequence.request
+        if not request.images:
             return None
-        read = next((future for one, future in self._futures.items() if one.id == sequence.id), None)
-        return read or self._pool.submit(self._read, sequence.request)
+
+        read = next((future for other, future in self._futures.items() if other.id == sequence.id), None)
+        if read is not None:
+            return read
+
+        reading, heads = Reading(), Future[int]()
+        heads.add_done_callback(partial(self._queue, request, reading, self._turns.num_spent))
+        look = partial(check_images, request.images, self._max_pixels)
+        self._turns.submit(request.client_id, look, heads, HEADS_PRICE)
+        return reading
+
+    def _queue(self, request: Request, reading: Reading, since: float, heads: Future[int]) -> None:
+        """Let a request wait for its turn, whose price the heads of its files have told."""
+        if (error := heads.exception()) is None:
+            read = partial(self._read, request, reading)
+            self._turns.submit(request.client_id, read, reading, heads.result(), since)
+        elif reading.set_running_or_notify_cancel():
+            reading.set_exception(error)
 
     def equip(self, sequence: Sequence, made: Any) -> None:
         sequence.prompt = made
         sequence.replace_prompt(made["prompt_token_ids"], self._max_sequence_length)
 
     def close(self) -> None:
-        self._pool.shutdown(cancel_futures=True)
+        self._turns.close()
 
-    def _read(self, request: Request) -> Any:
+    def _read(self, request: Request, reading: Reading) -> Any:
         """Return vLLM's input, with the prompt's new tokens. Raises InvalidRequest."""
-        check_images(request.images)
         salt = (request.cache_salt or "").encode()
+        images = []
+        for number, file in enumerate(request.images):
+            reading.check_wanted()
+            images.append(self._decode(number, file))
+
         prompt = TokensPrompt(
             prompt_token_ids=list(request.input_token_ids),
-            multi_modal_data={"image": [self._decode(n, file) for n, file in enumerate(request.images)]},
+            multi_modal_data={"image": images},
             # What is cached of an image goes by this name, so images of different salts share nothing either.
             multi_modal_uuids={"image": [hashlib.sha256(salt + b"\0" + file).hexdigest() for file in request.images]},
         )
         if request.cache_salt is not None:
             prompt["cache_salt"] = request.cache_salt
-        try:
-            return self._renderer.process_for_engine(prompt, time.time())
-        except Exception as error:
-            _raise_lack_of_memory(error)
-            raise InvalidRequest(f"vLLM cannot read the images of this prompt: {cause_line(error)}") from error
+
+        with self._processor:
+            reading.check_wanted()
+            try:
+                return self._renderer.process_for_engine(prompt, time.time())
+            except Exception as error:
+                _raise_lack_of_memory(error)
+                raise InvalidRequest(f"vLLM cannot read the images of this prompt: {cause_line(error)}") from error
 
     def _decode(self, number: int, file: bytes) -> Any:
         try:
@@ -149,20 +205,30 @@ def _raise_lack_of_memory(error: Exception) -> None:
         raise OutOfMemory(f"vLLM cannot read its images: {error}") from error
 
 
-def check_images(images: tuple[bytes, ...]) -> None:
-    """Raise InvalidParameter for a file that is no image, or for too many pixels. Only the heads of files are read."""
-    num_pixels, rule = 0, f"of at most {MAX_PIXELS} pixels, together with those before it"
+def check_images(images: tuple[bytes, ...], max_pixels: int) -> int:
+    """Return the pixels of all images, of which each has at most `max_pixels`. Only the heads of their files are read.
+
+    Raises InvalidParameter for a file that is no image, and for too many pixels, in one image or together.
+    """
+    num_pixels, max_together = 0, MAX_LARGE_IMAGES * max_pixels
+    of_one = f"of at most {max_pixels} pixels (VLLM_MAX_IMAGE_PIXELS)"
+    of_all = f"of at most {max_together} pixels, together with those before it (VLLM_MAX_IMAGE_PIXELS)"
     for number, file in enumerate(images):
         try:
             with Image.open(BytesIO(file), formats=FORMATS) as image:
                 width, height = image.size
         except Image.DecompressionBombError as error:
-            raise InvalidParameter(f"images[{number}]", rule, str(error)) from None
+            raise InvalidParameter(f"images[{number}]", of_one, str(error)) from None
         except Exception as error:  # what a parser of files raises is not known
             raise _unreadable(number, error) from error
+
         num_pixels += width * height
-        if num_pixels > MAX_PIXELS:
-            raise InvalidParameter(f"images[{number}]", rule, f"{width}x{height}")
+        if width * height > max_pixels:
+            raise InvalidParameter(f"images[{number}]", of_one, f"{width}x{height}")
+        if num_pixels > max_together:
+            raise InvalidParameter(f"images[{number}]", of_all, f"{width}x{height}")
+
+    return num_pixels
 
 
 def _unreadable(number: int, error: Exception) -> InvalidParameter:

@@ -110,7 +110,7 @@ def test_what_is_no_image_is_refused_by_its_place(seeing: Server) -> None:
     bomb += struct.pack(">I", zlib.crc32(b"IHDR" + head)) + RED[33:]
     for files, words in (
         ([RED, RED[:60]], "must be a file of one of PNG, JPEG, GIF, WEBP that can be read"),
-        ([RED, bomb], "must be of at most 50000000 pixels, together with those before it, given '9000x8000'"),
+        ([RED, bomb], "must be of at most 16777216 pixels (VLLM_MAX_IMAGE_PIXELS), given '9000x8000'"),
     ):
         param, message = refusal(seeing.post({"messages": asking(*files)}, CHAT))
         assert param == "messages[0].content[2]" and words in message, message

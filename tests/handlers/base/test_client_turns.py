@@ -1,4 +1,4 @@
-"""The turns in which the guides of clients are compiled."""
+"""The turns in which work of clients, as the compilation of guides, begins."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from threading import Event
 
 import pytest
 
-from handlers.guides.turns import GuideTurns
+from handlers.base.client_turns import ClientTurns
+from tests.machine import wait_until
 
 TIMEOUT_S = 120.0
 HOG, LIGHT = 1, 2
@@ -19,15 +20,23 @@ class Bench:
     """Guides that take until the test lets them end."""
 
     def __init__(self, num_threads: int) -> None:
-        self.turns: GuideTurns[str] = GuideTurns(num_threads)
+        self.turns: ClientTurns[str] = ClientTurns(num_threads, "guides")
         self.begun: list[str] = []
         self.ends: dict[str, Event] = {}
 
-    def add(self, client: int, name: str, future: Future[str] | None = None) -> Future[str]:
+    def add(self, client: int, name: str, future: Future[str] | None = None, price: float = 1.0) -> Future[str]:
         self.ends.setdefault(name, Event())
         future = future or Future()
-        self.turns.submit(client, self.compile(name), future)
+        self.turns.submit(client, self.compile(name), future, price)
         return future
+
+    def order(self, *futures: Future[str]) -> list[str]:
+        """Let all end, and return in which order they began."""
+        for end in self.ends.values():
+            end.set()
+        wait(futures, TIMEOUT_S)
+        self.turns.close()
+        return self.begun
 
     def compile(self, name: str) -> Callable[[], str]:
         def run() -> str:
@@ -90,3 +99,46 @@ def test_a_guide_that_nobody_waits_for_does_not_begin_and_one_that_fails_gives_i
         end.set()
     assert isinstance(failed.exception(TIMEOUT_S), ValueError)
     assert last.result(TIMEOUT_S) == "last" and "gone" not in bench.begun
+
+
+def test_a_client_has_its_turn_when_it_has_had_the_least_whatever_the_number_of_its_pieces() -> None:
+    bench = Bench(1)
+    held = bench.add(HOG, "first", price=100)
+    costly = [bench.add(HOG, f"costly {number}", price=100) for number in range(2)]
+    cheap = [bench.add(LIGHT, f"cheap {number}", price=1) for number in range(6)]
+    order = bench.order(held, *costly, *cheap)
+    assert order[1:] == ["costly 0", *(f"cheap {number}" for number in range(6)), "costly 1"]
+
+
+def test_of_one_client_a_cheap_piece_goes_before_costly_ones_that_have_not_waited_for_longer() -> None:
+    bench = Bench(1)
+    held = bench.add(HOG, "first", price=100)
+    costly = [bench.add(HOG, f"costly {number}", price=100) for number in range(2)]
+    cheap = bench.add(HOG, "cheap", price=1)
+    assert bench.order(held, *costly, cheap)[1:] == ["cheap", "costly 0", "costly 1"]
+
+
+def test_a_costly_piece_is_not_overtaken_for_ever() -> None:
+    bench = Bench(1)
+    held = bench.add(HOG, "first", price=1)
+    costly, done = bench.add(HOG, "costly", price=3), [held]
+    for number in range(6):
+        done.append(bench.add(HOG, f"cheap {number}", price=1))
+        bench.ends[bench.begun[-1]].set()
+        wait([done[-2]], TIMEOUT_S)
+        wait_until(lambda number=number: len(bench.begun) == number + 2, "the next has begun")
+        if bench.begun[-1] == "costly":
+            break
+    assert "costly" in bench.begun and number >= 2
+    bench.order(costly, *done)
+
+
+def test_a_client_who_asked_for_nothing_for_long_has_not_saved_up_turns() -> None:
+    bench = Bench(1)
+    bench.ends["early"] = Event()
+    bench.ends["early"].set()
+    assert bench.add(LIGHT, "early").result(TIMEOUT_S) == "early"
+    held = bench.add(HOG, "first", price=100)
+    wait_until(lambda: "first" in bench.begun, "the first has begun")
+    futures = [bench.add(HOG, "a1"), bench.add(HOG, "a2"), bench.add(LIGHT, "b1"), bench.add(LIGHT, "b2")]
+    assert bench.order(held, *futures)[2:] in (["a1", "b1", "a2", "b2"], ["b1", "a1", "b2", "a2"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import CancelledError
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +14,7 @@ from handlers.base.sequence import Sequence, new_sequences
 from handlers.lmi_vllm.process_setup import hide_foreign_builds
 from lmi.errors import InvalidParameter, PromptTooLong
 from lmi.executor import Request, SamplingConfig
+from tests.machine import wait_until
 from tests.tiny_vision import png
 
 pytestmark = pytest.mark.vllm
@@ -92,6 +94,50 @@ def test_what_nobody_waits_for_any_more_is_not_read(reading: Reading) -> None:
     assert ended == [first, last] and len(reading.processor.prompts) == 2
 
 
+def test_a_small_image_of_another_client_is_decoded_beside_the_large_ones_of_one_client(reading: Reading) -> None:
+    large = png((0, 0, 0), 800, 800)
+    for number in range(3):
+        reading.begin(sequences(number, large, client_id=1)[0])
+    assert reading.processor.begun.wait(60)
+    small = sequences(3, client_id=2)[0]
+    reading.begin(small)
+    reading.processor.may_end.set()
+    order: list[int] = []
+    while len(order) < 4:
+        order += [sequence.id for sequence, _ in reading.done()]
+    assert order.index(3) <= 1
+
+
+def test_of_one_client_a_small_image_is_read_before_large_ones_that_wait(reading: Reading) -> None:
+    large = png((0, 0, 0), 800, 800)
+    for number in range(4):
+        reading.begin(sequences(number, large)[0])
+    assert reading.processor.begun.wait(60)
+    reading.begin(sequences(4)[0])
+    reading.processor.may_end.set()
+    while len(reading.processor.prompts) < 5:
+        reading.done()
+    images = [prompt["multi_modal_data"]["image"][0].media for prompt in reading.processor.prompts]
+    assert [image.size for image in images] == [(800, 800), (64, 40), *[(800, 800)] * 3]
+
+
+def test_the_images_of_a_client_who_has_left_are_not_read_on() -> None:
+    reading = Reading()
+    [held], [gone] = sequences(1), sequences(2, RED, RED, client_id=2)
+    reading.begin(held)
+    assert reading.processor.begun.wait(60)
+    reading.begin(gone)  # its thread waits for the processor
+    future = reading.reader.drop_waiting(gone)
+    assert future is not None
+    wait_until(future.running, "its files are read")
+    assert not future.cancel()
+    reading.processor.may_end.set()
+    with pytest.raises(CancelledError):
+        future.result(60)
+    assert len(reading.processor.prompts) == 1
+    reading.reader.close()
+
+
 def test_images_of_different_salts_have_different_names_in_caches(reading: Reading) -> None:
     reading.processor.may_end.set()
     for number, salt in enumerate((None, "a", "b", "a")):
@@ -107,16 +153,18 @@ def test_only_the_head_of_a_file_is_read_before_its_size_is_known() -> None:
     hide_foreign_builds()
     from handlers.lmi_vllm import preparations as images
 
-    images.check_images((RED, png((0, 0, 0), 7000, 7000)))
+    large = png((0, 0, 0), 4000, 4000)
+    assert images.check_images((RED, large), 1 << 24) == 64 * 40 + 4000 * 4000
     for files, words in (
-        ((png((0, 0, 0), 7000, 7000), png((0, 0, 0), 2000, 2000)), r"images\[1\] must be of at most 50000000 pixels"),
+        ((RED, png((0, 0, 0), 5000, 4000)), r"images\[1\] must be of at most 16777216 pixels \(VLLM_MAX"),
+        ((large,) * 4, r"images\[3\] must be of at most 50331648 pixels, together with those before it"),
         (
             (RED, b"\x89PNG\r\n\x1a\n and no more"),
             r"images\[1\] must be a file of one of PNG, JPEG, GIF, WEBP that can",
         ),
     ):
         with pytest.raises(InvalidParameter, match=words):
-            images.check_images(files)
+            images.check_images(files, 1 << 24)
 
 
 def test_the_tokens_of_images_count_against_the_context() -> None:
