@@ -6,8 +6,10 @@ variable. Each holds the settings as JSON and a block of the records of the proc
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
+import resource
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -204,4 +206,7 @@ def _num_front_end_slots(config: ServerConfig) -> int:
 
 
 def cannot_write(path: Path, error: OSError) -> StartError:
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        return StartError(f"{path}: {error.strerror}: a process has at most {limit} (`ulimit -n`, RLIMIT_NOFILE)")
     return StartError(f"{path} (TMPDIR chooses another place): {error.strerror}")

@@ -48,7 +48,7 @@ LINGER_S = 1.0  # a refused client may send for this long before the connection 
 BODY_LINGER_S = 10.0  # a client may send the rest of a body that was answered early for this long, before it reads
 MAX_UNREAD_BYTES = 64 << 10  # of a body that was answered early; up to this many are discarded to keep the connection
 BODY_LOOK_S = 1.0
-RESERVED_FDS = 40  # for files and sockets other than clients'
+RESERVED_FDS = 40  # that are free for files and sockets other than clients', as those of a model that is loaded
 TWO_SPACES = re.compile(rb"[\r\n]*[^\s]+ (?: |[^\s]+  )")  # in a request line; the parser takes them for one
 HOST = re.compile(r"(\[[\w:.%~-]+\]|[\w.~!$&'()*+,;=%-]*)(:\d*)?", re.ASCII)  # RFC 3986, 3.2.2 and 3.2.3
 NO_SNIFFING = b"x-content-type-options", b"nosniff"  # every answer has the content type that its head says
@@ -142,7 +142,8 @@ class GuardedProtocol(HttpToolsProtocol):
     body_timeout_s: ClassVar[float] = 60.0
     stall_timeout_s: ClassVar[float] = 30.0
     slow_start_s: ClassVar[float] = 10.0  # a body may be slower than MIN_BODY_BYTES_PER_S for this long
-    max_connections: ClassVar[int] = max(1, min(10_000, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - RESERVED_FDS))
+    last_client_fd: ClassVar[int] = max(RESERVED_FDS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - RESERVED_FDS)
+    max_connections: ClassVar[int] = 10_000
     cycle: Cycle
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -161,23 +162,50 @@ class GuardedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.flow = FairFlow(transport, self.loop)
-        if len(self.connections) > self.max_connections and not self._make_room():
-            self._refuse(Refusal(503, f"{self.max_connections} connections are busy here"))
+        num_too_many = self._num_too_many(transport)
+        if num_too_many and not self._make_room(num_too_many):
+            self._refuse(Refusal(503, f"{len(self.connections) - 1} connections are busy here"))
         else:
             self._mind_time()
 
-    def _make_room(self) -> bool:
-        """Close an idle connection, so that a health check gets through although idle clients hold all others."""
+    def _num_too_many(self, transport: asyncio.Transport) -> int:
+        """Return how many connections should be closed for this one: one where there are too many of them.
+
+        Two where it takes one of the last descriptors, which are for other files, so that files which were opened
+        meanwhile, as those of a further model, get their room back. The system gives each file the lowest number that
+        is free, so the number of a new one says how many are open.
+        """
+        opened = transport.get_extra_info("socket")
+        if opened is not None and opened.fileno() > self.last_client_fd:
+            return 2
+        return 1 if len(self.connections) > self.max_connections else 0
+
+    def _make_room(self, num_wanted: int) -> bool:
+        """Close idle connections, so that a health check gets through although idle clients hold all others.
+
+        Where none is idle, those go that have had their last answer. Returns whether one was closed.
+        """
+        lingering: list[GuardedProtocol] = []
+        num_closed = 0
         for other in self.connections:
-            if other is not self and isinstance(other, GuardedProtocol) and other._is_idle():
-                other.transport.abort()
+            if other is self or not isinstance(other, GuardedProtocol) or not other._is_idle():
+                continue
+            if other._is_lingering:
+                lingering.append(other)
+                continue
+            other.transport.abort()
+            num_closed += 1
+            if num_closed == num_wanted:
                 return True
-        return False
+
+        for other in lingering[: num_wanted - num_closed]:
+            other.transport.abort()
+        return num_closed > 0 or bool(lingering)
 
     def _is_idle(self) -> bool:
         """Whether no request runs or waits here, and no answer is on its way. A part of a head may have come."""
-        is_ending = self._is_lingering or self.transport.is_closing()
-        return not (self._unanswered or is_ending or self.transport.get_write_buffer_size())
+        is_busy = self._unanswered or self.transport.get_write_buffer_size()
+        return not (is_busy or self.transport.is_closing())
 
     def data_received(self, data: bytes) -> None:
         if self._refusal is not None or self._is_lingering:

@@ -160,7 +160,11 @@ def spawn(
     """
     parent_pid = os.getpid()
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, Signals.HANDLED)
-    pid = os.fork()
+    try:
+        pid = os.fork()
+    except OSError:  # else no signal would reach this process any more
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        raise
     if pid:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         with suppress(OSError):  # the child does it too, and may be first

@@ -1,4 +1,4 @@
-"""The memory and the cores that the kernel lets this process have: those of the machine, or fewer by a control group.
+"""The memory, cores and processes that the kernel lets this process have: those of the machine, or of control groups.
 
 A process is in one group of each hierarchy of control groups, of version 1 or 2, and the limits of all groups above its
 own count too. Everything that is sized by the machine asks here. Sources: cgroups(7), cpuset(7), proc(5), and the
@@ -7,6 +7,7 @@ kernel's pages on both versions and their memory controllers.
 
 import os
 import re
+import resource
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
@@ -205,3 +206,33 @@ def describe(proc: Path = PROC) -> str:
     of_quota = f" (a quota keeps it from {num_others} more)" if num_others else ""
     free_mb = free_bytes(proc) // MB
     return f"{cores}{of_quota}, memory {limit.num_bytes // MB} MB{of_group}, of which {free_mb} MB are free"
+
+
+# Processes and threads.
+
+
+def num_free_tasks(proc: Path = PROC) -> int | None:
+    """Return how many more processes and threads this process's groups and its user's limit allow, None: no limit.
+
+    The limit of a user does not hold for root. Source: getrlimit(2), and the kernel's page on the pids controller.
+    """
+    free = []
+    for group in groups("pids", proc):
+        limit, used = group.number("pids.max"), group.number("pids.current")
+        if limit is not None and used is not None:
+            free.append(limit - used)
+
+    of_user, _ = resource.getrlimit(resource.RLIMIT_NPROC)
+    if of_user != resource.RLIM_INFINITY and os.geteuid() != 0:
+        free.append(of_user - _num_tasks_of(os.geteuid(), proc))
+    return max(0, min(free)) if free else None
+
+
+def _num_tasks_of(uid: int, proc: Path) -> int:
+    """Return how many processes and threads a user has."""
+    num_tasks = 0
+    for process in proc.iterdir():
+        with suppress(OSError):  # it has ended
+            if process.name.isdigit() and process.stat().st_uid == uid:
+                num_tasks += len(os.listdir(process / "task"))
+    return num_tasks

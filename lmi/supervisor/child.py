@@ -1,6 +1,7 @@
 """One child process of the supervisor, which calls `look` of each in turn, and `exited` when its process ends."""
 
 import logging
+import math
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from lmi.supervisor.restarts import (
 )
 
 FORK_AGAIN_S = 1.0  # until the next try where the system refused a process
+REFUSED_EVERY_S = 60.0  # between two lines about that
 STACKS_S = 0.5  # how long a hung process may write its stacks before it is killed
 
 log = logging.getLogger(__name__)
@@ -80,6 +82,7 @@ class Child:
         self._slot = slot
         self._table = kind.restarts()
         self._start_s = 0.0  # when the next process may start
+        self._refused_s = -math.inf  # when it was last told that the system refused one
         self._began_s = 0.0  # when this process started or, if nobody told it to end, when its end began
         self._was_ready = False  # whether this process was ever ready
         self._ends_by_itself = False  # which nobody told it to
@@ -121,9 +124,13 @@ class Child:
             )
         except OSError as error:
             self._start_s = now + FORK_AGAIN_S
-            log.error("%s cannot be started now: %s; next try in %g s", self.name, error.strerror, FORK_AGAIN_S)
+            if now - self._refused_s >= REFUSED_EVERY_S:
+                self._refused_s = now
+                text = "%s cannot be started now: %s; it is tried each %g s"
+                log.error(text, self.name, error.strerror, FORK_AGAIN_S)
             self.close()
             return
+        self._refused_s = -math.inf
         if self.output:
             self.output.belongs_to(self.pid)
         if self.record is not None:

@@ -23,6 +23,7 @@ from lmi.settings.config import Config, ServerConfig
 from lmi.settings.listeners import User
 from lmi.settings.model_choice import Fetched
 from lmi.settings.resolve import Resolved
+from lmi.shared import machine
 from lmi.shared.linux import SUPERVISOR_PID
 from lmi.shared.state import SupervisorRecord
 from lmi.sources import fetches
@@ -31,6 +32,8 @@ from lmi.supervisor.kinds import environ_of_child, environ_of_pip
 from lmi.supervisor.restarts import RestartTable
 
 MIN_OPEN_FILES = 64  # a front end reserves 40, the others are for clients
+# The gunicorn master, and two for what comes and goes; a front end has a thread, an engine one that steps.
+NUM_OWN_TASKS, NUM_TASKS_EACH = 3, 2
 MAX_DEATHS = 3  # of one stage by signals or faults of ours; each try goes on where the last one ended
 
 Settle = Callable[[Fetched], Resolved]
@@ -48,6 +51,17 @@ def raise_file_limit() -> None:
             "(`ulimit -Hn`, RLIMIT_NOFILE)"
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def check_task_limit(num_front_ends: int, num_engines: int) -> None:
+    """Raise StartError if this server could not start its processes with their threads."""
+    num_needed = NUM_OWN_TASKS + NUM_TASKS_EACH * (num_front_ends + num_engines)
+    num_free = machine.num_free_tasks()
+    if num_free is not None and num_free < num_needed:
+        raise StartError(
+            f"a server needs {num_needed} more processes and threads, and only {num_free} may be started here "
+            "(pids.max of a control group, `ulimit -u`, RLIMIT_NPROC)"
+        )
 
 
 def check_user(user: User, runtime: ServerRuntime) -> None:

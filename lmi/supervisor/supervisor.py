@@ -366,6 +366,7 @@ def serve(resolved: Resolved, settle: Settle) -> int:
     """Serve until a signal or a failure ends the server. Returns the exit code. A StartError comes before any child."""
     config = resolved.config.server
     stages.raise_file_limit()
+    stages.check_task_limit(config.frontend_workers, 1 if config.multi_model else resolved.config.engine.num_engines)
     credentials = hand_over(config)
     predecessor = find(config.host, config.port) if config.takeover else None
     listen = bind if predecessor is None else predecessor.listener

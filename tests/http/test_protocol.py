@@ -12,7 +12,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -623,6 +623,31 @@ def test_idle_connections_make_room_for_new_ones(strict: Served) -> None:
     [closed] = select.select(idle, [], [], TIMEOUT_S)[0]
     assert closed.recv(1) == b""
     for connection in idle:
+        connection.close()
+
+
+def test_idle_connections_make_room_for_files_that_were_opened_after_them(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As those of 64 models, which a client with 1,000 idle connections would keep from every other one."""
+    with ExitStack() as opened:
+        idle = [opened.enter_context(served.connect()) for _ in range(10)]
+        assert statuses(served.talk(GET, end=b"/ 0")) == [200]
+        files = [opened.enter_context(open(os.devnull)) for _ in range(40)]
+        monkeypatch.setattr(GuardedProtocol, "last_client_fd", max(file.fileno() for file in files) - 1)
+        for _ in range(4):
+            assert statuses(served.talk(GET, end=b"/ 0")) == [200]
+        closed = select.select(idle, [], [], TIMEOUT_S)[0]
+        assert closed and all(connection.recv(1) == b"" for connection in closed)
+
+
+def test_connections_that_had_their_last_answer_make_room_where_none_is_idle(strict: Served) -> None:
+    refused = [strict.connect() for _ in range(2)]
+    for connection in refused:
+        connection.sendall(b"rubbish\r\n\r\n")
+        assert statuses(until(connection, b"}")) == [400]
+    assert statuses(strict.talk(GET, end=b"/ 0")) == [200]
+    for connection in refused:
         connection.close()
 
 

@@ -59,6 +59,23 @@ os.waitpid(pid, 0)
     }
 
 
+def test_a_process_that_may_not_fork_still_hears_its_signals() -> None:
+    code = """
+import os, signal
+from lmi.shared import linux
+def refuse():
+    raise BlockingIOError(11, "Resource temporarily unavailable")
+os.fork = refuse
+signals = linux.Signals()
+try:
+    linux.spawn(["/bin/true"], {})
+except OSError as error:
+    os.kill(os.getpid(), signal.SIGTERM)
+    print(error.errno, [signum.name for signum in signals.wait(60)])
+"""
+    assert run_python(code) == "11 ['SIGTERM']"
+
+
 def test_a_child_gets_its_own_group_environment_folder_and_score() -> None:
     script = "import os; print(os.getpgid(0) == os.getpid(), os.environ['A'], os.getcwd())"
     script += "; print(open('/proc/self/oom_score_adj').read())"

@@ -15,6 +15,7 @@ from lmi.shared.machine import (
     groups,
     memory_bytes,
     memory_limit,
+    num_free_tasks,
     num_usable_cores,
 )
 
@@ -247,3 +248,25 @@ def test_people_are_told_both_limits_and_what_sets_them(kernel: Kernel) -> None:
     assert said == (
         f"2 cores (a quota keeps it from 2 more), memory 700 MB ({place}/memory.max), of which 500 MB are free"
     )
+
+
+# Processes and threads.
+
+
+@pytest.mark.parametrize(
+    ("kind", "own"), [("cgroup", "8:pids:/slice/own"), ("cgroup2", "0::/slice/own")], ids=["version 1", "version 2"]
+)
+def test_the_least_number_of_tasks_of_a_group_and_those_above_it_counts(kernel: Kernel, kind: str, own: str) -> None:
+    kernel.own_groups(own)
+    mount = kernel.mount("pids", kind, "rw,pids")
+    assert num_free_tasks(kernel.proc) is None
+    write(mount / "slice/own/pids.max", "max")
+    write(mount / "slice/own/pids.current", 3)
+    assert num_free_tasks(kernel.proc) is None
+    write(mount / "slice/pids.max", 12)
+    write(mount / "slice/pids.current", 5)
+    assert num_free_tasks(kernel.proc) == 7
+    write(mount / "slice/own/pids.max", 4)
+    assert num_free_tasks(kernel.proc) == 1
+    write(mount / "slice/own/pids.current", 9)
+    assert num_free_tasks(kernel.proc) == 0
