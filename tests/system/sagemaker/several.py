@@ -18,6 +18,9 @@ from typing import Any
 from tests.served import Server, resident_bytes
 from tests.system.container import Answer, write_model
 
+# Of the engines of these tests, which do not list what their options are.
+OF_ENGINES = "load_s,echo_step_ms,echo_die_token,echo_max_num_sequences"
+
 
 @dataclass
 class SeveralServer(Server):
@@ -76,7 +79,7 @@ def several_models(*settings: str, environ: Mapping[str, str] | None = None) -> 
         lines = ["log_format=json", *settings]
         (folder / "empty" / "serving.properties").write_text("\n".join(lines) + "\n")
         platform = {"SAGEMAKER_MULTI_MODEL": "True", "SERVING_MODEL_STORE": str(folder / "models")}
-        platform |= {"TMPDIR": str(folder / "tmp"), "OMP_NUM_THREADS": "1"}
+        platform |= {"TMPDIR": str(folder / "tmp"), "OMP_NUM_THREADS": "1", "SERVING_ALLOW_MODEL_OPTIONS": OF_ENGINES}
         server = SeveralServer(
             folder / "empty", folder / "log", environ={**platform, **(environ or {})}, store=folder / "models"
         )
