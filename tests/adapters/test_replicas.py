@@ -124,7 +124,7 @@ async def first_tokens(engines: Engines, adapter: str | None) -> set[int]:
     request = Request(input_token_ids=PROMPT, max_tokens=1, sampling_config=greedy, lora_config=lora)
     tokens = set()
     for connection in engines.open.values():
-        [result] = await answer(connection.submit(request))
+        [result] = await answer(connection.send(engines.encoded(request)))
         tokens.add(result.output_token_ids[0][0])
     return tokens
 
@@ -159,7 +159,7 @@ def test_an_adapter_loaded_through_one_front_end_is_on_every_engine_and_survives
             await until(lambda: first.adapters == ("static",))
             for connection in first.open.values():
                 with pytest.raises(UnknownAdapter, match="Adapter formal is not registered"):
-                    await answer(connection.submit(asking("formal")))
+                    await answer(connection.send(first.encoded(asking("formal"))))
 
     run(test)
 
@@ -418,7 +418,9 @@ def test_a_load_that_lasts_longer_than_a_step_may_does_not_count_as_a_hang(serve
         async with server.front_end() as engines:
             record, registry = server.block.engines[0], AdapterRegistry(engines, adapters_of(server.runtime))
             asked = Request(input_token_ids=PROMPT, max_tokens=500)
-            streams = [connection.submit(asked) for connection in engines.open.values() for _ in range(12)]
+            streams = [
+                connection.send(engines.encoded(asked)) for connection in engines.open.values() for _ in range(12)
+            ]
             await until(lambda: record.num_running > 0)
             slow = entry("slow", write_adapter(tmp_path / "slow", shift=5, load_s=4.5))
             call = asyncio.create_task(registry.register(slow))
