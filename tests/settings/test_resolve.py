@@ -228,6 +228,7 @@ def test_every_row_can_be_given_by_flag_file_and_environment(folder: Path) -> No
         "option.input_formatter": "read",
         "option.tool_call_parser": "hermes",
         "option.env": "A=1",
+        "option.kv_events_config": '{"enable_kv_cache_events": true, "endpoint": "tcp://*:5557"}',
         "option.task": "text-generation",
         "option.reasoning_parser": "think",
         "option.generation_config": "lmi",
