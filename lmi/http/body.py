@@ -45,8 +45,10 @@ class BodyMemory:
         """Raise Overloaded if a body of `num_before` bytes may not grow to `num_after`."""
         num_small, num_large = self._changed(num_before, num_after)
         if num_large + max(0, num_small - self._max_bytes // 8) > self._max_bytes:
-            held = "request bodies, and requests that no engine has begun to answer,"
-            raise Overloaded(f"{held} hold the {self._max_bytes} bytes that they may have (max_body_memory)")
+            raise Overloaded(
+                f"request bodies, and requests that no engine has begun to answer, hold the {self._max_bytes} bytes"
+                " that they may have (max_body_memory)"
+            )
 
     def change(self, num_before: int, num_after: int) -> None:
         """Count a body, or what was made of it, of `num_before` bytes that has `num_after` bytes now, 0 at its end."""

@@ -175,6 +175,7 @@ def test_a_container_gets_the_headers_that_are_for_it_and_a_client_those_of_the_
         "date",
         "content-length",
         "content-type",
+        "x-content-type-options",
         "x-amzn-requestid",
         "x-amzn-invoked-production-variant",
         "x-amzn-sagemaker-custom-attributes",

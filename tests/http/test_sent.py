@@ -39,6 +39,7 @@ def begun(transport: Written, method: str = "POST", version: str = "1.1") -> Cyc
         on_response=lambda: None,
     )
     cycle.more_body = False
+    cycle.is_leaving = lambda: False
     return cycle
 
 

@@ -124,7 +124,7 @@ def test_the_process_ends_with_its_tokenizer() -> None:
 def test_the_process_ends_with_the_one_that_started_it(tmp_path: Path) -> None:
     script = (
         "from lmi.text.tokenizer import Tokenizer; from tests.text.small_tokenizers import poisoned_backend; import os;"
-        "tokenizer = Tokenizer(poisoned_backend()); print(tokenizer._confined._process.pid); os.abort()"
+        "tokenizer = Tokenizer(poisoned_backend()); print(tokenizer._confined._process.pid, flush=True); os.abort()"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     process = Path(f"/proc/{int(done.stdout)}")

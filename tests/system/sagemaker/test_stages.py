@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -144,27 +144,6 @@ def test_sigterm_ends_every_stage_within_two_seconds_and_with_0(begin, tmp_path:
                     server.signal(signal.SIGTERM)
                     assert server.wait() == 0
                 assert server.pids() == []
-
-
-def test_sigterm_ends_a_front_end_that_reads_the_tokenizer_of_a_model_that_came_late(tmp_path: Path) -> None:
-    pipe = installs_first(tmp_path / "model") / "tokenizer_config.json"
-    pipe.unlink(missing_ok=True)
-    os.mkfifo(pipe)
-    writers: list[int] = []  # nothing is written, so every front end waits
-    for measurement in measurements():
-        with launch(pipe.parent, environ(tmp_path, HF_HUB_OFFLINE="1")) as server:
-            wait_until(lambda: opened(pipe, writers), "a front end reads it")
-            with measurement.within(2.5):
-                server.signal(signal.SIGTERM)
-                assert server.wait() == 0
-        os.close(writers.pop())
-
-
-def opened(pipe: Path, writers: list[int]) -> bool:
-    """Open a pipe for writing if it has a reader."""
-    with suppress(OSError):
-        writers.append(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
-    return bool(writers)
 
 
 def test_a_second_sigterm_ends_a_drain_with_143(tmp_path: Path) -> None:
