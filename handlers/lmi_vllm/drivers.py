@@ -33,6 +33,7 @@ from lmi.shared import linux
 
 BEAT_S = 0.5
 SILENT_S = 10.0  # a node that is silent for longer is lost
+FIRST_BEAT_S = 60.0  # for its first heartbeat: the nodes of a group do not end their start at the same moment
 
 Allocate = Callable[..., Any]
 
@@ -222,7 +223,7 @@ class NodeHeartbeat:
                     num_beats, now = store.add(f"lmi/beat/{node}", 0), time.monotonic()
                     if num_beats != last:
                         self._heard[node] = num_beats, now
-                    elif now - heard_s > SILENT_S:
+                    elif now - heard_s > (SILENT_S if num_beats else FIRST_BEAT_S):
                         raise TimeoutError(f"node {node} was silent for {now - heard_s:.0f} s")
         except Exception as error:
             if not self._is_closed.is_set():
