@@ -166,6 +166,7 @@ class BlockCollector(Collector):
         of_models = [RecordGroup([model], block.engines) for model, block in self._of_models.items()]
         of_engines = [*self._of_engines(of_models, MODEL), self._loras()]
         families = [*self._of_server(), *of_fields, *of_engines, *self._of_processes()]
+
         yield from families
         yield from twins([*families, *self._by_replica()])
         yield self._twin_of_loras()
@@ -243,11 +244,13 @@ class BlockCollector(Collector):
         """
         processes = [(labels, record.pid) for labels, record in self._processes() if record.pid]
         collector = ProcessCollector(pid=partial(next, iter([pid for _, pid in processes])), registry=None)
+
         families: dict[str, Metric] = {}
         for labels, _ in processes:
             for found in collector.collect():
                 family = families.setdefault(found.name, Metric(found.name, found.documentation, found.type))
                 family.samples += [sample._replace(labels=labels) for sample in found.samples]
+
         num_alive = max((len(family.samples) for family in families.values()), default=0)
         yield from (family for family in families.values() if len(family.samples) == num_alive)
 

@@ -304,8 +304,10 @@ class Block:
     def __init__(self, memory: mmap.mmap) -> None:
         self.raw = memoryview(memory)
         self.ints, self.floats = self.raw.cast("q"), self.raw.cast("d")
+
         num_engines, num_frontends, num_formatters = self.ints[:3]
         bases = accumulate(_num_words(num_engines, num_frontends, num_formatters))
+
         self.supervisor = SupervisorRecord(self, next(bases))
         self.engines = [EngineRecord(self, next(bases)) for _ in range(num_engines)]
         self.frontends = [FrontEndRecord(self, next(bases)) for _ in range(num_frontends)]

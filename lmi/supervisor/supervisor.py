@@ -278,6 +278,7 @@ class Supervisor:
         """Warn once on SageMaker if the server takes so long to be ready that the platform may give up."""
         if self._phase == Phase.LOADING and self._pauses.ran_s(self._started_s, now) >= self._warn_after_s:
             self._warn_after_s = math.inf
+
             folder = next((model.config.model.path for model in self._models), "")
             if banner.is_on_sagemaker(os.environ, folder):
                 engines = [record for model in self._models for record in model.block.engines]

@@ -379,10 +379,13 @@ def _added_token(value: str | dict[str, Any]) -> AddedToken:
 
 
 def _eos_ids(folder: Path, backend: tokenizers.Tokenizer, named: dict[str, str]) -> Iterable[int]:
-    config, generation = _read_json(folder / "config.json"), _read_json(folder / "generation_config.json")
+    config = _read_json(folder / "config.json")
+    generation = _read_json(folder / "generation_config.json")
     text_config = config.get("text_config")
     layers = [generation, config, text_config if isinstance(text_config, dict) else {}]
+
     declared = next((layer["eos_token_id"] for layer in layers if layer.get("eos_token_id") is not None), None)
     listed = declared if isinstance(declared, list) else [declared]
+
     listed = [*listed, backend.token_to_id(named["eos_token"]) if "eos_token" in named else None]
     return dict.fromkeys(item for item in listed if type(item) is int and item >= 0)
