@@ -48,6 +48,7 @@ LINGER_S = 1.0  # a refused client may send for this long before the connection 
 BODY_LINGER_S = 10.0  # a client may send the rest of a body that was answered early for this long, before it reads
 MAX_UNREAD_BYTES = 64 << 10  # of a body that was answered early; up to this many are discarded to keep the connection
 BODY_LOOK_S = 1.0
+MAX_COMPARED = 64  # idle connections, of which those are closed that have been silent for longest
 RESERVED_FDS = 40  # that are free for files and sockets other than clients', as those of a model that is loaded
 TWO_SPACES = re.compile(rb"[\r\n]*[^\s]+ (?: |[^\s]+  )")  # in a request line; the parser takes them for one
 HOST = re.compile(r"(\[[\w:.%~-]+\]|[\w.~!$&'()*+,;=%-]*)(:\d*)?", re.ASCII)  # RFC 3986, 3.2.2 and 3.2.3
@@ -158,10 +159,12 @@ class GuardedProtocol(HttpToolsProtocol):
         self._stall: asyncio.TimerHandle | None = None
         self._refusal: Refusal | None = None
         self._is_lingering = False
+        self._heard_s = 0.0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.flow = FairFlow(transport, self.loop)
+        self._heard_s = self.loop.time()
         num_too_many = self._num_too_many(transport)
         if num_too_many and not self._make_room(num_too_many):
             self._refuse(Refusal(503, f"{len(self.connections) - 1} connections are busy here"))
@@ -183,24 +186,16 @@ class GuardedProtocol(HttpToolsProtocol):
     def _make_room(self, num_wanted: int) -> bool:
         """Close idle connections, so that a health check gets through although idle clients hold all others.
 
-        Where none is idle, those go that have had their last answer. Returns whether one was closed.
+        Those go first that have been silent for longest, and where none is idle, those that have had their last answer.
+        Returns whether one was closed.
         """
-        lingering: list[GuardedProtocol] = []
-        num_closed = 0
-        for other in self.connections:
-            if other is self or not isinstance(other, GuardedProtocol) or not other._is_idle():
-                continue
-            if other._is_lingering:
-                lingering.append(other)
-                continue
-            other.transport.abort()
-            num_closed += 1
-            if num_closed == num_wanted:
-                return True
+        others = (other for other in self.connections if other is not self and isinstance(other, GuardedProtocol))
+        idle = list(islice((other for other in others if other._is_idle()), MAX_COMPARED))
+        idle.sort(key=lambda other: (other._is_lingering, other._heard_s))
 
-        for other in lingering[: num_wanted - num_closed]:
+        for other in idle[:num_wanted]:
             other.transport.abort()
-        return num_closed > 0 or bool(lingering)
+        return bool(idle)
 
     def _is_idle(self) -> bool:
         """Whether no request runs or waits here, and no answer is on its way. A part of a head may have come."""
@@ -208,6 +203,7 @@ class GuardedProtocol(HttpToolsProtocol):
         return not (is_busy or self.transport.is_closing())
 
     def data_received(self, data: bytes) -> None:
+        self._heard_s = self.loop.time()
         if self._refusal is not None or self._is_lingering:
             self.flow.pause_reading()  # and read on in turn: else the loop reads megabytes at once from a fast client
             self.flow.resume_reading()

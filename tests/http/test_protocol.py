@@ -614,16 +614,30 @@ def test_when_a_server_leaves_each_answer_that_begins_ends_its_connection() -> N
         assert b"connection: close" in hear(connection), "and the server closes"
 
 
-def test_idle_connections_make_room_for_new_ones(strict: Served) -> None:
-    idle = [strict.connect() for _ in range(2)]
-    idle[0].sendall(GET[:10])
-    with strict.connect() as newcomer:
+def test_the_connection_that_was_silent_for_longest_makes_room_for_a_new_one(strict: Served) -> None:
+    early, late = strict.connect(), strict.connect()
+    early.sendall(GET)
+    assert statuses(until(early, b"/ 0")) == [200]
+
+    with early, late, strict.connect() as newcomer:
         newcomer.sendall(GET)
         assert statuses(until(newcomer, b"/ 0")) == [200]
-    [closed] = select.select(idle, [], [], TIMEOUT_S)[0]
-    assert closed.recv(1) == b""
+
+        [closed] = select.select([early, late], [], [], TIMEOUT_S)[0]
+        assert closed is late and closed.recv(1) == b""
+
+
+def test_a_connection_with_a_part_of_a_head_makes_room_too(strict: Served) -> None:
+    idle = [strict.connect() for _ in range(2)]
     for connection in idle:
-        connection.close()
+        connection.sendall(GET[:10])
+
+    with idle[0], idle[1], strict.connect() as newcomer:
+        newcomer.sendall(GET)
+        assert statuses(until(newcomer, b"/ 0")) == [200]
+
+        [closed] = select.select(idle, [], [], TIMEOUT_S)[0]
+        assert closed.recv(1) == b""
 
 
 def test_idle_connections_make_room_for_files_that_were_opened_after_them(

@@ -129,14 +129,19 @@ def model(server: Server, prometheus: Prometheus) -> str:
         body = {"prompt": "A fox and a hen", "max_tokens": 8, "stream": stream}
         assert server.post(body, "/v1/completions").status == 200
 
-    def is_seen_running() -> bool:
+    def shows(query: str) -> bool:
+        """Ask once more, and return whether a scrape shows it. What one request shows may fall between two scrapes."""
         body = {"prompt": "A fox and a hen", "max_tokens": 400, "ignore_eos": True, "temperature": 0}
         assert server.post(body, "/v1/completions").status == 200
-        return bool(prometheus.values("max_over_time(vllm:num_requests_running[5m]) > 0"))
+        return bool(prometheus.values(query))
 
-    wait_until(is_seen_running, "a request ran while the server was scraped")
-    for seen in ("vllm:request_success_total > 1", "rate(vllm:spec_decode_num_accepted_tokens_total[10m]) > 0"):
-        wait_until(lambda seen=seen: prometheus.values(seen), "it was scraped again")
+    for query in (
+        "max_over_time(vllm:num_requests_running[5m]) > 0",
+        "vllm:request_success_total > 1",
+        "rate(vllm:spec_decode_num_accepted_tokens_total[10m]) > 0",
+    ):
+        wait_until(lambda query=query: shows(query), f"Prometheus sees {query}")
+
     [name] = prometheus.ask("label/model_name/values")
     return str(name)
 
