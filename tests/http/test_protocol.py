@@ -615,16 +615,20 @@ def test_when_a_server_leaves_each_answer_that_begins_ends_its_connection() -> N
 
 
 def test_the_connection_that_was_silent_for_longest_makes_room_for_a_new_one(strict: Served) -> None:
-    early, late = strict.connect(), strict.connect()
-    early.sendall(GET)
-    assert statuses(until(early, b"/ 0")) == [200]
+    silent = strict.connect()
+    silent.sendall(GET)
+    assert statuses(until(silent, b"/ 0")) == [200]
 
-    with early, late, strict.connect() as newcomer:
+    recent = strict.connect()
+    recent.sendall(GET)
+    assert statuses(until(recent, b"/ 0")) == [200]
+
+    with silent, recent, strict.connect() as newcomer:
         newcomer.sendall(GET)
         assert statuses(until(newcomer, b"/ 0")) == [200]
 
-        [closed] = select.select([early, late], [], [], TIMEOUT_S)[0]
-        assert closed is late and closed.recv(1) == b""
+        [closed] = select.select([silent, recent], [], [], TIMEOUT_S)[0]
+        assert closed is silent and closed.recv(1) == b""
 
 
 def test_a_connection_with_a_part_of_a_head_makes_room_too(strict: Served) -> None:
